@@ -32,7 +32,7 @@ def test_json_has_the_settings_and_the_memory_of_every_cell() -> None:
     assert view["gpu"] == "a100-sxm-80gb"
     last = view["cells"][-1]
     assert (last["ulysses"], last["expandable_segments"], last["offload"]) == (4, True, False)
-    assert last["yarn_factor"] == 1.25
+    assert last["yarn_factor"] == 1.5625
     assert last["memory"]["moments_gib"][last["memory"]["peak"]] == max(last["memory"]["moments_gib"].values())
     none = next(cell for cell in view["cells"] if not cell["fits"])
     assert none["cell"] == "-"
@@ -52,3 +52,4 @@ def test_contexts_that_need_yarn_are_marked_and_explained() -> None:
     assert "* 51,200" in text
     assert "* 4,096" not in text
     assert "longer than the model's own 40,960" in text
+    assert "factor = max_model_len / 32,768" in " ".join(text.split())

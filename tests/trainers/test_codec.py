@@ -121,7 +121,7 @@ def as_read(layout: Layout, spec: Spec) -> Layout:
             return layout
         # accelerate reduces in the type of the products, which no plan says; one micro batch is all of them.
         several = layout.gradient_accumulation_steps > 1
-        return changed(layout, grad_reduce_in_fp32=False, sync_each_batch=layout.sync_each_batch and several)
+        return changed(layout, grad_reduce_in_fp32=False, sync_each_batch=layout.sync_each_batch or not several)
     dispatcher: Any = dispatcher_of(case_of(spec, layout.backend), layout)
     return changed(
         layout,

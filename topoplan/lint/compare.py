@@ -71,22 +71,22 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
 
 
 def _of_bundle(translation: Translation, setup: Setup) -> Translation:
-    """With the lengths of the samples that the bundle's plan was made for, which its trainer's files do not hold."""
+    """With what the bundle's plan was made for and its trainer's files do not hold: how long the samples are, ..."""
     directory, job = setup.bundle_of(translation.configuration), translation.spec.job
     if directory is None:
         return translation
+    translation = replace(translation, planned=True)
     try:
         planned = read_plan_file(directory).spec.job
     except InputError:
         return translation  # a rule on bundles tells
-    if planned.lengths is None or (planned.seq_len, planned.packs) != (job.seq_len, job.packs):
-        return translation
-    assumptions = (one for one in translation.assumptions if not one.startswith("every sequence is taken"))
-    return replace(
-        translation,
-        spec=replace(translation.spec, job=replace(job, lengths=planned.lengths)),
-        assumptions=(*assumptions, "samples are as long as those that the bundle was planned for"),
-    )
+    assumptions = translation.assumptions
+    job = replace(job, images_per_sequence=planned.images_per_sequence, token_imbalance=planned.token_imbalance)
+    if planned.lengths is not None and (planned.seq_len, planned.packs) == (job.seq_len, job.packs):
+        job = replace(job, lengths=planned.lengths)
+        kept = (one for one in assumptions if not one.startswith("every sequence is taken"))
+        assumptions = (*kept, "samples are as long as those that the bundle was planned for")
+    return replace(translation, spec=replace(translation.spec, job=job), assumptions=assumptions)
 
 
 def _in_keys(remedy: str, configuration: Configuration) -> str:

@@ -106,8 +106,7 @@ def _remedy(translation: Translation, plan: Plan) -> str:
     if spec.cluster.host_memory_bytes is None:
         words.append("give a spec that says host_memory (or --set host_memory=1TiB), and it is held against it")
     else:
-        pinned = "" if layout.is_megatron else "; leave pin_memory off"
-        words.append(f"use a node with more memory, or more nodes, which share it out{pinned}")
+        words.append("use a node with more memory, or more nodes, which share it out")
     if layout.offload_param:
         less = memory_of(case_of(spec, layout.backend), changed(layout, offload_param=False))
         on_gpu = f"and {less.device_bytes / GIB:.1f} GiB on each GPU of {less.capacity_bytes / GIB:.1f}"

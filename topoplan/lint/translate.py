@@ -15,7 +15,8 @@ from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN, sharding_of
-from topoplan.trainers.recognisers import codec_of
+from topoplan.trainers.recognisers import codec_of, trainer_of
+from topoplan.trainers.registry import has_way
 from topoplan.trainers.sharding import Sharding
 
 
@@ -33,6 +34,8 @@ class Translation:
     """What its command starts; None where none was found."""
     assumptions: tuple[str, ...]
     """Sentences on what the files do not say."""
+    planned: bool = False
+    """It is of a bundle: what was asked for and chosen is in its plan."""
     keys: Keys = field(compare=False, repr=False)
     """Of the configuration, with what its command says behind it."""
 
@@ -81,11 +84,12 @@ def translate(
     job = codec.job(reading, layout, tokens)
     further = codec.assumptions(reading, layout, job)
     assumptions = (named, on_part, sharding.assumption, _on_length(codec, job, written, length), *further, overridden)
-    place = configuration.part.place(None)
+    place, trainer = configuration.part.place(None), trainer_of(configuration).name
+    spec = Spec(cluster=part, model=known, job=job, profile=profile, path=place)
     return Translation(
         configuration=configuration,
         codec=codec,
-        spec=Spec(cluster=part, model=known, job=job, profile=profile, path=place),
+        spec=replace(spec, trainer=trainer if has_way(layout.backend, trainer) else None),
         layout=layout,
         processes=processes,
         assumptions=tuple(filter(None, assumptions)),

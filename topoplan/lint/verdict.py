@@ -117,7 +117,7 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
     if best is not None and faster >= A_LITTLE_FASTER:
         yield Finding(
             rule="plan-slower",
-            severity="warning" if faster >= MUCH_FASTER else "note",
+            severity="warning" if faster >= MUCH_FASTER and not translation.planned else "note",
             part=translation.configuration.part,
             what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
             why=f"{_named(best, plan.layout)} instead of {plan.id}, with the same global batch of"

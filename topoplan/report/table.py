@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -17,10 +18,10 @@ from topoplan.report.text import counted, gib
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.model import Model
 from topoplan.trainers.trinity.recipes import Cell
+from topoplan.trainers.trinity.support import trained_positions
 from topoplan.units import gib as in_gib
 
 SCHEMA = "topoplan.table/1"
-_FACTOR = "max_model_len / own"
 COLUMNS = ("gpus", "max_model_len", "model", "cell")
 """Of the CSV."""
 _LEGEND = (
@@ -86,11 +87,12 @@ def print_table(console: Console, gpu: Gpu, cells: Sequence[Cell]) -> None:
     bullets(console, _LEGEND)
     stretched = [cell.model for cell in cells if cell.yarn_factor is not None]
     if stretched:
-        natives = sorted({model.max_position_embeddings for model in stretched})
-        own = " or ".join(f"{native:,}" for native in natives)
-        bullets(
-            console, [f"*: longer than the model's own {own}: model.rope_scaling of type yarn, factor = {_FACTOR}."]
+        own, trained = (
+            " or ".join(f"{count:,}" for count in sorted({positions(model) for model in stretched}))
+            for positions in (attrgetter("max_position_embeddings"), trained_positions)
         )
+        yarn = f"model.rope_scaling of type yarn, factor = max_model_len / {trained}"
+        bullets(console, [f"*: longer than the model's own {own}: {yarn}."])
 
 
 def _block(cells: Sequence[Cell]) -> Table:

@@ -72,16 +72,20 @@ def sharding_rows(presets: Callable[[Layout], tuple[str | None, str | None]]) ->
     return (
         Row("deepspeed", show=lambda _, layout: presets(layout)[0] if layout.backend == "deepspeed" else None),
         Row("fsdp", show=lambda _, layout: presets(layout)[1] if layout.backend == "fsdp2" else None),
+        Row("per_device_train_batch_size", "micro_batch_size"),
+        Row("gradient_accumulation_steps", "gradient_accumulation_steps"),
         Row(
             "accelerator_config",
             "sync_each_batch",
-            lambda reading, _: reading.sharding.backend != "fsdp2" or syncs_each_batch(reading.keys),
+            lambda reading, _: (
+                reading.sharding.backend != "fsdp2"
+                or reading.parts["gradient_accumulation_steps"] == 1
+                or syncs_each_batch(reading.keys)
+            ),
             WHY_SYNC,
             lambda _, layout: SYNC_EACH_BATCH if must_say_sync(layout) else None,
             lambda _, layout: "with sync_each_batch" if must_say_sync(layout) else None,
         ),
-        Row("per_device_train_batch_size", "micro_batch_size"),
-        Row("gradient_accumulation_steps", "gradient_accumulation_steps"),
     )
 
 

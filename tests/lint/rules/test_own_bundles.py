@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,14 +22,25 @@ from tests.bundle.samples import (
     make_spec_and_plan,
 )
 from tests.reading.setups import setup_of
+from tests.samples import no_search
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
+from topoplan.engines.engine import Fastest
+from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Recompute
+from topoplan.lint.against import Against
 from topoplan.lint.check import check
 from topoplan.lint.rules.registry import rule_modules
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
 from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import Fabric
+from topoplan.specs.load import load_spec
+from topoplan.specs.spec import Spec
+from topoplan.trainers import registry
+from topoplan.trainers.case import case_of
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.registry import trainer_refusal
 
 CLUSTERS = {
     "none": CLUSTER,
@@ -100,3 +114,47 @@ def test_what_a_plan_chose_itself_is_not_judged(tmp_path: Path) -> None:
     # The last module reads the bundle's manifest, which this one lacks.
     own = replace(setup, bundles=(tmp_path,))
     assert not judged & {one.rule for module in rule_modules()[:-1] for one in module.findings(own)}
+
+
+def plans_of(spec: Spec, backend: str) -> Iterator[Plan]:
+    """The fastest that fits of some families of layouts: what a search finds is one of these."""
+    case, engine = case_of(spec, backend), engine_of(backend)
+    legal = (family for family, broken in engine.families(case, backend) if broken is None)
+    for family in islice(legal, 0, 40, 4):
+        for outcome in engine.outcomes(case, family, partial(trainer_refusal, spec), every=False):
+            if isinstance(outcome, Fastest):
+                yield predict(spec, outcome.layout)
+
+
+SPECS = [path for path in sorted(Path("cluster_specs").glob("*.yaml")) if "128x8" not in path.stem]
+"""Without the one of 128 nodes, whose scripts take half a minute to read and say what those of 16 do."""
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_nothing_is_found_against_what_is_generated(path: Path, tmp_path: Path) -> None:
+    """For every trainer and each of its backends, on the cluster it was planned for; and it is predicted as planned."""
+    spec, count = load_spec(path), 0
+    for trainer in registry.TRAINERS:
+        own = replace(spec, trainer=trainer.name)
+        for plan in (plan for backend in trainer.backends for plan in islice(plans_of(own, backend), 1)):
+            count += 1
+            write_bundle(generate(own, plan, trainer=trainer.name), tmp_path / str(count))
+            found = check([str(tmp_path / str(count))], Against(cluster=spec.cluster, search=no_search))
+            assert [one.what for one in found.findings if one.severity != "note"] == []
+            for prediction in found.predictions if trainer.name != "trinity" else ():  # which nobody predicts
+                one = prediction.plan
+                assert one is not None, prediction.reason
+                if not plan.layout.optimizer_offload_fraction:  # ms-swift's file of that says more than the plan
+                    assert (one.id, one.memory.device_bytes) == (plan.id, pytest.approx(plan.memory.device_bytes))
+                    assert one.time.step_s == pytest.approx(plan.time.step_s)
+    assert count > 3
+
+
+@pytest.mark.parametrize("trainer", registry.trainer_names())
+def test_the_best_plan_of_another_backend_is_no_warning(trainer: str, tmp_path: Path) -> None:
+    """Whoever pinned one, or took another plan than the first, has chosen."""
+    spec = replace(load_spec("cluster_specs/a100-1x8.yaml"), trainer=trainer)
+    plan = next(plans_of(spec, "fsdp2"))
+    write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
+    found = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster))
+    assert {one.severity for one in found.findings} <= {"note"}

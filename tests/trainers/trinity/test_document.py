@@ -60,7 +60,7 @@ def test_yarn_is_written_beyond_the_models_own_context_alone() -> None:
     assert "rope_scaling" not in files(job={"seq_len": 40960}).values["model"]
     longer = files(job={"seq_len": 61440})
     rope = longer.values["model"]["rope_scaling"]
-    assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 1.5, 40960)
+    assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 1.875, 32768)
     assert any("YaRN" in warning for warning in longer.warnings)
 
 

@@ -122,7 +122,7 @@ def test_the_memory_of_a_cell_where_nothing_fits_is_the_nearest_to_fitting() -> 
 
 def test_yarn_is_for_contexts_beyond_the_models_own() -> None:
     assert yarn_factor(model("Qwen3-8B"), 40960) is None
-    assert yarn_factor(model("Qwen3-8B"), 81920) == 2.0
+    assert yarn_factor(model("Qwen3-8B"), 81920) == 2.5
 
 
 def test_a_card_without_flash_attention_is_refused() -> None:

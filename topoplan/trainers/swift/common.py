@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
+from topoplan.reading.values import as_whole
 from topoplan.specs.job import Job
+from topoplan.specs.source import plain_scalar
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
+from topoplan.trainers.codec import Reading
 from topoplan.trainers.model_directory import model_directory
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
@@ -16,6 +21,11 @@ from topoplan.trainers.yaml_text import Entry, Section
 
 READ_AT = swift_versions()[-1]
 """The ms-swift that is installed."""
+_FREEZES = {
+    "freeze_vit": "freeze_vision_tower",
+    "freeze_aligner": "freeze_multi_modal_projector",
+    "freeze_llm": "freeze_language_model",
+}
 BRIDGE = "1.6.5"
 """The mcore-bridge beside which it was tried."""
 
@@ -34,6 +44,17 @@ def model_entries(spec: Spec) -> list[Entry]:
         Entry("model", model_directory(spec.model), "a directory on every node"),
         Entry("check_model", False, "else ModelScope is asked whether there is a newer one"),
     ]
+
+
+def of_images(reading: Reading) -> dict[str, Any]:
+    """What a file says of a vision-language model's parts and its images: keys of a job."""
+    if reading.model.vision is None:
+        return dict.fromkeys(_FREEZES.values(), False)
+    found: dict[str, Any] = {part: reading.keys.flag(key) for key, part in _FREEZES.items()}
+    # qwen_vl_utils reads the variable where the template is given no number.
+    variable = reading.launch.variable("MAX_PIXELS") if reading.launch else None
+    pixels = reading.keys.count("max_pixels") or (as_whole(plain_scalar(variable.value)) if variable else None)
+    return found | ({"image_max_pixels": pixels} if pixels else {})
 
 
 def freeze_entries(spec: Spec) -> list[Entry]:

@@ -34,6 +34,7 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
+from topoplan.trainers.swift.common import of_images
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
@@ -278,7 +279,6 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     precision = "fp16" if dtype == "float16" else "bf16"
     if keys.value("fp8_format") is not None:
         precision = "mxfp8" if keys.value("fp8_recipe") == "mxfp8" else "fp8"
-    sees = model.vision is not None
     job = Job(
         seq_len=seq_len,
         global_batch_size=keys.degree("global_batch_size"),
@@ -290,9 +290,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         mtp_num_layers=keys.count("mtp_num_layers") or 0,
         lora_rank=keys.count("lora_rank"),
         lora_target=targets(keys) if method == "lora" else ("all",),
-        freeze_vision_tower=sees and keys.flag("freeze_vit"),
-        freeze_multi_modal_projector=sees and keys.flag("freeze_aligner"),
-        freeze_language_model=sees and keys.flag("freeze_llm"),
+        **of_images(reading),
         pin={
             "backend": "megatron",
             **({"moe_token_dispatcher_type": "alltoall"} if facts_of(model).is_moe else {}),

@@ -28,6 +28,7 @@ from topoplan.trainers.data_parallel import (
     zero_preset,
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
+from topoplan.trainers.swift.common import of_images
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
 
 DEFAULTS: Mapping[str, Any] = {
@@ -179,7 +180,6 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         keys.not_predicted(("torch_dtype",))
     # base_args/model_args.py::_init_mixed_precision: half precision of the same kind, and fp16 for float32 weights.
     half = keys.flag("fp16") if keys.given("fp16") is not None else dtype != "bfloat16" and not keys.flag("bf16")
-    sees = model.vision is not None
     job = Job(
         seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
@@ -194,9 +194,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
         pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
         optimizer=optimizer_of(keys),
-        freeze_vision_tower=sees and keys.flag("freeze_vit"),
-        freeze_multi_modal_projector=sees and keys.flag("freeze_aligner"),
-        freeze_language_model=sees and keys.flag("freeze_llm"),
+        **of_images(reading),
     )
     check_something_trained(keys, "freeze_llm", job)
     return job if count is None else replace(job, freeze_trainable_layers=count)

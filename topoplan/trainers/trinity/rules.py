@@ -19,12 +19,11 @@ from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.trinity.filled import filled
 from topoplan.trainers.trinity.key_rules import key_findings
 from topoplan.trainers.trinity.refused import ULYSSES, refused_findings
+from topoplan.trainers.trinity.support import trained_positions
 from topoplan.trainers.trinity.table import RULES
 
 _ROPE: KeyPath = ("model", "rope_scaling")
 _SIZE = ULYSSES[-1]
-_QWEN3_POSITIONS = 40960
-_QWEN3_NATIVE = 32768
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -55,14 +54,13 @@ def _rope(setup: Setup, configuration: Configuration, model: Model | None) -> It
         return
     if kind != "yarn":
         return
-    is_qwen3 = model is not None and model.model_type in ("qwen3", "qwen3_moe")
-    if is_qwen3 and model is not None and model.max_position_embeddings == original == _QWEN3_POSITIONS:
+    if model is not None and model.max_position_embeddings == original != trained_positions(model):
         yield RULES["trinity-rope-original"].at(
             configuration,
             (*_ROPE, "original_max_position_embeddings"),
             original=original,
             model=model.name,
-            native=_QWEN3_NATIVE,
+            native=trained_positions(model),
         )
     if factor is None or original is None or length is None or original < 1:
         return

@@ -22,12 +22,21 @@ def rope_scaling(model: Model, seq_len: int) -> dict[str, Any] | None:
     return {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": model.max_position_embeddings,
+        "original_max_position_embeddings": trained_positions(model),
         "rope_theta": f"${{oc.decode:${{oc.env:{ROPE_THETA}}}}}",
     }
 
 
+def trained_positions(model: Model) -> int:
+    """Positions that YaRN stretches: those of the model's own context.
+
+    Of Qwen3 32,768, as its model cards write for YaRN: config.json adds 8,192 for a prompt.
+    """
+    own = model.max_position_embeddings
+    return 32768 if model.model_type in ("qwen3", "qwen3_moe") and own == 40960 else own
+
+
 def yarn_factor(model: Model, seq_len: int) -> float | None:
-    """The length over the model's own context, where it is longer: Trinity-RFT's advice for rope_scaling."""
-    native = model.max_position_embeddings
-    return seq_len / native if native and seq_len > native else None
+    """The length over the positions that YaRN stretches; None where the model reaches it by itself."""
+    own = model.max_position_embeddings
+    return seq_len / trained_positions(model) if own and seq_len > own else None

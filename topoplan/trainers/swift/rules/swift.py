@@ -28,7 +28,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
             yield from _training(configuration)
             yield from _method(configuration)
         else:
-            yield from _layout(configuration)
+            yield from _layout(configuration, planned=setup.bundle_of(configuration) is not None)
             yield from _recompute(configuration)
             yield from _batch(configuration)
             yield from _experts(configuration)
@@ -97,9 +97,10 @@ def _method(configuration: Configuration) -> Iterator[Finding]:
 # megatron sft --------------------------------------------------------------------------------------------------------
 
 
-def _layout(configuration: Configuration) -> Iterator[Finding]:
+def _layout(configuration: Configuration, *, planned: bool) -> Iterator[Finding]:
+    """`planned`: topoplan wrote it, and has weighed what costs only memory."""
     tp, pp = (whole(configuration, f"{name}_model_parallel_size", 1) for name in ("tensor", "pipeline"))
-    if tp and tp > 1 and not flag(configuration, "sequence_parallel"):
+    if tp and tp > 1 and not flag(configuration, "sequence_parallel") and not planned:
         key = "sequence_parallel"
         if key in configuration.source.data:
             yield RULES["swift-sequence-parallel-off"].at(configuration, key, tp=tp)
