@@ -179,6 +179,8 @@ class TestAJobThatFails:
             ran = hosts.launch()
         hosts.assert_nothing_is_left()
         assert (ran.failure.node, ran.outcome.code) == ("node-02", 5)
+        assert (ran.diagnosis.kind, ran.diagnosis.certain) == ("disk-full", True)
+        assert ran.diagnosis.cause == f"the disk is full: {hosts.workdir('three')}, 1 MiB"
         assert (records.load().directory() / "node-02.log").stat().st_size > 900_000
 
 

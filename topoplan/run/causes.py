@@ -57,6 +57,7 @@ SHM = (
     "give the container more (--ipc=host, or --shm-size 16g), or mount /dev/shm larger; fewer dataloader"
     " workers need less"
 )
+FULL_DISK = "make room on that machine, or point output_dir, HF_HOME and TMPDIR to a larger disk"
 HANG = (
     "a data loader, a file system that does not answer, a GPU that fell out, or a collective that not all ranks call:"
     " `py-spy dump` there shows where it is while it hangs"
@@ -121,7 +122,7 @@ CAUSES: tuple[Cause, ...] = (
         "disk-full",
         r"\[Errno 28\] No space left on device(?:: '(?P<path>[^']+)')?|No space left on device|\bENOSPC\b",
         "the disk is full{path:: %s}",
-        "make room on that machine, or point output_dir, HF_HOME and TMPDIR to a larger disk",
+        FULL_DISK,
         "torch 2.13; Megatron-LM#878",
     ),
     _cause(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.remote.waiting import Deadline
-from topoplan.run.causes import HANG
+from topoplan.errors import HostError
+from topoplan.remote.waiting import Call, Deadline
+from topoplan.run.causes import FULL_DISK, HANG
 from topoplan.run.diagnose import Diagnosis, diagnose
 from topoplan.run.events import Event, Tell
+from topoplan.run.node import full_disks
 from topoplan.run.outcome import OVER
 from topoplan.run.sight import age
 from topoplan.run.stacks import elsewhere, stack_lines
@@ -25,6 +28,8 @@ that a host has gone is noticed after some seconds."""
 SIGHT_S = 25.0
 """Time for hosts that were out of sight before the failure to be seen again: what they say may be older. One attempt to
 log in fits in."""
+DISKS_S = 8.0
+"""Time for a host to look at its disks."""
 _NOTICED_S = 5.0
 """So much later it is noticed at most that a host is out of sight."""
 
@@ -57,7 +62,41 @@ def first_cause(
 ) -> tuple[Failure, int] | None:
     """`first_failure`, once a node has failed: of those that come at nearly the same time, the one that explains the
     others, also where it happened on a host that cannot be seen yet. Once `leave` says so, nothing is waited for any
-    more."""
+    more. Where nothing explains it, the host is asked for disks that are full: what a job cannot write, no log has."""
+    found = _first_cause(watch, ranks_per_node, tell, leave)
+    node = next((one for one in watch.nodes if found is not None and one.name == found[0].node), None)
+    if found is None or node is None or node.connection is None or not _is_unexplained(found[0]):
+        return found
+    connection, run_dir = node.connection, node.run_dir
+    call = Call(lambda: full_disks(connection, run_dir, deadline_s=DISKS_S))
+    watch.until(lambda: leave() or call.done.is_set(), deadline_s=DISKS_S)
+    with contextlib.suppress(HostError):
+        if call.done.is_set() and (full := call.result()):
+            return _of_full_disks(found[0], node, full), found[1]
+    return found
+
+
+def _is_unexplained(failure: Failure) -> bool:
+    return failure.code not in (None, 0) and (failure.diagnosis is None or failure.diagnosis.kind == "exit")
+
+
+def _of_full_disks(failure: Failure, node: Watched, full: Sequence[str]) -> Failure:
+    said = failure.diagnosis
+    diagnosis = Diagnosis(
+        node=node.node,
+        rank=None,
+        kind="disk-full",
+        cause=f"the disk is full: {'; '.join(full)}",
+        remedy=FULL_DISK,
+        evidence=said.evidence if said is not None else (),
+        certain=True,
+    )
+    return replace(failure, diagnosis=diagnosis)
+
+
+def _first_cause(
+    watch: Watch, ranks_per_node: int | None, tell: Tell, leave: Callable[[], bool]
+) -> tuple[Failure, int] | None:
     _wait_for_sight(watch, tell, leave)
     deadline = Deadline(PATIENCE_S)
 

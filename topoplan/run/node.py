@@ -236,6 +236,19 @@ def tail_offsets(
     return [log_bytes - size for size in sizes]
 
 
+def full_disks(connection: Connection, run_dir: str, *, deadline_s: float) -> list[str]:
+    """File systems of the run on which nothing more can be written, each as a phrase: where, and how large it is.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    done = connection.run(programs.FULL_DISKS, _placed(run_dir), deadline_s=deadline_s)
+    found = re.findall(r"^topoplan:full=(space|files) ([0-9]+) (\S.*)$", done.stdout.decode(errors="replace"), re.M)
+    sizes = {"space": lambda kib: f"{kib / 2**20:.3g} GiB" if kib >= 2**20 else f"{kib / 2**10:.3g} MiB"}
+    sizes["files"] = lambda count: f"with all its {count:,} inodes"
+    return [f"{shown_line(mount.encode())}, {sizes[lacks](int(size))}" for lacks, size, mount in found]
+
+
 def stop_node(
     connection: Connection, run_dir: str, *, started: Started | None = None, grace_s: float, deadline_s: float
 ) -> Stopped:

@@ -1,0 +1,11 @@
+# File systems of the run on which nothing more can be written. Words: run directory. It says of each what it lacks, its
+# size in KiB or files, and where it is mounted. The script has the other places.
+cd -- "$1" 2>/dev/null && is_ours || exit 0
+eval "$(grep -hE '^(output_dir|export (HF_HOME|TMPDIR))=' ./*.sh)" 2>/dev/null
+for place in . .. "$output_dir" "$HF_HOME" "${TMPDIR:-/tmp}" "$HOME" /dev/shm; do
+    case $place in . | .. | /*) ;; *) continue ;; esac
+    timeout 3 df -Pk -- "$place" | LC_ALL=C awk 'NR > 1 && $4 < 65536 && $4 * 100 < $2 { print "space", $0 }'
+    timeout 3 df -Pi -- "$place" | LC_ALL=C awk 'NR > 1 && $2 > 0 && $4 == 0 { print "files", $0 }'
+done 2>/dev/null | LC_ALL=C sort -u | while read -r lacks device size used free share mount; do
+    say full "$lacks $size $mount"
+done
