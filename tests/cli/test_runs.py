@@ -51,6 +51,25 @@ def test_what_cannot_be_read_is_named_and_hides_nothing(cli: Cli, tmp_path: Path
     assert document["unreadable"] == [{"run_id": "bad-1", "error": "no record in it"}]
 
 
+def test_those_that_have_ended_are_forgotten_with_their_logs(cli: Cli, tmp_path: Path) -> None:
+    long_ago, now = "2020-01-02T08:30:00.000+00:00", record.now_text()
+    make("old-1", long_ago, state="failed", ended=long_ago)
+    make("new-1", now, state="ended", ended=now)
+    make("runs-1", long_ago, state="running")
+    places = tmp_path / "topoplan" / "runs"
+    (places / "old-1" / "node-00.log").write_bytes(b"x" * 3 * 2**20)
+    assert cli("runs", "--older-than", "1d").code == 2
+    document = json.loads(cli("runs", "--prune", "--older-than", "1d", "--json").out)
+    assert (document["schema"], document["runs"]) == ("topoplan.pruned/1", ["old-1"])
+    assert document["freed_bytes"] > 3 * 2**20
+    assert sorted(place.name for place in places.iterdir()) == ["new-1", "runs-1"]
+    shown = cli("runs", "--prune").out
+    assert shown.startswith("1 run forgotten, ")
+    assert "- new-1" in shown
+    assert cli("runs", "--prune").out == "No run is known to have ended as long ago.\n"
+    assert [place.name for place in places.iterdir()] == ["runs-1"]
+
+
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "stop"])
 def test_verbs_of_one_run_name_the_ones_there_are(cli: Cli, verb: str) -> None:
     make("qwen-1", "2030-01-02T08:30:00.000+00:00")

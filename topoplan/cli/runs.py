@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from topoplan.cli.options import AsJson
+from topoplan.cli.ssh_options import time_of
 from topoplan.errors import InputError
 
 
-def runs(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Those that this user started from this machine, as they were last seen here; `runs status` asks the hosts."""
+def runs(
+    ctx: typer.Context,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Forget those that have ended, with the copies of their logs here.")
+    ] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            help="Of those only what ended so long ago, such as 30d.",
+            parser=time_of("--older-than"),
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Those that this user started from this machine, as they were last seen here; `runs status` asks the hosts.
+
+    --prune touches no host. What is not known to have ended stays, and so does a record that cannot be read.
+    """
     if verb := ctx.invoked_subcommand:
         if as_json:
             raise InputError("--json goes behind the verb", remedy=f"as in `topoplan runs {verb} --json`")
         return
 
-    from topoplan.cli.output import print_json, stdout_console
-    from topoplan.report.runs import print_runs, runs_to_dict
+    from topoplan.cli.output import show
+    from topoplan.report.runs import print_pruned, print_runs, pruned_to_dict, runs_to_dict
     from topoplan.run import record
 
+    if older_than is not None and not prune:
+        raise InputError("--older-than says what to forget", remedy="give --prune too")
+    if prune:
+        gone, freed_bytes = record.prune(older_than or 0.0)
+        show(as_json, pruned_to_dict, print_pruned, gone, freed_bytes)
+        return
     found = record.runs()
-    if as_json:
-        print_json(runs_to_dict(found))
-    else:
-        print_runs(stdout_console(), found)
+    show(as_json, runs_to_dict, print_runs, found)

@@ -29,7 +29,7 @@ RunReference = Annotated[
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")]
 
 
-def _time(option: str) -> Callable[[str], float]:
+def time_of(option: str) -> Callable[[str], float]:
     """What reads the time of an option, in seconds."""
 
     def seconds(given: str) -> float:
@@ -51,7 +51,7 @@ LostHostAfter = Annotated[
         "--lost-host-after",
         metavar="TIME",
         help="Give a host up that was not seen for so long, such as 30min; by default never.",
-        parser=_time("--lost-host-after"),
+        parser=time_of("--lost-host-after"),
     ),
 ]
 HangAfter = Annotated[
@@ -60,7 +60,7 @@ HangAfter = Annotated[
         "--hang-after",
         metavar="TIME",
         help="End the run when no step came for so long, such as 1h; by default never.",
-        parser=_time("--hang-after"),
+        parser=time_of("--hang-after"),
     ),
 ]
 

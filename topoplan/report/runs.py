@@ -8,10 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from topoplan.report.status import size
 from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.text import counted
 from topoplan.run.record import RunRecord, Unreadable, to_dict
 
 SCHEMA = "topoplan.runs/1"
+PRUNED = "topoplan.pruned/1"
 
 
 def runs_to_dict(runs: Sequence[RunRecord | Unreadable]) -> dict[str, Any]:
@@ -43,6 +46,20 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
         console.print(table)
     bullets(console, [f"{run.run_id}: {run.trouble}" for run in good if run.trouble])
     bullets(console, [f"{run.run_id}: {run.why}" for run in bad])
+
+
+def pruned_to_dict(gone: Sequence[RunRecord], freed_bytes: int) -> dict[str, Any]:
+    """The form `topoplan.pruned/1`: ids of runs that are forgotten."""
+    return {"schema": PRUNED, "runs": [run.run_id for run in gone], "freed_bytes": freed_bytes}
+
+
+def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) -> None:
+    """Which are forgotten."""
+    if not gone:
+        paragraph(console, "No run is known to have ended as long ago.")
+        return
+    paragraph(console, f"{counted(len(gone), 'run')} forgotten, {size(freed_bytes)} freed here; the hosts keep theirs:")
+    bullets(console, [run.run_id for run in gone])
 
 
 def _hosts(run: RunRecord) -> str:

@@ -21,7 +21,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -244,6 +244,28 @@ def runs() -> list[RunRecord | Unreadable]:
     return [*sorted(good, key=lambda record: (record.created, record.run_id)), *bad]
 
 
+def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
+    """Forget the runs whose end is known and so long ago, with the copies of their logs: those, and the bytes.
+
+    Raises:
+        OutputError: one cannot be removed.
+    """
+    gone, freed_bytes = [], 0
+    until = datetime.now(UTC) - timedelta(seconds=older_than_s)
+    for record in runs():
+        if isinstance(record, RunRecord) and record.is_over and _ended(record) <= until:
+            directory = record.directory()
+            with _writing(directory):
+                freed_bytes += sum(file.stat().st_size for file in directory.iterdir())
+                shutil.rmtree(directory)
+            gone.append(record)
+    return gone, freed_bytes
+
+
+def _ended(record: RunRecord) -> datetime:
+    return datetime.fromisoformat(record.ended or record.created)
+
+
 def to_dict(record: RunRecord) -> dict[str, Any]:
     """As JSON has it."""
     return {"schema": SCHEMA, **dataclasses.asdict(record)}
@@ -291,7 +313,7 @@ def _record(run_id: str, text: bytes) -> RunRecord:
     record = _adapter().validate_json(text, strict=True)
     if record.run_id != run_id or not math.isfinite(record.stop_grace_s) or record.stop_grace_s < 0:
         raise ValueError
-    for moment in filter(None, (record.created, record.stop_asked)):
+    for moment in filter(None, (record.created, record.ended, record.stop_asked)):
         datetime.fromisoformat(moment)
     return record
 
