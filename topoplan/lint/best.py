@@ -70,7 +70,7 @@ def best_of(
     for backend in backends or backends_of(translation):
         pinned = _pinned(translation, spec, backend)
         try:
-            wide = replace(any_samples(pinned), cluster=cluster, trainer=_trainer(translation))
+            wide = replace(any_samples(pinned), cluster=cluster, trainer=_trainer(translation, backend))
             if plans := search(wide).plans:
                 # Predicted once more, since a search lists no more stages than it needs.
                 found[backend] = predict(replace(pinned, path=None), plans[0].layout)
@@ -84,10 +84,10 @@ def best_of(
     return Best(plan=best, own=own)
 
 
-def _trainer(translation: Translation) -> str | None:
-    """The trainer that has to run the plans; any for a job that its own has no files for yet."""
+def _trainer(translation: Translation, backend: str) -> str | None:
+    """The trainer that has to run the plans of a backend; any for what its own has no files for yet."""
     own = trainer_of(translation.configuration)
-    return None if translation.spec.job.stage in own.unwritten else own.name
+    return None if translation.spec.job.stage in own.unwritten or own.way(backend) is None else own.name
 
 
 def any_samples(spec: Spec) -> Spec:
@@ -105,7 +105,7 @@ def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
         "sharding": "full",  # no trainer that is read writes another
         "fused_linear_cross_entropy": own.fused_linear_cross_entropy,
     }
-    if _trainer(translation) is None or all(row.part != "ulysses" for row in translation.codec.rows.values()):
+    if _trainer(translation, backend) is None or all(row.part != "ulysses" for row in translation.codec.rows.values()):
         pin["ulysses"] = 1
     # DeepSpeed's optimizer keeps fp32 weights whatever was loaded.
     pure = job.pure_bf16 and backend != "deepspeed"

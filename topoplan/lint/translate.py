@@ -56,9 +56,6 @@ def translate(
     `length` that of any.
     Raises InputError where it cannot be predicted: the message says why.
     """
-    if setup.path_of(configuration) == "bridge":
-        what, where = "what LLaMA-Factory trains with Megatron Bridge is not predicted", configuration.part.place(None)
-        raise NotPredictedError("use_megatron_bridge", what, where=where)
     codec = codec_of(configuration, setup)
     if codec is None:
         recogniser = setup.recogniser(configuration.trainer)

@@ -164,13 +164,13 @@ class Setup:
     def model_key(self, configuration: Configuration) -> str:
         """The key that names its model; empty for a file of DeepSpeed's or accelerate's alone."""
         keys = one.model_keys if (one := self.recogniser(configuration.trainer)) else ()
-        return next((key for key in keys if isinstance(configuration.at(key), str)), keys[0] if keys else "")
+        return next((key for key in keys if type(configuration.at(key)) in (str, int)), keys[0] if keys else "")
 
     def named_model(self, configuration: Configuration) -> str | None:
         """The model that it names, if it does."""
         written = configuration.at(key) if (key := self.model_key(configuration)) else None
         found = filled(written, configuration.source.data, self.environment)
-        return str(written if found is None else found) if isinstance(written, str) else None
+        return str(written if found is None else found) if type(written) in (str, int) else None
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bundle.samples import CLUSTER
-from tests.reading.setups import MEGATRON, PLAIN, make_setup, setup_of, with_lines
-from topoplan.lint.check import Against, check_setup
+from tests.reading.setups import MEGATRON, PLAIN, make_setup, with_lines
 from topoplan.trainers.llamafactory.key_list import known_keys, megatron_settings, plain_keys
 from topoplan.trainers.llamafactory.rules.keys import RENAMED, keys_of
 
@@ -44,10 +42,3 @@ def test_the_path_decides_which_keys_there_are() -> None:
 def test_an_old_name_leads_to_a_key_of_today() -> None:
     assert not RENAMED.keys() & (known_keys().keys() | plain_keys().keys())
     assert set(RENAMED.values()) <= plain_keys().keys()
-
-
-def test_no_number_is_given_for_megatron_bridge() -> None:
-    setup = setup_of("USE_MEGATRON_BRIDGE=1 llamafactory-cli train a.yaml", a_yaml=BRIDGE)
-    findings = check_setup(setup, Against(cluster=CLUSTER)).findings
-    assert "Megatron Bridge is not predicted" in next(one.what for one in findings if one.rule == "not-predicted")
-    assert {one.severity for one in findings} == {"note"}
