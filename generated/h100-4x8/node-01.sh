@@ -127,6 +127,8 @@ done
 export USE_MCA=1
 # kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it
 export CUDA_DEVICE_MAX_CONNECTIONS=1
+# trainer_log.jsonl then has the memory too, which `topoplan calibrate` learns from
+export RECORD_VRAM=1
 # less fragmentation; llamafactory-cli sets it too
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 # torchrun would set 1; cpu_cores is not in the cluster spec

@@ -29,7 +29,7 @@ def test_a_log_becomes_a_profile_that_rank_takes(cli: Cli, spec_file: Path, tmp_
     assert f"Wrote {profile}" in result.out
     assert cli(*given, "-o", profile).is_refused("exists; name another, or remove it first")
     document = json.loads(cli(*given, "--json").out)
-    assert document["schema"] == "topoplan.calibration/1"
+    assert document["schema"] == "topoplan.calibrate/1"
     assert document["logs"][0]["plan"] == "tp8-pp1-dp4-mbs1"
     assert abs(document["logs"][0]["time_error_after"]) < abs(document["logs"][0]["time_error_before"])
     ranked = json.loads(cli("rank", spec_file, "--profile", profile, "--json").out)

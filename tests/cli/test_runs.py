@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from topoplan.run import record
-from topoplan.run.record import NodeRecord, RunRecord
+from topoplan.run.record import Measurement, NodeRecord, RunRecord
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,28 @@ def test_those_that_have_ended_are_forgotten_with_their_logs(cli: Cli, tmp_path:
     assert "- new-1" in shown
     assert cli("runs", "--prune").out == "No run is known to have ended as long ago.\n"
     assert [place.name for place in places.iterdir()] == ["runs-1"]
+
+
+def test_what_runs_measured_stands_beside_what_was_predicted(cli: Cli) -> None:
+    assert "No run has a measurement yet" in cli("runs", "--measured").out
+    measured = Measurement(
+        plan="tp8-pp1-dp4-mbs1",
+        model="Qwen3-8B",
+        steps=38,
+        step_s=2.0,
+        spread=0.01,
+        predicted_step_s=1.5,
+        band_s=(1.35, 1.65),
+        reserved_bytes=40.0 * 2**30,
+        predicted_reserved_bytes=41.0 * 2**30,
+        memory_band=0.04,
+    )
+    make("a-1", "2030-01-02T08:30:00.000+00:00", state="ended", measurement=measured)
+    make("b-2", "2030-01-02T09:30:00.000+00:00", state="failed")
+    shown = cli("runs", "--measured").out
+    assert " ".join(shown.splitlines()[2].split()) == "a-1 tp8-pp1-dp4-mbs1 38 2.00 s -25% 40.0 +2% step outside"
+    assert "b-2" not in shown
+    assert json.loads(cli("runs", "--json").out)["runs"][0]["measurement"]["step_s"] == 2.0
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "stop"])

@@ -38,6 +38,7 @@ ASKED = {
     "runs status": "runs status",
     "runs attach": "runs attach --lost-host-after 1s",
     "runs stop": "runs stop",
+    "calibrate": "calibrate log.jsonl --spec spec.yaml --plan tp4-pp1-dp8-mbs1",
     "show gpus": "show gpus",
     "show models": "show models",
     "show profile": "show profile h100-sxm-80gb",
@@ -60,6 +61,8 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.yaml").write_text("stage: pt\n")
     Path("run.jsonl").write_text(RUN.replace('"layout": {}', '"layout": {"tp": 1}') + RUN)
     Path("measured.jsonl").write_text(measured_run() + "\n")
+    line = '{{"current_steps": {0}, "total_steps": 99, "elapsed_time": "0:00:{0}"}}'
+    Path("log.jsonl").write_text("\n".join(line.format(second) for second in range(10, 60)))
     bundle_at(Path("bundle"))
     node = NodeRecord(node=0, name="h", address="127.0.0.1", port=9, run_dir="/w", script="n.sh")
     made = RunRecord(run_id="a-1", name="x", bundle="/b", created=record.now_text(), state="running", nodes=(node,))

@@ -21,6 +21,7 @@ from topoplan.run import record as records
 from topoplan.run.events import Event
 from topoplan.run.node import Started, start_node
 from topoplan.run.outcome import note_stop
+from topoplan.specs.source import read_source
 
 LONG = "echo begun; sleep 600"
 
@@ -138,6 +139,17 @@ class TestAGoodEnd:
         ]
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
+
+    def test_leaves_what_was_measured_in_the_record(self, hosts: Hosts) -> None:
+        keys = '"current_steps": {step}, "total_steps": 40, "elapsed_time": "0:{step}:00", "vram_reserved": 50.0'
+        lines = "\n".join(f"{{{keys.format(step=step)}}}" for step in range(10, 40))
+        output = read_source(hosts.bundle_dir / "train.yaml").data["output_dir"]
+        hosts.does("exit 0", one=f"mkdir -p {output}; cat >{output}/trainer_log.jsonl <<'E'\n{lines}\nE\nexit 0")
+        (said,) = hosts.launch().of("measured")
+        found = records.load().measurement
+        assert found is not None
+        assert (found.step_s, found.reserved_bytes, found.time_held) == (60.0, 50.0 * 2**30, False)
+        assert said.startswith("a step took 60 s (28 steps), ")
 
 
 class TestAStopByAnotherClient:

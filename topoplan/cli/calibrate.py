@@ -16,22 +16,25 @@ if TYPE_CHECKING:
 
 def calibrate(
     logs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="LOG...",
             help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed.",
             show_default=False,
         ),
-    ],
+    ] = None,
     of: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--spec",
             metavar="SPEC|BUNDLE",
             help="What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Learn from the runs of `topoplan runs --measured`, beside LOGs or alone.")
+    ] = False,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the profile, which --profile takes.")
     ] = None,
@@ -51,16 +54,24 @@ def calibrate(
     """
     from topoplan.cli.output import print_json, print_written, stdout_console
     from topoplan.cli.profile import write_new
+    from topoplan.errors import InputError
     from topoplan.planner.learn import learn_from
     from topoplan.report.calibration import calibrated_text, calibration_to_dict, print_calibration
 
-    learnt = learn_from(_lessons(logs, of, plan or [], options))
+    if bool(logs) != bool(of) or not (logs or runs):
+        remedy = "as in `topoplan calibrate trainer_log.jsonl --spec bundle`"
+        raise InputError("expected LOG... and --spec, or --runs", remedy=remedy)
+    lessons = _lessons(logs or [], of or [], plan or [], options)
+    notes: list[str] = []
+    if runs:
+        lessons += _of_runs(lessons, notes)
+    learnt = learn_from(lessons)
     if output is not None:
         write_new(output, calibrated_text(learnt.profile))
     if as_json:
         print_json(calibration_to_dict(learnt))
         return
-    print_calibration(stdout_console(), learnt, _order(learnt))
+    print_calibration(stdout_console(), learnt, [*notes, *filter(None, [_order(learnt)])])
     if output is not None:
         print_written(output)
 
@@ -100,6 +111,34 @@ def _lessons(logs: list[str], of: list[str], plans: list[str], options: SpecOpti
         found.append(
             Lesson(spec=spec, plan=plan, logged=read_log(text, name=shown_path(Path(log)), trainer=plan.trainer))
         )
+    return found
+
+
+def _of_runs(lessons: list[Lesson], notes: list[str]) -> list[Lesson]:
+    """What the runs of this user tell that are of the first log's cluster and trainer, or of the last run's."""
+    from topoplan.errors import InputError, TopoplanError
+    from topoplan.run.measurement import lesson_of, planned
+    from topoplan.run.record import RunRecord, runs
+
+    found: list[Lesson] = []
+    for record in reversed(runs()):
+        if not isinstance(record, RunRecord) or not record.is_over:
+            continue
+        try:
+            plan = planned(record)
+        except TopoplanError as error:
+            notes.append(f"run {record.run_id} is left out: {error}")
+            continue
+        lesson = lesson_of(record, plan.spec, plan.plan)
+        first = next(iter([*lessons, *found]), None)
+        if lesson is None:
+            notes.append(f"run {record.run_id} is left out: its logs tell of too few steps")
+        elif first and (lesson.spec.cluster.gpu, lesson.plan.trainer) != (first.spec.cluster.gpu, first.plan.trainer):
+            notes.append(f"run {record.run_id} is left out: it is of another GPU or trainer")
+        else:
+            found.append(lesson)
+    if not found and not lessons:
+        raise InputError("no run tells of enough steps", where="--runs", remedy="see `topoplan runs`, or give a LOG")
     return found
 
 

@@ -13,6 +13,9 @@ from topoplan.errors import InputError
 
 def runs(
     ctx: typer.Context,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="What each took, beside what was predicted, for those that tell.")
+    ] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Forget those that have ended, with the copies of their logs here.")
     ] = False,
@@ -29,6 +32,8 @@ def runs(
 ) -> None:
     """Those that this user started from this machine, as they were last seen here; `runs status` asks the hosts.
 
+    `topoplan calibrate --runs` learns from them.
+
     --prune touches no host. What is not known to have ended stays, and so does a record that cannot be read.
     """
     if verb := ctx.invoked_subcommand:
@@ -37,7 +42,7 @@ def runs(
         return
 
     from topoplan.cli.output import show
-    from topoplan.report.runs import print_pruned, print_runs, pruned_to_dict, runs_to_dict
+    from topoplan.report.runs import print_measured, print_pruned, print_runs, pruned_to_dict, runs_to_dict
     from topoplan.run import record
 
     if older_than is not None and not prune:
@@ -47,4 +52,4 @@ def runs(
         show(as_json, pruned_to_dict, print_pruned, gone, freed_bytes)
         return
     found = record.runs()
-    show(as_json, runs_to_dict, print_runs, found)
+    show(as_json, runs_to_dict, print_measured if measured else print_runs, found)

@@ -73,7 +73,7 @@ def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]
     share: float = getattr(base, key)
     moved, weight, left = 0.0, 1.0 / _UNKNOWN**2, 0.0
     for run in runs:
-        allocated, reserved = _predicted(run)
+        allocated, reserved = predicted_bytes(run)
         tensors = math.log(run.allocated_bytes / allocated) if run.allocated_bytes else None
         held = math.log(run.reserved_bytes / reserved) if run.reserved_bytes else None
         left += tensors**2 if tensors is not None else half
@@ -89,8 +89,8 @@ def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]
     return learnt, {band: max(width, NARROWEST[band]) for band in keys}
 
 
-def _predicted(run: Peaks) -> tuple[float, float]:
-    """(allocated, reserved) of the GPU that was logged."""
+def predicted_bytes(run: Peaks) -> tuple[float, float]:
+    """(allocated, reserved) as predicted of the GPU that was logged."""
     memory = memory_of(case_of(run.spec, run.layout.backend), run.layout, all_stages=True)
     if not run.of_first:
         return memory.allocated_bytes, memory.reserved_bytes
@@ -99,17 +99,17 @@ def _predicted(run: Peaks) -> tuple[float, float]:
 
 
 def _off(run: Peaks) -> float | None:
-    return _predicted(run)[1] / run.reserved_bytes - 1.0 if run.reserved_bytes else None
+    return predicted_bytes(run)[1] / run.reserved_bytes - 1.0 if run.reserved_bytes else None
 
 
 def _share_of(run: Peaks) -> str | None:
     """The share that the prediction of a run depends on."""
     base = profile_of(run.spec.cluster.gpu, run.spec.profile)
     given = dict(run.spec.profile.constants) if run.spec.profile else {}
-    _, reserved = _predicted(run)
+    _, reserved = predicted_bytes(run)
     for key in SHARES:
         constants = {**given, key: getattr(base, key) + 0.1}
         own = OwnProfile(gpu=run.spec.cluster.gpu.name, constants=constants, source="", path="")
-        if _predicted(replace(run, spec=replace(run.spec, profile=own)))[1] != reserved:
+        if predicted_bytes(replace(run, spec=replace(run.spec, profile=own)))[1] != reserved:
             return key
     return None

@@ -1,9 +1,9 @@
-"""What runs taught: as JSON (`topoplan.calibration/1`), as text, and as the profile that `--profile` takes."""
+"""What runs taught: as JSON (`topoplan.calibrate/1`), as text, and as the profile that `--profile` takes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from topoplan.report.text import counted, significant
 from topoplan.specs.gpu_profile import BANDS, profile_of
 from topoplan.specs.profile import Calibrated, OwnProfile
 
-SCHEMA = "topoplan.calibration/1"
+SCHEMA = "topoplan.calibrate/1"
 _TOLD = 0.1
 """Below it a part of the machine counts as not told."""
 
@@ -48,8 +48,8 @@ def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
     }
 
 
-def print_calibration(console: Console, learnt: Lessons, order: str) -> None:
-    """The logs, what they tell and what they cannot tell; `order` is a sentence on the plans."""
+def print_calibration(console: Console, learnt: Lessons, further: Sequence[str]) -> None:
+    """The logs, what they tell and what they cannot tell; `further` are sentences on plans, and on what is left out."""
     steps = sum(lesson.logged.steps for lesson in learnt.of)
     runs = counted(len(learnt.of), "log")
     paragraph(console, f"{runs} with {counted(steps, 'step')} that did nothing but train, on {learnt.profile.gpu}.")
@@ -71,7 +71,7 @@ def print_calibration(console: Console, learnt: Lessons, order: str) -> None:
     paragraph(console, "off: predicted over measured, less one, before and with what was learnt.", style="dim")
     console.print()
     bullets(console, [*_told(learnt), *_not_told(learnt), *_memory(learnt), *_bands(learnt), *_aside(learnt)])
-    bullets(console, [order] if order else [])
+    bullets(console, further)
 
 
 def _told(learnt: Lessons) -> Iterator[str]:

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from topoplan.report.status import size
 from topoplan.report.tables import bullets, paragraph, table_of
-from topoplan.report.text import counted
+from topoplan.report.text import counted, significant
 from topoplan.run.record import RunRecord, Unreadable, to_dict
+from topoplan.units import GIB
 
 SCHEMA = "topoplan.runs/1"
 PRUNED = "topoplan.pruned/1"
@@ -60,6 +61,37 @@ def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) 
         return
     paragraph(console, f"{counted(len(gone), 'run')} forgotten, {size(freed_bytes)} freed here; the hosts keep theirs:")
     bullets(console, [run.run_id for run in gone])
+
+
+def print_measured(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None:
+    """What each run took, beside what was predicted: a row each, the oldest first."""
+    found = [(run, run.measurement) for run in runs if isinstance(run, RunRecord) and run.measurement is not None]
+    if not found:
+        paragraph(
+            console, "No run has a measurement yet: one that `launch` or `runs attach` sees to its end leaves it."
+        )
+        return
+    table = table_of("run", "plan", right=("steps", "step", "off", "held GiB", "off"), last=("bands",))
+    for run, one in found:
+        held = [name for name, kept in (("step", one.time_held), ("memory", one.memory_held)) if kept is False]
+        gib, off = "-", "-"
+        if one.reserved_bytes is not None and one.predicted_reserved_bytes is not None:
+            gib = f"{one.reserved_bytes / GIB:.1f}"
+            off = f"{100 * (one.predicted_reserved_bytes / one.reserved_bytes - 1):+.0f}%"
+        table.add_row(
+            Text(run.run_id),
+            Text(one.plan),
+            str(one.steps),
+            f"{significant(one.step_s)} s",
+            f"{100 * (one.predicted_step_s / one.step_s - 1):+.0f}%",
+            gib,
+            off,
+            f"{' and '.join(held)} outside" if held else "held",
+        )
+    console.print(table)
+    paragraph(
+        console, "off: predicted over measured, less one. `topoplan calibrate --runs` learns from them.", style="dim"
+    )
 
 
 def _hosts(run: RunRecord) -> str:

@@ -100,6 +100,41 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a run measured, beside what was predicted of it."""
+
+    plan: str
+    """Id of its layout."""
+    model: str
+    steps: int
+    """Those that did nothing but train."""
+    step_s: float
+    """Their mean."""
+    spread: float
+    """Their standard deviation, as a fraction."""
+    predicted_step_s: float
+    band_s: tuple[float, float]
+    reserved_bytes: float | None = None
+    """The most that torch's allocator held, of the GPU that was logged; None where no log says it."""
+    predicted_reserved_bytes: float | None = None
+    """Of the same GPU."""
+    memory_band: float = 0.0
+    """Half width of the band around it, as a fraction."""
+
+    @property
+    def time_held(self) -> bool:
+        """The step was in its band."""
+        return self.band_s[0] <= self.step_s <= self.band_s[1]
+
+    @property
+    def memory_held(self) -> bool | None:
+        """Memory was in its band; None where it was not measured."""
+        if self.reserved_bytes is None or self.predicted_reserved_bytes is None:
+            return None
+        return abs(self.reserved_bytes / self.predicted_reserved_bytes - 1.0) <= self.memory_band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run."""
 
@@ -126,6 +161,8 @@ class RunRecord:
     ssh_config: str | None = None
     """SSH configuration that was given in place of the user's own."""
     nodes: tuple[NodeRecord, ...] = ()
+    measurement: Measurement | None = None
+    """None: it has not ended, or its logs tell of too few steps."""
 
     @property
     def is_over(self) -> bool:

@@ -7,6 +7,8 @@ nothing. Every step before the watching has a deadline, and every step can be in
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +27,7 @@ from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
 from topoplan.run.failure import FAILED, Failure, first_cause, hang
+from topoplan.run.measurement import fetch, measured_words, measurement
 from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
 from topoplan.run.record import RunRecord, RunState
@@ -107,6 +110,7 @@ class Session(ABC):
         """
         try:
             outcome = self._begin() or self._watch()
+            self._measure(outcome)
         except Interrupted:
             self._give_up = True
             outcome = self._interrupted(None)
@@ -274,6 +278,19 @@ class Session(ABC):
             at_once=lambda: self._interrupts() > int(self.OWNS),
             watch=watch,
         )
+
+    def _measure(self, outcome: Outcome) -> None:
+        """Note what the run measured, once it is over, and tell it."""
+        if self._planned is None or outcome.end not in ("ended", "failed", "stopped", "interrupted"):
+            return
+        spec, plan, record = self._planned.spec, self._planned.plan, self._record
+        first = self._nodes.get(record.nodes[0].label)
+        fetch(record, spec, plan, first.connection if first else None, self._settings.stop_s)
+        found = measurement(record, spec, plan)
+        if found is not None:
+            with contextlib.suppress(InputError):
+                self._record = records.update(self._run, measurement=found)
+            self._tell(Event(kind="measured", text=measured_words(found), data=dataclasses.asdict(found)))
 
     # ----------------------------------------------------------------------------------------------------- small things
 

@@ -40,6 +40,8 @@ class Log:
     """Finds the most that torch's allocator has held so far."""
     peaks_of_first: bool = False
     """They are those of the first process of all; else of one that holds as much as any, or of the fullest."""
+    file: str = ""
+    """In the output directory, where it says more than is printed."""
     batch: re.Pattern[str] | None = None
     """Finds `batch`, the sequences of a step."""
     aside: re.Pattern[str] = re.compile(

@@ -22,6 +22,12 @@ CACHING_ALLOCATOR = EnvVar(
     reason="less fragmentation; llamafactory-cli sets it too",
 )
 
+RECORD_VRAM = EnvVar(
+    name="RECORD_VRAM",
+    value="1",
+    reason="trainer_log.jsonl then has the memory too, which `topoplan calibrate` learns from",
+)
+
 VERSIONS = Versions(
     title="LLaMA-Factory",
     bounds={

@@ -11,7 +11,14 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, RESUME, VERSIONS, dataset_directory
+from topoplan.trainers.llamafactory.common import (
+    CACHING_ALLOCATOR,
+    LAUNCHER,
+    RECORD_VRAM,
+    RESUME,
+    VERSIONS,
+    dataset_directory,
+)
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable
@@ -86,7 +93,7 @@ def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
         # Megatron-LM asserts this in training/arguments.py, which the adapter does not go through.
         reason = "kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it"
         found.append(EnvVar(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason))
-    return (*found, CACHING_ALLOCATOR)
+    return (*found, RECORD_VRAM, CACHING_ALLOCATOR)
 
 
 def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bool) -> ReadmeWords:

@@ -10,7 +10,14 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, RESUME, VERSIONS, dataset_directory
+from topoplan.trainers.llamafactory.common import (
+    CACHING_ALLOCATOR,
+    LAUNCHER,
+    RECORD_VRAM,
+    RESUME,
+    VERSIONS,
+    dataset_directory,
+)
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC
@@ -83,7 +90,10 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
 
 
 def _environment(layout: Layout) -> tuple[EnvVar, ...]:
-    found = [EnvVar(name="USE_MCA", value="0", reason="LLaMA-Factory's own trainer, whatever the shell has")]
+    found = [
+        EnvVar(name="USE_MCA", value="0", reason="LLaMA-Factory's own trainer, whatever the shell has"),
+        RECORD_VRAM,
+    ]
     if layout.expandable_segments:
         found.append(CACHING_ALLOCATOR)
     return tuple(found)

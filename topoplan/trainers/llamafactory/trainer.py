@@ -22,6 +22,7 @@ _LOG = Log(
     allocated=value_of("vram_allocated", "gib"),
     reserved=value_of("vram_reserved", "gib"),
     peaks_of_first=True,
+    file="trainer_log.jsonl",
 )
 """It prints through transformers: `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar on standard
 error on the first rank of all, with the number of steps, and writes `{'loss': ...}` on its standard output; with
