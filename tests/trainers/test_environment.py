@@ -52,6 +52,7 @@ def test_a_cluster_without_details_gets_the_trainer_s_variables_and_no_network_s
     assert environment() == {
         "USE_MCA": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "RECORD_VRAM": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "OMP_NUM_THREADS": "4",
         "TOKENIZERS_PARALLELISM": "false",
