@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -24,7 +25,9 @@ def scalar(value: Any) -> str:
         if _PLAIN_STRING.fullmatch(value) and value.lower() not in _YAML_WORDS:
             return value
         return _dumped(value, style='"')
-    if isinstance(value, int | float):
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
         return _dumped(value)  # PyYAML writes 2e-05 as 2.0e-05, which YAML 1.1 needs to see a number
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{scalar(str(key))}: {scalar(item)}" for key, item in value.items()) + "}"
@@ -33,6 +36,7 @@ def scalar(value: Any) -> str:
     raise TypeError(f"no YAML form for {type(value).__name__}")
 
 
+@lru_cache(maxsize=1 << 10, typed=True)
 def _dumped(value: Any, style: str | None = None) -> str:
     text: str = yaml.safe_dump(value, default_style=style, width=float("inf"), allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
