@@ -21,7 +21,7 @@ from topoplan.report.bundle import starts
 from topoplan.report.document import ranking_to_dict
 from topoplan.report.explanation import explanation_to_dict
 from topoplan.report.nothing_fits import nothing_fits
-from topoplan.report.text import counts_line, layout_label, spec_line
+from topoplan.report.text import band, counts_line, layout_label, spec_line
 from topoplan.report.topology_drawing import topology_svg
 from topoplan.report.ways_out import ways_out_lines
 from topoplan.specs.spec import Spec
@@ -47,7 +47,7 @@ def page_to_dict(ranking: Ranking, *, top: int, words: Sequence[str], assumed: S
         "counts": counts,
         "lines": lines,
         "further": further,
-        "labels": {plan.id: layout_label(plan.layout) for plan in shown},
+        **_said(shown),
         "ranking": ranking_to_dict(ranking, top=top, rejected=False, words=words, assumed=assumed),
         "out": [_out_to_dict(ranking.spec, one) for one in ranking.rejected],
     }
@@ -67,7 +67,7 @@ def plans_page_to_dict(spec: Spec, plans: Sequence[Plan], words: Sequence[str]) 
             for name, plan in zip(names, plans, strict=False)
         ],
         "further": [],
-        "labels": {plan.id: layout_label(plan.layout) for plan in plans},
+        **_said(plans),
         "ranking": ranking | {"best": None, "safe": None, "next": None},
         "out": [],
         "explained": True,
@@ -80,6 +80,14 @@ def _head(spec: Spec, command: Sequence[str]) -> dict[str, Any]:
         "version": topoplan.__version__,
         "title": spec_line(spec),
         "command": shlex.join(command),
+    }
+
+
+def _said(plans: Sequence[Plan]) -> dict[str, Any]:
+    """By id what a plan is called, and how sure its time is."""
+    return {
+        "labels": {plan.id: layout_label(plan.layout) for plan in plans},
+        "bands": {plan.id: band(plan.time) for plan in plans},
     }
 
 

@@ -26,7 +26,7 @@ _FIELDS = {
     "margin": ("Margin", "such as 5%"),
     "backend": ("Backend", ""),
     "trainer": ("Trainer", ""),
-    "overrides": ("Other keys", "such as samples=10000"),
+    "overrides": ("Other keys", "samples=10000"),
 }
 """Label and hint by the option that a field says, or as `set.KEY` the key of `--set`."""
 _KEY = re.compile(r"--set ([a-z_.]+)=")

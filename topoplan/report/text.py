@@ -66,7 +66,8 @@ def interval(low: float, high: float) -> str:
 
 def band(time: Time, *, ascii_only: bool = False) -> str:
     """The expected interval around the step time, in percent of it: `±12%`, or `-8+15%` where the sides differ."""
-    below, above = (round(100 * abs(bound / time.step_s - 1)) for bound in time.band_s)
+    # A band of 47.5% is as wide to either side, whatever its last digits are.
+    below, above = (round(round(100 * abs(bound / time.step_s - 1), 6)) for bound in time.band_s)
     sign = "+-" if ascii_only else "±"
     return f"{sign}{above}%" if below == above else f"-{below}+{above}%"
 

@@ -38,10 +38,13 @@ def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: 
 
 
 def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: float) -> tuple[int, ...]:
-    """Micro batches of each model chunk that a stage holds when its activations are at their most."""
+    """Micro batches of each model chunk that a stage holds when its activations are at their most.
+
+    Of moments with the same bytes it is the first, whatever the last digits of their sums are.
+    """
     return max(
         in_flight(layout.degrees.pp, layout.degrees.vpp, rank, layout.step.gradient_accumulation_steps),
-        key=lambda held: sum(count * size for count, size in zip(held, kept, strict=True)) + held[0] * tower,
+        key=lambda held: round(sum(count * size for count, size in zip(held, kept, strict=True)) + held[0] * tower),
     )
 
 

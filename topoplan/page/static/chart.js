@@ -1,26 +1,27 @@
 /* Memory against speed: every plan a point with its band, under the card's limit; those that are out are crosses. */
 
-import { band, fixed, s, seconds, significant } from "./dom.js";
+import { fixed, s, seconds, significant } from "./dom.js";
 
 /* Cards: what needs more stands at the edge with its size, so that the plans keep their room. */
 const MOST = 1.25;
-const LEFT = 58, RIGHT = 18, TOP = 20, BOTTOM = 46;
+const LABEL = 44, LEFT = 58, RIGHT = 18, TOP = 20, BOTTOM = 46;
 
 export function chart({ plans, out, chosen, other, safe, bands, width, pick, hint }) {
-  const height = width < 600 ? 300 : 400;
+  const height = width < 600 || !plans.length ? 300 : 400;
   const legal = out.filter((one) => one.plan);
   const all = [...plans, ...legal.map((one) => one.plan)];
   const picture = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words(plans, legal) });
   if (!all.length) return picture;
   const speed = (plan) => (bands ? ends(plan) : [plan.tokens_per_s_per_gpu]);
   const card = all[0].memory.capacity_gib, picked = plans.find((plan) => plan.id === chosen);
-  const x = scale(all.flatMap(speed), LEFT, width - RIGHT);
+  const x = scale([...plans.flatMap(speed), ...legal.map((one) => one.plan.tokens_per_s_per_gpu)], LEFT, width - RIGHT);
   const most = plans.length ? Math.max(MOST * card, ...plans.map((plan) => plan.memory.device_gib)) : Infinity;
   const sizes = all.map((plan) => Math.min(plan.memory.device_gib, most));
   const y = scale([...sizes, card, ...(picked ? [card - picked.memory.margin_gib] : [])], height - BOTTOM, TOP);
   picture.append(...axes(x, y, width, height), ...limits(card, picked, y, width));
   for (const plan of plans) if (bands) picture.append(line(plan, x, y, mark(plan, chosen, other)));
-  for (const one of legal) picture.append(...cross(one, x, y, most, hint));
+  const said = [];
+  for (const one of legal) picture.append(...cross(one, x, y, most, hint, said));
   for (const plan of [...plans].reverse()) picture.append(point(plan, x, y, { chosen, other, pick, hint }));
   picture.append(...names(plans, { chosen, other, safe }, x, y, width));
   return picture;
@@ -93,11 +94,14 @@ function crossed(x, y) {
   return `M${x - 5} ${y - 5}l10 10m0 -10l-10 10`;
 }
 
-function cross(one, x, y, most, hint) {
+/* `said` are the places at the edge where a size stands already. */
+function cross(one, x, y, most, hint, said) {
   const { tokens_per_s_per_gpu: speed, memory: { device_gib: size } } = one.plan, at = [x(speed), y(Math.min(size, most))];
-  const said = { onmouseenter: () => hint(one), onclick: () => hint(one) };
-  const words = size > most && s("text", { class: "muted", x: at[0] + 9, y: at[1] + 4 }, `\u2191 ${fixed(size, 0)}`);
-  return [s("path", { class: "point out", d: crossed(...at), ...said }), words].filter(Boolean);
+  const acts = { onmouseenter: () => hint(one), onclick: () => hint(one) };
+  const free = size > most && said.every((other) => Math.abs(other - at[0]) > LABEL);
+  if (free) said.push(at[0]);
+  const words = free && s("text", { class: "muted", x: at[0] + 9, y: at[1] + 4 }, `\u2191 ${fixed(size, 0)}`);
+  return [s("path", { class: "point out", d: crossed(...at), ...acts }), words].filter(Boolean);
 }
 
 /* Beside the points that have a name: the best, the safe one, the picked one, and the other. */
@@ -117,5 +121,5 @@ function names(plans, { chosen, other, safe }, x, y, width) {
 
 export function sentence(plan, label) {
   const tags = plan.tags?.length ? `; ${plan.tags.join(", ")}` : "";
-  return `${label}: ${fixed(plan.memory.device_gib, 1)} of ${fixed(plan.memory.capacity_gib, 1)} GiB, ${seconds(plan.time.step_s)} a step ${band(plan.time)}, ${significant(plan.tokens_per_s_per_gpu)} tokens/s a GPU${tags}`;
+  return `${label}: ${fixed(plan.memory.device_gib, 1)} of ${fixed(plan.memory.capacity_gib, 1)} GiB, ${seconds(plan.time.step_s)} a step ${plan.band}, ${significant(plan.tokens_per_s_per_gpu)} tokens/s a GPU${tags}`;
 }

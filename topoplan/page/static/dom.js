@@ -52,12 +52,6 @@ export function hours(value) {
   return fixed(value, value < 10 ? 2 : value < 100 ? 1 : 0);
 }
 
-/* ±12%, or -8+15% */
-export function band(time) {
-  const [below, above] = time.band.map((end) => Math.round(100 * Math.abs(end / time.step_s - 1)));
-  return below === above ? `±${above}%` : `-${below}+${above}%`;
-}
-
 export function copyButton(text, what, name = "Copy") {
   const button = h("button", { type: "button", "aria-label": `Copy ${what}` }, name);
   button.addEventListener("click", async () => {

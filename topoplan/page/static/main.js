@@ -1,6 +1,6 @@
 /* What the page shows now, and what changes it. */
 
-import { band, command, copyButton, fixed, h, hours, put, seconds } from "./dom.js";
+import { command, copyButton, fixed, h, hours, put, seconds } from "./dom.js";
 import { embedded, inWorker, served } from "./engine.js";
 import { chart, sentence } from "./chart.js";
 import { filterFields, kept, outList, table } from "./table.js";
@@ -21,6 +21,7 @@ function found(id) {
 /* `picked` are the plan and the other one that a link names. */
 function show(page, picked = []) {
   const plans = page.ranking.plans, among = (id) => plans.find((plan) => plan.id === id)?.id;
+  for (const plan of plans) plan.band = page.bands[plan.id];
   state.page = page;
   state.chosen = among(picked[0]) ?? plans[0]?.id ?? null;
   state.other = among(picked[1]) ?? (page.explained ? (plans[1]?.id ?? null) : null);
@@ -45,7 +46,7 @@ function answer(page) {
     h("dl", { class: "lines" }, lines.map(({ title, first, further: more }) => [
       h("dt", {}, title), h("dd", {}, ["Next", "Then"].includes(title) ? command(first) : [h("strong", {}, first), more && `: ${more}`])])),
     best && h("dl", { class: "figures" },
-      figure("A step", seconds(best.time.step_s)), figure("How sure", band(best.time)),
+      figure("A step", seconds(best.time.step_s)), figure("How sure", best.band),
       time && figure("Hours", hours(time.hours)), time && figure("GPU hours", hours(time.gpu_hours)),
       figure("Of the card", `${fixed(best.memory.device_gib, 1)} of ${fixed(best.memory.capacity_gib, 1)} GiB`),
       figure("Tokens/s a GPU", fixed(best.tokens_per_s_per_gpu, 0))),
@@ -64,12 +65,13 @@ function furtherLine(text) {
 function drawPlans() {
   const { page, filters, chosen, other, bands } = state, plans = page.ranking.plans;
   const shown = kept(plans, filters), labels = page.labels;
-  const hint = h("p", { class: "hint", "aria-live": "polite" }, "Point at a plan to read it, click it to pick it. Triangles have something to mind, crosses are out.");
+  const hint = h("p", { class: "hint", "aria-live": "polite" }, 
+    plans.length ? "Point at a plan to read it, click it to pick it. Triangles have something to mind, crosses are out." : "Point at a cross to read why it is out.");
   const say = (one) => { hint.textContent = one.reason ? `${one.label}: ${one.reason}${one.fix ? `; ${one.fix}` : ""}` : sentence(one, labels[one.id]); };
   const width = Math.max(320, Math.min(1240, document.querySelector("#plans > div").clientWidth || 1000));
   put("plans",
     filterFields(plans, filters, (key, value) => { filters[key] = value; drawPlans(); }),
-    h("p", { role: "status" }, shown.length === plans.length ? `${plans.length} ${plans.length === 1 ? "plan" : "plans"}` : `${shown.length} of ${plans.length} plans`),
+    h("p", { role: "status" }, !plans.length ? "no plan fits" : shown.length === plans.length ? `${plans.length} ${plans.length === 1 ? "plan" : "plans"}` : `${shown.length} of ${plans.length} plans`),
     chart({ plans: shown, out: page.out, chosen, other, safe: page.ranking.safe?.id, bands, width, pick, hint: say }),
     hint,
     plans.length > 0 && h("label", {}, h("input", { type: "checkbox", id: "bands", checked: bands, onchange: (event) => { state.bands = event.target.checked; drawPlans(); } }), " show the band of each"),

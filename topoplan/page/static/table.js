@@ -1,6 +1,6 @@
 /* The plans as a table, and the filters above it. */
 
-import { band, fixed, h, hours, seconds } from "./dom.js";
+import { fixed, h, hours, seconds } from "./dom.js";
 
 const DEGREES = {
   backend: "backend", tp: "tp", pp: "pp", vpp: "vpp", cp: "cp", ep: "ep", etp: "etp", dp: "dp", ulysses: "ulysses",
@@ -44,11 +44,11 @@ export function table(plans, { labels, chosen, other, pick, compare }) {
       h("th", { scope: "row", class: "text id" }, labels[plan.id]),
       h("td", {}, fixed(plan.memory.device_gib, 1)),
       h("td", {}, seconds(plan.time.step_s)),
-      h("td", {}, band(plan.time)),
+      h("td", {}, plan.band),
       h("td", {}, fixed(plan.tokens_per_s_per_gpu, 0)),
       h("td", {}, `${fixed(100 * plan.mfu, 0)}%`),
       timed && [h("td", {}, plan.job_time ? hours(plan.job_time.hours) : ""), h("td", {}, plan.job_time ? hours(plan.job_time.gpu_hours) : "")],
-      h("td", { class: "text" }, [...(plan.fits ? [] : ["does not fit"]), ...plan.tags].join(", ")))))));
+      h("td", { class: "text mind" }, [...(plan.fits ? [] : ["does not fit"]), ...plan.tags].join(", ")))))));
 }
 
 export function outList(out) {
