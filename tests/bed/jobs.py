@@ -85,7 +85,11 @@ class Hosts:
         """What the trainer of each host does, as text of bash: one for all, or one for each."""
         texts = dict.fromkeys(NAMES, scripts[0] if scripts else "exit 0") | by_name
         for name, text in texts.items():
-            (self.root / name / "does").write_text(text + "\n")
+            self.does_on(name, text)
+
+    def does_on(self, name: str, text: str) -> None:
+        """The same of one host."""
+        (self.root / name / "does").write_text(text + "\n")
 
     @property
     def bundle(self) -> Bundle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topoplan.run.stacks import elsewhere, stack_lines
+from topoplan.run.stacks import elsewhere, main_threads, stack_lines
 
 WAITS = ["all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "step (train.py:20)"]
 ELSE = ["read (data.py:7)", "fetch (data.py:12)", "step (train.py:18)"]
@@ -28,6 +28,33 @@ def test_the_rank_that_the_others_wait_for_is_in_no_collective(
     stacks: dict[int, list[str]], apart: tuple[int, ...]
 ) -> None:
     assert elsewhere(stacks) == apart
+
+
+SAID = b"""topoplan:rank=1
+Process 87: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 87 (idle)
+    wait_for_data (data.py:3)
+    <module> (train.py:5)
+topoplan:rank=0
+Process 86: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 91 (active+gil): "QueueFeederThread"
+    wait (threading.py:320)
+Thread 86 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:9)
+topoplan:rank=2
+Error: Failed to open process 90
+"""
+
+
+def test_of_what_py_spy_says_the_main_threads_are_read() -> None:
+    assert main_threads(SAID) == {
+        1: ["wait_for_data (data.py:3)", "<module> (train.py:5)"],
+        0: ["all_reduce (torch/distributed/distributed_c10d.py:9)"],
+    }
 
 
 def test_those_that_are_elsewhere_come_first_and_with_more_of_where_they_are() -> None:

@@ -104,6 +104,11 @@ class Client:
                     return str(next(iter(said["errors"])))
         return None
 
+    def failure(self, key: str) -> object:
+        """What the report says of the first failure."""
+        said = json.loads(last_lines(self.output, 1)[0])
+        return (said["failure"] or {}).get(key)
+
 
 @dataclass
 class Result:
@@ -361,11 +366,90 @@ def two_interrupts(draw: Draw) -> None:
 
 
 def disk_full(draw: Draw) -> None:
+    """The log is on that disk too, so that no line says what happened."""
     name, node = draw.victim()
-    draw.hosts.does(LONG, **{name: BEGUN + "yes topoplan | head -c 3000000 || exit 5"})
+    prints = f"{sys.executable} -c 'for i in range(10**6): print(\"a line of a trainer\", i)'"
+    fills, code = draw.chance.choice(
+        [
+            ("yes topoplan | head -c 3000000 || exit 5", 5),
+            ("head -c 3000000 /dev/zero >more || exit 6", 6),
+            (prints, 120),
+        ]
+    )
+    draw.hosts.does(LONG, **{name: f"{BEGUN}{fills}\nexit $?"})
     with small_disk(draw.hosts, name) as workdir:
         fill(workdir, model=f"models/{QWEN3_8B.name}")
-        draw.ends(Client(draw.hosts), 5, blamed=node)
+        client = Client(draw.hosts)
+        draw.ends(client, code, 1, blamed=node)
+        draw.result.check("the kind of failure", client.failure("kind"), "disk-full")
+
+
+STEP = 'echo "[default0]:  5%|## | $i/9999 [00:01<59:00, 1.00s/it]"'
+RANK_PY = """
+import sys, time
+def all_reduce(): time.sleep(600)
+def wait_for_data(): time.sleep(600)
+wait_for_data() if sys.argv[1:] == ["hangs"] else all_reduce()
+"""
+"""In a file that is called as torch's own; py-spy shows where it is."""
+
+
+def hang(draw: Draw) -> None:
+    """A rank hangs, and all others wait for it: without py-spy nobody knows which it is."""
+    name, node = draw.victim()
+    hung = 2 * NAMES.index(name) + draw.chance.randrange(2)
+    spy, program = shutil.which("py-spy"), draw.hosts.root / "distributed_c10d.py"
+    program.write_text(RANK_PY)
+    for place, host in enumerate(NAMES):
+        link = draw.hosts.root / host / "venv" / "bin" / "py-spy"
+        if spy is not None and not link.exists():
+            link.symlink_to(spy)
+        ranks = "".join(
+            f"RANK={rank} {sys.executable} {program} {'hangs' if rank == hung else ''} &\n"
+            for rank in (2 * place, 2 * place + 1)
+        )
+        steps = draw.chance.randint(0, 8)
+        draw.hosts.does_on(host, f"{BEGUN}for ((i = 1; i <= {steps}; i++)); do {STEP}; sleep 0.2; done\n{ranks}wait")
+    client = Client(draw.hosts, "--hang-after", f"{draw.chance.uniform(3, 8):.1f}s")
+    draw.ends(client, 1, blamed=node) if spy else draw.result.check("the exit code", client.wait(), 1)
+    draw.result.check("the kind of failure", client.failure("kind"), "hang")
+    draw.result.check("the rank", client.failure("rank"), hung, *(() if spy else (None,)))
+
+
+def pauses(draw: Draw) -> None:
+    """Nothing is wrong: each step comes before it is too late."""
+    waits = "; ".join(f"i={i}; {STEP}; sleep {draw.chance.uniform(0, 4):.2f}" for i in range(1, 6))
+    draw.hosts.does(BEGUN + "sleep 15", **{draw.victim()[0]: BEGUN + waits})
+    draw.ends(Client(draw.hosts, "--hang-after", "14s"), 0)
+
+
+TIMED_OUT = (
+    "[rank{rank}]:[E602 11:17:52.3 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=2847, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600080 ms",
+    "[rank{rank}]: RuntimeError: [unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete",
+)
+
+
+def timed_out(draw: Draw) -> None:
+    """A rank hangs until the collectives of the others time out, each a moment after the other."""
+    name, node = draw.victim()
+    hung = 2 * NAMES.index(name) + draw.chance.randrange(2)
+    text = draw.chance.choice(TIMED_OUT)
+    for place, host in enumerate(NAMES):
+        said = "".join(
+            f"sleep {draw.chance.uniform(0, 0.3):.2f}; echo '[default{rank % 2}]:{text.format(rank=rank)}'\n"
+            for rank in (2 * place, 2 * place + 1)
+            if rank != hung
+        )
+        end = (
+            LONG
+            if host == name and draw.chance.random() < 0.5
+            else f"sleep {draw.chance.uniform(0.5, 1.5):.2f}; exit 1"
+        )
+        draw.hosts.does_on(host, f"{BEGUN}sleep 0.5\n{said}{end}")
+    client = Client(draw.hosts)
+    draw.ends(client, 1, blamed=node)
+    draw.result.check("the rank", client.failure("rank"), hung)
 
 
 def directory_deleted(draw: Draw) -> None:
@@ -506,7 +590,10 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "client SIGINT twice": (4, two_interrupts),
     "client SIGTERM": (6, client_signal(signal.SIGTERM)),
     "client SIGKILL": (10, client_signal(signal.SIGKILL)),
-    "a disk fills up": (5, disk_full),
+    "a disk fills up": (6, disk_full),
+    "a rank hangs": (8, hang),
+    "steps with pauses": (3, pauses),
+    "collectives time out": (8, timed_out),
     "run directory deleted": (6, directory_deleted),
     "another user in the workdir": (6, another_user),
     "a node starts late": (4, late),

@@ -17,7 +17,9 @@ Stacks = Mapping[int, Sequence[str]]
 """By rank over all nodes: functions with their places, such as `fetch (data.py:12)`, the innermost first."""
 
 _RANK = re.compile(r"topoplan:rank=(?P<rank>[0-9]{1,9})")
-_THREAD = re.compile(r'Thread .*"(?P<name>[^"]*)"$')
+_PROCESS = re.compile(r"Process (?P<pid>[0-9]{1,9}):")
+_THREAD = re.compile(r'Thread (?P<id>\S+) [^"]*(?:"(?P<name>[^"]*)")?$')
+"""Named once the program has used its threads."""
 _COLLECTIVE = re.compile(r"\((?:\S*/)?(?:distributed_c10d|c10d_logger|_functional_collectives)\.py:")
 _ALIKE = 3
 """Ranks are at the same place where so many of their innermost functions are the same."""
@@ -34,14 +36,22 @@ def node_stacks(
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
     done = connection.run(programs.STACKS, *job_words(run_dir, started), deadline_s=deadline_s)
+    return main_threads(done.stdout)
+
+
+def main_threads(said: bytes) -> dict[int, list[str]]:
+    """What py-spy said of each rank, behind a line of ours that names it."""
     found: dict[int, list[str]] = {}
     frames: list[str] | None = None
-    rank = -1
-    for line in map(shown_line, done.stdout.split(b"\n")):
+    rank, pid = -1, ""
+    for line in map(shown_line, said.split(b"\n")):
         if match := _RANK.fullmatch(line):
             rank, frames = int(match["rank"]), None
+        elif match := _PROCESS.match(line):
+            pid = match["pid"]
         elif match := _THREAD.match(line):
-            frames = found.setdefault(rank, []) if match["name"] == "MainThread" and rank >= 0 else None
+            is_main = rank >= 0 and (match["name"] == "MainThread" or match["id"] == pid)
+            frames = found.setdefault(rank, []) if is_main else None
         elif frames is not None and line.startswith("    "):
             frames.append(line.strip())
     return found
