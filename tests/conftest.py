@@ -21,7 +21,7 @@ ON_HOSTS = {
         "test_run",
         "test_watch",
         "test_stopping",
-        "test_supervise",
+        *("test_supervise", "test_attempts"),
         "run/test_attach",
     ),
     *(

@@ -116,12 +116,12 @@ if [[ -f "$index" ]]; then
   fi
 fi
 [[ -f "$dataset_dir/dataset_info.json" ]] || fail "no dataset_info.json in $dataset_dir (from $PWD)"
-for checkpoint in "$output_dir"/checkpoint-*; do
-  if [[ -d "$checkpoint" ]]; then
-    printf '%s: %s has checkpoints, and the trainer goes on from the last one\n' node-02.sh "$output_dir" >&2
-    break
-  fi
-done
+# The last checkpoint that was written to its end: it has the file that comes last.
+last_checkpoint="$(printf '%s\n' "$output_dir"/checkpoint-*/trainer_state.json | sort -V | tail -n 1)"
+[[ -f "$last_checkpoint" ]] && last_checkpoint="${last_checkpoint%/*}" || last_checkpoint=""
+if [[ -n "$last_checkpoint" ]]; then
+  printf '%s: the trainer goes on from %s\n' node-02.sh "$last_checkpoint" >&2
+fi
 
 # LLaMA-Factory trains with Megatron-core, through mcore_adapter
 export USE_MCA=1
@@ -154,8 +154,10 @@ mkdir -p -- "$log_dir"
 
 # The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.
 # exec, so that signals reach torchrun, which ends its workers.
+resume=()
+[[ -z "$last_checkpoint" ]] || resume=("resume_from_checkpoint='${last_checkpoint//\'/\'\'}'")
 exec "$python" -m torch.distributed.run \
   --nnodes 4 --node_rank 2 --nproc_per_node 8 \
   --master_addr "$master_addr" --master_port "$master_port" \
   --max_restarts 0 --log_dir "$log_dir" --tee 3 \
-  -m llamafactory.launcher "$bundle_dir/train.yaml"
+  -m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}

@@ -395,10 +395,27 @@ def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_s
         bundle = one_node(root, model=QWEN3_30B, job=trainer, ep=2, **layout)
         fill(bundle, model="models/mine")
         assert "checkpoint" not in run_one(root).stderr
-        (bundle / "saves/my run/checkpoint-100").mkdir(parents=True)
+        saves = bundle / "saves/my run"
+        for step in (90, 100, 110):
+            (saves / f"checkpoint-{step}").mkdir(parents=True)
+        for step in (90, 100):
+            (saves / f"checkpoint-{step}" / "trainer_state.json").touch()
         started = run_one(root)
         assert started.code == code
-        assert ("goes on from the last one" if code == 0 else "cannot be resumed from") in started.stderr
+        if code == 0:
+            assert "node-00.sh: the trainer goes on from saves/my run/checkpoint-100\n" in started.stderr
+            assert started.argv[-1] == "resume_from_checkpoint='saves/my run/checkpoint-100'"
+        else:
+            assert "cannot be resumed from" in started.stderr
+
+
+def test_a_checkpoint_that_is_not_whole_is_kept_from_a_trainer_that_would_take_it(tmp_path: Path) -> None:
+    bundle = one_node(tmp_path, job={"trainer": {"output_dir": "saves", "model_name_or_path": "models/mine"}})
+    fill(bundle, model="models/mine")
+    (bundle / "saves" / "checkpoint-100").mkdir(parents=True)
+    started = run_one(tmp_path)
+    assert (started.code, started.argv[-1]) == (0, f"{bundle}/train.yaml")
+    assert [path.name.rpartition("-")[0] for path in (bundle / "saves").iterdir()] == ["incomplete-checkpoint-100"]
 
 
 def test_a_secret_is_in_no_file_and_comes_from_the_shell(tmp_path: Path) -> None:
@@ -545,6 +562,7 @@ def test_no_name_can_break_a_script_or_run_a_command(
             for host in HOSTS
         )
         (inside / "saves" / data / "checkpoint-1").mkdir(parents=True)
+        (inside / "saves" / data / "checkpoint-1" / "trainer_state.json").touch()
         said = said.replace("${", "$(")
         trainer = {
             "model_name_or_path": f"models/{model}",
@@ -566,9 +584,10 @@ def test_no_name_can_break_a_script_or_run_a_command(
         assert started.cwd == str(inside)
         assert started.env["MINE"] == value
         assert started.env["VIRTUAL_ENV"] == str(python)
-        assert started.argv[-1] == f"{bundle}/train.yaml"
+        assert started.argv[-2] == f"{bundle}/train.yaml"
+        # What the trainer reads as YAML again.
+        assert yaml.safe_load(started.argv[-1].partition("=")[2]) == f"saves/{data}/checkpoint-1"
         assert started.option("--master_addr") == (user.strip() or "h")
-        assert f"saves/{data} has checkpoints" in started.stderr
         obey_readme(bundle / "README.md", root / "probe")
         assert not list(root.rglob("PWNED"))
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
+from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_30B, make_spec_and_plan
 from tests.bundle.shell_scripts import assert_sound
 from tests.bundle.test_node_script import NAMES, NASTY, fill, make_python, scratch
 from tests.sizes import examples
@@ -94,12 +94,18 @@ def test_the_job_asks_for_whole_nodes_with_one_task_each() -> None:
         "--exclusive",
         "--mem=0",
         "--propagate=NONE",
-        "--no-requeue",
+        "--requeue",
+        "--open-mode=append",
         "--output=slurm-%j.out",
     ]
     assert options(text)[0].startswith("--job-name=Qwen3-VL-8B-Instruct-tp4-pp1-")
     # sbatch stops reading at the first command.
     assert text.rindex("#SBATCH --") < text.index("set -euo pipefail")
+
+
+def test_a_job_that_could_not_go_on_is_not_begun_again() -> None:
+    text = script(model=QWEN3_30B, tp=2, ep=2, etp=1)
+    assert {"--no-requeue", "--requeue"} & set(options(text)) == {"--no-requeue"}
 
 
 def test_the_time_limit_is_left_to_the_user_with_the_prediction_beside_it() -> None:

@@ -22,6 +22,10 @@ from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFile
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
+GOES_ON = "the trainer goes on from"
+"""What a script says on standard error before the last whole checkpoint, whose name ends in the number of its step."""
+
+
 def script_name(node: int) -> str:
     """File name of a node's script."""
     return f"node-{node:02d}.sh"
@@ -61,6 +65,7 @@ def node_script(spec: Spec, layout: Layout, way: Way, trainer: TrainerFiles, run
         "files": tuple(trainer.files),
         "main_file": MAIN_FILE,
         "incomplete": INCOMPLETE,
+        "goes_on": GOES_ON,
         "hub_id": spec.model.name if spec.model.config_path is None and is_hub_id(spec.model.name) else None,
         "to_fill_in": run.to_fill_in if run.dataset == DATASET_TO_FILL_IN else None,
         "placeholder": DATASET_TO_FILL_IN,

@@ -31,6 +31,7 @@ _SPARE_HOURS = 1  # for data that are tokenised first, and storage that is slowe
 # An option of the user that says otherwise what one of ours says: sbatch refuses the two together, or adds them up.
 _TAKES_PLACE_OF: Mapping[str, str] = {
     "requeue": "no-requeue",
+    "no-requeue": "requeue",
     "mem-per-cpu": "mem",
     "mem-per-gpu": "mem",
     "gpus": "gpus-per-node",
@@ -67,7 +68,7 @@ def job_script(draft: Draft) -> str:
         "run": draft.trainer.run_name,
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
-        "options": _options(cluster, draft.trainer.run_name),
+        "options": _options(draft),
         "secrets": cluster.secrets,
         "hosts": [host.address for host in cluster.hosts],
         "master_addr": draft.master_address,
@@ -138,8 +139,9 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _options(cluster: Cluster, run_name: str) -> list[SbatchOption]:
+def _options(draft: Draft) -> list[SbatchOption]:
     """Ours, with the user's in their place, and then the user's others."""
+    cluster = draft.spec.cluster
     user: dict[str, str | bool] = {}
     for name, value in cluster.slurm.items():
         try:
@@ -151,7 +153,7 @@ def _options(cluster: Cluster, run_name: str) -> list[SbatchOption]:
     replaced = {_TAKES_PLACE_OF[name] for name, value in user.items() if name in _TAKES_PLACE_OF and value is not False}
     if "gpu" in str(user.get("gres", "")):
         replaced.add("gpus-per-node")
-    ours = [option for option in _own_options(cluster, run_name) if option.name not in user.keys() | replaced]
+    ours = [option for option in _own_options(draft) if option.name not in user.keys() | replaced]
     theirs = [
         SbatchOption(name=name, value=value, reason="" if index else "from slurm in the cluster spec")
         for index, (name, value) in enumerate((name, value) for name, value in user.items() if value is not False)
@@ -159,8 +161,9 @@ def _options(cluster: Cluster, run_name: str) -> list[SbatchOption]:
     return [*ours, *theirs]
 
 
-def _own_options(cluster: Cluster, run_name: str) -> Iterator[SbatchOption]:
-    yield SbatchOption(name="job-name", value=run_name)
+def _own_options(draft: Draft) -> Iterator[SbatchOption]:
+    cluster = draft.spec.cluster
+    yield SbatchOption(name="job-name", value=draft.trainer.run_name)
     yield SbatchOption(name="nodes", value=str(cluster.nodes))
     yield SbatchOption(name="ntasks-per-node", value="1", reason="a task starts the processes of all GPUs of its node")
     yield SbatchOption(name="gpus-per-node", value=str(cluster.gpus_per_node))
@@ -171,11 +174,12 @@ def _own_options(cluster: Cluster, run_name: str) -> Iterator[SbatchOption]:
     yield SbatchOption(
         name="propagate", value="NONE", reason="not the limits of the login node: RDMA needs locked memory"
     )
-    yield SbatchOption(
-        name="no-requeue",
-        value=True,
-        reason="a job that lost a node ends; with --requeue it starts again, and resumes from its last checkpoint",
-    )
+    if draft.run.checkpoints.resumable and cluster.slurm.get("requeue") is not False:
+        again = "a job that lost a node is started again, and goes on from its last whole checkpoint"
+        yield SbatchOption(name="requeue", value=True, reason=again)
+        yield SbatchOption(name="open-mode", value="append", reason="behind what it wrote before that")
+    else:
+        yield SbatchOption(name="no-requeue", value=True, reason="a job that lost a node ends, and is not begun again")
     yield SbatchOption(name="output", value=_OUTPUT, reason="in the directory in which sbatch is called")
     if cluster.hosts:
         yield SbatchOption(

@@ -39,6 +39,9 @@ Detach = Annotated[bool, typer.Option("--detach", "-d", help="Leave it running o
 StopOnExit = Annotated[
     bool, typer.Option("--stop-on-exit", help="Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
 ]
+Retries = Annotated[
+    int, typer.Option("--retries", metavar="N", min=0, help="Start it again after failures that are worth it.")
+]
 
 
 def launch(
@@ -52,6 +55,7 @@ def launch(
     nodes: Nodes = None,
     exclude: Exclude = None,
     stop_on_exit: StopOnExit = False,
+    retries: Retries = 0,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     hang_after: HangAfter = None,
@@ -71,6 +75,10 @@ def launch(
     program where the hosts have py-spy. --hang-after ends it then: before the first step any line is a sign of life,
     from then on a step or a progress bar; the time has to be longer than a checkpoint takes.
 
+    With --retries it is started again from the last whole checkpoint when a host, a rank or a link was lost, up to so
+    many times, once nothing of it is left on any host; not when its input, its software, the memory or a disk is at
+    fault.
+
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C;
     143: SIGTERM.
     """
@@ -82,11 +90,13 @@ def launch(
     settings = Settings(
         detach=detach,
         stop_on_exit=stop_on_exit,
+        retries=retries,
         grace_s=grace,
         lost_after_s=lost_host_after,
         hang_after_s=hang_after,
     )
     read = read_bundle(bundle)
+    _check_retries(read, settings)
     choose_nodes(read, nodes or (), exclude or ())
     config = SshConfig()
     by_address = config.targets(node.host for node in read.nodes)
@@ -99,6 +109,17 @@ def launch(
         read, targets, values, settings, accept_new=accept_new, as_json=as_json, preflight=not no_preflight
     )
     raise typer.Exit(outcome.code)
+
+
+def _check_retries(bundle: Bundle, settings: Settings) -> None:
+    """Raises InputError where nobody could start the run again, or the trainer could not go on."""
+    from topoplan.errors import InputError
+
+    if settings.retries and settings.detach:
+        raise InputError("nobody is there to start it again", where="--retries", remedy="leave out --detach")
+    if settings.retries and not bundle.draft.run.checkpoints.resumable:
+        what = "the trainer cannot go on from the checkpoints of this plan"
+        raise InputError(what, where="--retries", remedy="see README.md of the bundle; or choose another plan")
 
 
 def _launch(
@@ -114,14 +135,14 @@ def _launch(
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
     from topoplan.report.session import LAUNCH, launch_lines, outcome_to_dict
+    from topoplan.run.attempts import LaunchAgain
     from topoplan.run.events import Event
-    from topoplan.run.launch import LaunchSession
 
     output = EventOutput(LAUNCH if as_json else None)
     for note in bundle.notes:
         output.tell(Event(kind="note", text=note))
     with Interrupts(endings=True) as interrupts:
-        outcome = LaunchSession(
+        outcome = LaunchAgain(
             bundle,
             targets,
             output.access(accept_new=accept_new),

@@ -78,7 +78,7 @@ def needs_of(
         gpu_bytes=plan.memory.device_bytes,
         host_bytes=plan.memory.host_bytes,
         checkpoint=run.checkpoint,
-        resumable=run.resumable,
+        resumable=run.checkpoints.resumable,
     )
 
 

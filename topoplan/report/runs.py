@@ -37,6 +37,7 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
         table = table_of("run", "made (UTC)", right=("nodes",), last=("last seen", "hosts"))
         for run in good:
             code = "" if run.code is None else f", exit code {run.code}"
+            code += f", started {len(run.attempts) + 1} times" if run.attempts else ""
             table.add_row(
                 Text(run.run_id),
                 Text(run.created[:16].replace("T", " ")),

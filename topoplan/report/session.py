@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from topoplan.report.failure import error_to_dict, failure_lines, failure_to_dict
+from topoplan.report.text import counted
 from topoplan.run.events import Event
 from topoplan.run.session import Outcome
 
@@ -46,12 +49,15 @@ def outcome_to_dict(outcome: Outcome, schema: str) -> dict[str, Any]:
         "failure": failure_to_dict(outcome.failure) if outcome.failure is not None else None,
         "errors": {node: error_to_dict(error) for node, error in outcome.errors.items()},
         "running": list(outcome.running),
+        "attempts": [asdict(attempt) for attempt in outcome.attempts],
+        "lost_steps": outcome.lost_steps,
     }
 
 
 def launch_lines(outcome: Outcome) -> Iterator[str]:
     """How a launch ended, and what there is to do."""
     run = shlex.quote(outcome.run)
+    yield from _attempts(outcome)
     if outcome.failure is not None:
         yield from failure_lines(outcome.failure)
         if not outcome.running:
@@ -81,6 +87,23 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
         for node in outcome.running:
             yield f"topoplan: {node} could not be stopped, and may run on: {outcome.errors[node]}"
         yield from _next(run, "stop")
+
+
+def _attempts(outcome: Outcome) -> Iterator[str]:
+    """The starts before the last, what they cost, and the hosts that failed more than once."""
+    if not outcome.attempts:
+        return
+    lost = f"{counted(outcome.lost_steps, 'step')} had to be done again" if outcome.lost_steps else "no step was lost"
+    yield f"topoplan: run {outcome.run} was started {counted(len(outcome.attempts) + 1, 'time')}; {lost}"
+    for number, attempt in enumerate(outcome.attempts, 1):
+        step = "" if attempt.last_step is None else f", at step {attempt.last_step}"
+        yield f"  {number}: {attempt.reason} ({attempt.host}){step}"
+    hosts = Counter(attempt.host for attempt in outcome.attempts)
+    if outcome.failure is not None:
+        hosts[outcome.failure.host] += 1
+    for host, times in hosts.items():
+        if times > 1:
+            yield f"topoplan: {host} failed first {times} times: see to its machine, or leave it out of the spec"
 
 
 def attach_lines(outcome: Outcome) -> Iterator[str]:

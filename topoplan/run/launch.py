@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -82,7 +82,10 @@ class LaunchSession(Session):
         return True
 
     def _begin(self) -> Outcome | None:
-        refused = self._reach() or self._check() or self._prepare() or self._upload() or self._start()
+        return self._reach() or self._check() or self._prepare() or self._start_all()
+
+    def _start_all(self) -> Outcome | None:
+        refused = self._upload() or self._start()
         if refused is not None:
             return refused
         grace_s = stopped_with_grace_s(self._run, time.monotonic())
@@ -261,11 +264,13 @@ class LaunchSession(Session):
             self._note("stopped", code, reason=reason, nodes=watch.nodes if watch is not None else ())
         return Outcome(end="interrupted", code=code, run=self._run, errors=left, running=tuple(left))
 
-    def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:
+    def _stop_all(
+        self, watch: Watch | None = None, *, grace_s: float | None = None, only: Collection[str] | None = None
+    ) -> dict[str, HostError]:
         if self._is_interrupted():
             note_stop(self._run, self._settings.grace_s)
             self._step("stop", f"stopping {_hosts(len(self._nodes))}; Ctrl-C again leaves at once")
-        return super()._stop_all(watch, grace_s=grace_s)
+        return super()._stop_all(watch, grace_s=grace_s, only=only)
 
     # ----------------------------------------------------------------------------------------------------- small things
 
@@ -307,7 +312,7 @@ def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
 def _place(node: BundleNode, target: Target, run_id: str) -> NodeRecord:
     host = node.host
     # A directory for each node: hosts may share the file system. A relative one is in the user's home.
-    own = (runs_directory_on(target), node.name, f"{run_id}-{secrets.token_hex(8)}")
+    own = (runs_directory_on(target), node.name, called_on_host(run_id))
     return NodeRecord(
         node=node.node,
         name=target.name,
@@ -317,6 +322,11 @@ def _place(node: BundleNode, target: Target, run_id: str) -> NodeRecord:
         run_dir=posixpath.join(host.workdir or "", *own),
         script=node.script,
     )
+
+
+def called_on_host(run_id: str) -> str:
+    """What a run is called on a host; nothing else has that name."""
+    return f"{run_id}-{secrets.token_hex(8)}"
 
 
 def runs_directory_on(target: Target) -> str:

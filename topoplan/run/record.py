@@ -135,6 +135,26 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A start of the run that failed, and after which it was started again."""
+
+    ended: str
+    """When it was over: UTC, ISO 8601."""
+    node: str
+    """Label of the one that failed first."""
+    host: str
+    """Its address."""
+    reason: str
+    """One line on why."""
+    first_step: int | None = None
+    """Optimizer step from which it went on; None: from the beginning, or not known."""
+    last_step: int | None = None
+    """The last one that was seen; None: none was."""
+    run_dirs: tuple[str, ...] = ()
+    """On the hosts, in the order of the nodes: their logs are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run."""
 
@@ -161,6 +181,9 @@ class RunRecord:
     ssh_config: str | None = None
     """SSH configuration that was given in place of the user's own."""
     nodes: tuple[NodeRecord, ...] = ()
+    """Of the last attempt."""
+    attempts: tuple[Attempt, ...] = ()
+    """Those before it."""
     measurement: Measurement | None = None
     """None: it has not ended, or its logs tell of too few steps."""
 
@@ -174,8 +197,9 @@ class RunRecord:
         return runs_directory() / self.run_id
 
     def log(self, node: NodeRecord) -> Path:
-        """The copy of a node's log; there once something was copied."""
-        return self.directory() / f"{node.label}.log"
+        """The copy of a node's log in the last attempt; there once something was copied."""
+        attempt = f".{len(self.attempts) + 1}" if self.attempts else ""
+        return self.directory() / f"{node.label}{attempt}.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

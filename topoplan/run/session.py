@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
@@ -30,7 +30,7 @@ from topoplan.run.failure import FAILED, Failure, first_cause, hang
 from topoplan.run.measurement import fetch, measured_words, measurement
 from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
-from topoplan.run.record import RunRecord, RunState
+from topoplan.run.record import Attempt, RunRecord, RunState
 from topoplan.run.secrets import Mask
 from topoplan.run.settings import Settings
 from topoplan.run.stacks import stack_lines
@@ -61,6 +61,10 @@ class Outcome:
     """By node: what kept the launch from going on, or the node from being stopped or seen."""
     running: tuple[str, ...] = ()
     """Nodes on which something of the run may still be running."""
+    attempts: tuple[Attempt, ...] = ()
+    """Those before the last."""
+    lost_steps: int = 0
+    """Optimizer steps that these did for nothing."""
 
 
 class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
@@ -100,6 +104,8 @@ class Session(ABC):
         """What was predicted of it, where that is known."""
         self._is_noted = not self.OWNS
         """Whether others can find the run."""
+        self._last_step: int | None = None
+        """Of the trainer, when the run failed."""
         self._give_up = False
 
     def go(self) -> Outcome:
@@ -213,11 +219,16 @@ class Session(ABC):
             errors, left = _unseen(watch.nodes), _not_ended(watch.nodes)
         if elsewhere:
             return self._stopped_elsewhere(code, errors, left, watch.nodes)
+        self._last_step = watch.status.step or None
+        outcome = Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
         if self.OWNS or not left:
-            reason = failure.reason if failure is not None else ""
-            words = "; not stopped: ".join(filter(None, (reason, ", ".join(left))))
-            self._note("failed", code, reason=words, nodes=watch.nodes)
-        return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
+            self._note_failure(outcome, watch.nodes)
+        return outcome
+
+    def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
+        reason = outcome.failure.reason if outcome.failure is not None else ""
+        words = "; not stopped: ".join(filter(None, (reason, ", ".join(outcome.running))))
+        self._note("failed", outcome.code, reason=words, nodes=nodes)
 
     def _hung(self, watch: Watch) -> Outcome:
         """End a run in which no step comes any more."""
@@ -268,11 +279,14 @@ class Session(ABC):
             self._note("stopped", code, reason="topoplan runs stop", nodes=nodes)
         return Outcome(end="stopped", code=code, run=self._run, errors=errors, running=running)
 
-    def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:
+    def _stop_all(
+        self, watch: Watch | None = None, *, grace_s: float | None = None, only: Collection[str] | None = None
+    ) -> dict[str, HostError]:
         """Stop the nodes, at once, and take in their last output. What could not be stopped."""
         settings = self._settings
+        wanted = [node for node in self._nodes.values() if only is None or node.name in only]
         return stop_all(
-            sorted(self._nodes.values(), key=lambda node: node.node),
+            sorted(wanted, key=lambda node: node.node),
             settings if grace_s is None else replace(settings, grace_s=grace_s),
             reconnect=self._reconnect,
             at_once=lambda: self._interrupts() > int(self.OWNS),

@@ -24,6 +24,10 @@ class Settings:
     start_s: float = 30.0
     starting_s: float = 30.0
     """How long who comes back waits for a launch that is about to start the run."""
+    retries: int = 0
+    """How often the run is started again after a failure that is worth it."""
+    back_s: float = 900.0
+    """Before that, how long hosts are waited for that cannot be asked whether anything of it is left."""
     lost_after_s: float | None = None
     """A host that was not seen for so long is given up, and the watching with it; None: never."""
     hang_after_s: float | None = None

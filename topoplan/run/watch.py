@@ -238,6 +238,11 @@ class Watch:
         quiet = self._hang_after_s is not None and self.silence.quiet_s >= self._hang_after_s
         return quiet and self._asks_stacks is not None and self._asks_stacks.done.is_set()
 
+    @property
+    def status(self) -> Status:
+        """Where training is."""
+        return self._progress.status()
+
     def close(self) -> None:
         """Follow no more. The job goes on, where it does."""
         self._closed = True

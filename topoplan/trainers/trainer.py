@@ -80,6 +80,23 @@ class ReadmeWords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """What a run leaves in its output_dir to go on from: a directory for each checkpoint, whose name ends in the number
+    of its step. The script of each node finds the last whole one, so all have to see the same output_dir."""
+
+    resumable: bool = True
+    """Whether the trainer can go on from one of this layout."""
+    directories: str = "checkpoint-*"
+    """Pattern of bash."""
+    whole: str = "trainer_state.json"
+    """A file in it that is written last: without it, it is not whole."""
+    tracker: str = ""
+    """A file in output_dir with the step of the last whole one, where there is no such file in each."""
+    takes_any: bool = False
+    """Whether the trainer, where it is told none, takes the one with the highest number, whole or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRun:
     """What a run wants of a node, and leaves there. Paths are absolute, or relative to the working directory."""
 
@@ -103,10 +120,7 @@ class TrainerRun:
     """Why weights with scales beside them cannot be read (a comment), and the message that says so; None: they can."""
     checkpoint: CheckpointSize
     pauses: Pauses
-    checkpoint_dirs: str = "checkpoint-*"
-    """Pattern of bash for the directories in output_dir that hold one each."""
-    resumable: bool = True
-    """Whether the trainer can go on from a checkpoint in output_dir, which it then does unasked."""
+    checkpoints: Checkpoints = Checkpoints()
     steps: int | None = None
     """Optimizer steps of the whole run; None when the spec does not say how many samples there are."""
     readme: ReadmeWords
@@ -138,7 +152,8 @@ class Way:
     """What a run wants, from the keys of MAIN_FILE, which a person may have edited since."""
     start: Callable[[Spec, Layout, int], str]
     """The end of a node's script, from a comment to `exec`: bash that starts the processes of the node of this number.
-    It finds $python, $bundle_dir, $master_addr, $master_port and $log_dir; `torchrun_command` is the usual one."""
+    It finds $python, $bundle_dir, $master_addr, $master_port, $log_dir, and $last_checkpoint, which is empty where
+    there is no whole one; `torchrun_command` is the usual one."""
     versions: Callable[[], Mapping[str, Any]]
     """Package -> version that the files are for, as plan.json has them."""
     codec: Codec | None = None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from dataclasses import replace
@@ -107,7 +108,9 @@ def plan_name(bundle: Path) -> str:
     return str(json.loads((bundle / "plan.json").read_text())["run"])
 
 
-def run_head(root: Path, output: str, code: int = 0, earlier: str = "log") -> subprocess.CompletedProcess[str]:
+def run_head(
+    root: Path, output: str, code: int = 0, earlier: str = "log", noted: str = ""
+) -> subprocess.CompletedProcess[str]:
     """The script of node 0, alone, with a stand-in for Python."""
     inside, python = root / "work", root / "venv" / "bin" / "python"
     for directory in (inside / "models" / "Qwen" / "Qwen3-8B", inside / "chats", python.parent):
@@ -124,7 +127,9 @@ def run_head(root: Path, output: str, code: int = 0, earlier: str = "log") -> su
     )
     write_bundle(generate(spec, plan, trainer="trinity"), root / "bundle")
     words = {"PATH": "/usr/bin:/bin", "HOME": str(root), "PROBE": str(root), "OUTPUT": output, "CODE": str(code)}
-    (inside / "saves/topoplan" / plan_name(root / "bundle") / earlier).mkdir(parents=True)
+    saves = inside / "saves/topoplan" / plan_name(root / "bundle")
+    (saves / earlier).mkdir(parents=True)
+    (saves / "latest_checkpointed_iteration.txt").write_text(noted)
     script = ["bash", str(root / "bundle" / "node-00.sh")]
     return subprocess.run(script, env=words, text=True, capture_output=True, check=False, timeout=60)
 
@@ -140,9 +145,11 @@ def test_a_run_starts_ray_and_the_launcher_and_ends_both(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_that_the_run_would_go_on_from_is_told(tmp_path: Path) -> None:
-    done = run_head(tmp_path, "", earlier="global_step_625")
+    done = run_head(tmp_path / "one", "", earlier="global_step_625")
+    assert (done.returncode, "goes on from" in done.stderr) == (0, False)
+    done = run_head(tmp_path / "two", "", earlier="global_step_625", noted="625")
     assert done.returncode == 0
-    assert "has checkpoints, and the trainer goes on from the last one" in done.stderr
+    assert re.search(r"node-00\.sh: the trainer goes on from .*/global_step_625\n", done.stderr)
 
 
 @pytest.mark.parametrize("what", ["Error in Trainer", "Trainer failed"])

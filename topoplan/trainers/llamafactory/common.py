@@ -8,13 +8,25 @@ from typing import Any
 from topoplan.catalog.releases import releases
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.requirements import Versions
+from topoplan.trainers.trainer import Checkpoints
 
-LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml"'
-"""What each process runs: launcher.py calls `run_exp` as a module, and `read_args` takes argv[1] as the YAML."""
+LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
+"""What each process runs: launcher.py calls `run_exp` as a module; `read_args` takes argv[1] as the YAML, and what
+follows in place of its keys."""
+
+RESUME_FROM = """\
+resume=()
+[[ -z "$last_checkpoint" ]] || resume=("resume_from_checkpoint='${last_checkpoint//\\'/\\'\\'}'")
+"""
+"""Bash, ahead of LAUNCHER."""
 
 RESUME = """\
-start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
-  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
+start the same again. The script names the last whole checkpoint in `output_dir` to the trainer, which skips
+  the samples that it has seen."""
+
+CHECKPOINTS = Checkpoints(takes_any=True)
+"""transformers/trainer.py, _save_checkpoint writes trainer_state.json last, on the first rank, after all others have
+written their parts; hparams/parser.py takes get_last_checkpoint, which is that with the highest number."""
 
 CACHING_ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF",

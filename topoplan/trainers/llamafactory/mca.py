@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -13,9 +14,11 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
+    CHECKPOINTS,
     LAUNCHER,
     RECORD_VRAM,
     RESUME,
+    RESUME_FROM,
     VERSIONS,
     dataset_directory,
 )
@@ -34,10 +37,13 @@ from topoplan.trainers.torchrun import torchrun_command
 from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Way
 from topoplan.trainers.traits import MCA
 
-_START = """\
+_START = (
+    """\
 # The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.
 # exec, so that signals reach torchrun, which ends its workers.
 """
+    + RESUME_FROM
+)
 
 _NO_RESUME = """\
 the adapter cannot resume from the checkpoints of this layout (torch_dist, since etp differs from tp).
@@ -66,7 +72,7 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
             "are quantized, and the trainer reads none such; convert them to bf16, or take an unquantized model",
         ),
         checkpoint=checkpoint_size(spec, layout, values),
-        resumable=can_resume,
+        checkpoints=replace(CHECKPOINTS, resumable=can_resume),
         steps=(count := _steps(spec.job, values)),
         pauses=pauses_of(values, spec.job, count),
         readme=_readme(spec, requirements, can_resume=can_resume),

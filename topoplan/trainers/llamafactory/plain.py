@@ -12,9 +12,11 @@ from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
+    CHECKPOINTS,
     LAUNCHER,
     RECORD_VRAM,
     RESUME,
+    RESUME_FROM,
     VERSIONS,
     dataset_directory,
 )
@@ -71,6 +73,7 @@ def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerR
             "are quantized, and only adapters (LoRA) are trained beside such; take an unquantized model",
         ),
         checkpoint=plain_checkpoint_size(spec, layout, values),
+        checkpoints=CHECKPOINTS,
         steps=(count := steps(spec.job, values)),
         pauses=pauses_of(values, spec.job, count),
         readme=_readme(spec, layout, requirements),
@@ -119,11 +122,11 @@ def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -
 
 def _start(spec: Spec, layout: Layout, node: int) -> str:
     if layout.backend == "fsdp2":
-        return _ACCELERATE_START + _accelerate_command(spec, node)
+        return _ACCELERATE_START + RESUME_FROM + _accelerate_command(spec, node)
     if layout.backend == "deepspeed":
         config = f"\"deepspeed='${{bundle_dir//\\'/\\'\\'}}/{deepspeed_file.FILE}'\""
-        return _DEEPSPEED_START + torchrun_command(spec, node, f"{LAUNCHER} {config}")
-    return _START + torchrun_command(spec, node, LAUNCHER)
+        return _DEEPSPEED_START + RESUME_FROM + torchrun_command(spec, node, f"{LAUNCHER} {config}")
+    return _START + RESUME_FROM + torchrun_command(spec, node, LAUNCHER)
 
 
 def _accelerate_command(spec: Spec, node: int) -> str:

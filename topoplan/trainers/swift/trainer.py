@@ -31,7 +31,7 @@ from topoplan.trainers.swift.samples import files_in
 from topoplan.trainers.swift.sft import sft_files
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
 from topoplan.trainers.swift.start import start, start_megatron
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerRun, Way
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, Trainer, TrainerRun, Way
 from topoplan.trainers.traits import PACKED_APART
 
 _ALLOCATOR = EnvVar(
@@ -90,6 +90,7 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
         checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
         steps=steps(job, values),
         words=_readme(spec, f"ms-swift{engine}", files=files),
+        checkpoints=Checkpoints(),
     )
 
 
@@ -111,6 +112,11 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
         checkpoint=_megatron_checkpoint(spec, values),
         steps=_megatron_steps(spec.job, values),
         words=_readme(spec, "ms-swift on Megatron-core (mcore_bridge)"),
+        # Merged adapters lie beside them, in `checkpoint-N-merged`.
+        checkpoints=Checkpoints(
+            directories="checkpoint-*[0-9]" if spec.job.finetuning == "lora" else "checkpoint-*",
+            whole="latest_checkpointed_iteration.txt",
+        ),
         also={"flash-attn": _FLASH},
     )
 
@@ -124,6 +130,7 @@ def _trainer_run(
     checkpoint: CheckpointSize,
     steps: int | None,
     words: ReadmeWords,
+    checkpoints: Checkpoints,
     also: Mapping[str, str] = MappingProxyType({}),
 ) -> TrainerRun:
     vision = {} if spec.model.vision is None else _VISION
@@ -138,6 +145,7 @@ def _trainer_run(
         requirements=requirements,
         environment=environment,
         checkpoint=checkpoint,
+        checkpoints=checkpoints,
         steps=steps,
         pauses=pauses_of(values, spec.job, steps),
         readme=replace(words, install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),

@@ -15,7 +15,7 @@ from topoplan.trainers.log import Log, loss_key, value_of
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
-from topoplan.trainers.trainer import ReadmeWords, Trainer, TrainerRun, Way
+from topoplan.trainers.trainer import Checkpoints, ReadmeWords, Trainer, TrainerRun, Way
 from topoplan.trainers.trinity import reading, traits
 from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
@@ -67,7 +67,8 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
             "are quantized; take an unquantized model",
         ),
         checkpoint=_checkpoint(spec, values),
-        checkpoint_dirs="global_step_*",  # trainer/verl/trainer.py, save_checkpoint
+        # trainer/verl_trainer.py, save_checkpoint; verl's find_latest_ckpt_path reads the note of the last one.
+        checkpoints=Checkpoints(directories="global_step_*", tracker="latest_checkpointed_iteration.txt"),
         steps=training_steps(spec.job),
         pauses=Pauses(save_every=values["trainer"].get("save_interval")),
         readme=ReadmeWords(

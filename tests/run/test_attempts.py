@@ -1,0 +1,108 @@
+"""Runs that are started again, on real sshd hosts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bed.jobs import LABELS, SETTINGS, Hosts, Once, Ran
+from topoplan.remote.identities import Access
+from topoplan.run.attempts import LaunchAgain, begun_at, lost_steps
+from topoplan.run.events import Event
+from topoplan.run.record import Attempt, load
+from topoplan.run.settings import Settings
+
+BEGINS = """\
+exec 9>"{root}/$HOSTNAME.rank"
+flock -n 9 || echo an old rank lives >>"{root}/beside"
+first="{root}/$HOSTNAME.begun"
+"""
+"""Every process of a job holds the lock, wherever it goes."""
+TRAINS = BEGINS + "setsid sleep 600 & echo \"{{'loss': 1.0}}\"; [ -e $first ] || {{ : >$first; sleep 600; }}; kill $!"
+FAILS = BEGINS + "[ -e $first ] || {{ : >$first; sleep 0.5; {fault}; }}"
+
+
+AGAIN = replace(SETTINGS, retries=2, back_s=60)
+
+
+def launch(hosts: Hosts, *, settings: Settings = AGAIN, on: Callable[[Event], None] = lambda event: None) -> Ran:
+    events: list[Event] = []
+
+    def tell(event: Event) -> None:
+        events.append(event)
+        on(event)
+
+    started = time.monotonic()
+    outcome = LaunchAgain(hosts.bundle, hosts.targets(), Access(), settings=settings, tell=tell).go()
+    assert not (hosts.root / "beside").exists()
+    return Ran(outcome=outcome, events=events, took_s=time.monotonic() - started)
+
+
+def does(hosts: Hosts, fault: str) -> None:
+    hosts.does(TRAINS.format(root=hosts.root), three=FAILS.format(root=hosts.root, fault=fault))
+
+
+def test_a_rank_that_was_killed_is_worth_another_start(hosts: Hosts) -> None:
+    does(hosts, "kill -KILL $$")
+    ran = launch(hosts)
+    assert (ran.outcome.end, ran.outcome.code) == ("ended", 0), ran.failure
+    (attempt,) = ran.outcome.attempts
+    assert (attempt.node, "137" in attempt.reason) == ("node-02", True)
+    record = load()
+    assert (record.state, record.attempts) == ("ended", (attempt,))
+    assert {node.run_dir for node in record.nodes}.isdisjoint(attempt.run_dirs)
+    assert sorted(path.name for path in record.directory().glob("node-02*")) == ["node-02.2.log", "node-02.log"]
+    hosts.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("fault", ["exit 7", "echo CUDA out of memory; exit 1", "echo No space left on device; exit 1"])
+def test_what_would_go_wrong_again_is_not(hosts: Hosts, fault: str) -> None:
+    does(hosts, fault)
+    ran = launch(hosts)
+    assert (ran.outcome.end, ran.outcome.attempts, load().state) == ("failed", (), "failed")
+    hosts.assert_nothing_is_left()
+
+
+def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: Hosts) -> None:
+    hosts.does(TRAINS.format(root=hosts.root))
+    healed: list[float] = []
+
+    def heal() -> None:
+        healed.append(time.monotonic())
+        hosts.bed.heal("three")
+
+    def cut() -> None:
+        hosts.bed.cut("three")
+        threading.Timer(10, heal).start()
+
+    ran = launch(hosts, settings=replace(AGAIN, lost_after_s=2), on=Once("loss", cut))
+    assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+    assert [attempt.node for attempt in ran.outcome.attempts] == ["node-02"]
+    assert healed
+    assert any("when nothing of it can be left; waiting up to 60 s for node-02" in event.text for event in ran.events)
+    hosts.assert_nothing_is_left()
+
+
+def test_who_stops_the_run_meanwhile_is_heard(hosts: Hosts) -> None:
+    does(hosts, "kill -KILL $$")
+    ran = launch(hosts, on=Once("starting it again", hosts.stop_from_another_client, ""))
+    assert (ran.outcome.end, load().state) == ("stopped", "stopped")
+    hosts.assert_nothing_is_left()
+
+
+def test_steps_that_were_done_twice_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "node-00.log"
+    log.write_text("node-00.sh: the trainer goes on from /out/checkpoint-500\n{'loss': 1.0}\n")
+    assert begun_at(log) == 500
+    assert begun_at(tmp_path / "none") is None
+
+    def attempt(first: int | None, last: int | None) -> Attempt:
+        return Attempt(ended="", node=LABELS[0], host="h", reason="", first_step=first, last_step=last)
+
+    # 80 steps behind the first checkpoint, 120 behind the second; none in a start that came to no step.
+    assert lost_steps([attempt(None, 580), attempt(500, 720), attempt(600, None)], 600) == 80 + 120

@@ -1,0 +1,159 @@
+"""Starting a run again after a failure: what is worth it, and what was lost by it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from topoplan.bundle.node_script import GOES_ON
+from topoplan.remote.waiting import Deadline
+from topoplan.run import record as records
+from topoplan.run.events import Event
+from topoplan.run.failure import Failure
+from topoplan.run.launch import LaunchSession, called_on_host
+from topoplan.run.outcome import stopped_with_grace_s
+from topoplan.run.record import Attempt
+from topoplan.run.session import Outcome
+from topoplan.run.sight import age
+from topoplan.run.watch import Watched
+
+WORTH_IT = frozenset(
+    {
+        *("lost", "killed", "terminated", "abort", "crash", "hang"),
+        *("nccl", "nccl-peer", "nccl-timeout", "network", "rendezvous"),
+        *("gpu-broken", "gpu-fault"),
+    }
+)
+"""Kinds of causes that another start may not meet again: a host, a rank or a link that was lost. What is wrong with the
+input, the software, a disk or the memory will be wrong again."""
+_HEAD_BYTES = 256 * 1024
+"""Of a log, in which the script of the node says where the trainer begins."""
+_LOOK_AGAIN_S = 1.0
+"""Between attempts to ask hosts whether anything of a run is left."""
+_BEGINS = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
+
+
+def is_worth_it(failure: Failure | None) -> bool:
+    """Whether the run may go well where it is started again."""
+    return failure is not None and failure.diagnosis is not None and failure.diagnosis.kind in WORTH_IT
+
+
+def begun_at(log: Path) -> int | None:
+    """The step from which a trainer went on, by the copy of the first node's log; None where that does not say it."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as file:
+            found = _BEGINS.search(file.read(_HEAD_BYTES))
+    except OSError:
+        return None
+    return int(found["step"]) if found else None
+
+
+def lost_steps(attempts: Sequence[Attempt], last_first_step: int | None) -> int:
+    """Steps that were done and had to be done again. `last_first_step` is that of the last attempt."""
+    begins = [*(attempt.first_step for attempt in attempts[1:]), last_first_step]
+    return sum(max(0, (one.last_step or 0) - (step or 0)) for one, step in zip(attempts, begins, strict=True))
+
+
+def _beside(run_dir: str) -> str:
+    """Another directory for the same run on the same host."""
+    parent, name = posixpath.split(run_dir)
+    return posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
+
+
+class LaunchAgain(LaunchSession):
+    """A launch that starts the run again after a failure that is worth it, as often as the settings have it."""
+
+    def _watch(self) -> Outcome:
+        outcome = super()._watch()
+        while self._is_worth_another(outcome):
+            if (ended := self._again(outcome)) is not None:
+                outcome = ended
+                break
+            outcome = super()._watch()
+        attempts = self._record.attempts
+        lost = lost_steps(attempts, self._begun_at()) if attempts else 0
+        return replace(outcome, attempts=attempts, lost_steps=lost)
+
+    def _is_worth_another(self, outcome: Outcome) -> bool:
+        """Only where all nodes are known to have begun: what is on its way to a host could start there later."""
+        return (
+            outcome.end == "failed"
+            and len(self._record.attempts) < self._settings.retries
+            and is_worth_it(outcome.failure)
+            and all(node.started is not None for node in self._nodes.values())
+            and not self._is_interrupted()
+        )
+
+    def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
+        if not self._is_worth_another(outcome):
+            super()._note_failure(outcome, nodes)
+
+    def _again(self, failed: Outcome) -> Outcome | None:
+        """Start the run once more, when nothing of the old one is left anywhere. The outcome where that is not so."""
+        self._runs = False
+        ended = self._wait_until_nothing_is_left(failed)
+        if ended is not None:
+            return ended
+        self._note_attempt(failed)
+        for connection in {*self._connections.values(), *(node.connection for node in self._nodes.values())}:
+            if connection is not None:
+                connection.close()
+        self._nodes = {}
+        refused = self._reach()
+        if refused is None:
+            return self._start_all()
+        outcome = replace(failed, errors=refused.errors)
+        super()._note_failure(outcome)
+        return outcome
+
+    def _wait_until_nothing_is_left(self, failed: Outcome) -> Outcome | None:
+        """None once that is so; else how the run is now."""
+        left, deadline = dict(failed.errors), Deadline(self._settings.back_s)
+        if left:
+            hosts = ", ".join(f"{name} ({error.what})" for name, error in left.items())
+            most = age(self._settings.back_s)
+            text = f"it is started again when nothing of it can be left; waiting up to {most} for {hosts}"
+            self._tell(Event(kind="note", text=text))
+        while True:
+            self._end_if_interrupted()
+            asked = stopped_with_grace_s(self._run, time.monotonic()) is not None
+            if asked or records.load(self._run).state == "stopped":
+                return self._stopped_elsewhere(failed.code, left, tuple(left))
+            if not left:
+                return None
+            if deadline.left_s <= 0 or any(error.problem == "command" for error in left.values()):
+                outcome = replace(failed, errors=left, running=tuple(left))
+                super()._note_failure(outcome)
+                return outcome
+            time.sleep(_LOOK_AGAIN_S)
+            left = self._stop_all(only=left)
+
+    def _note_attempt(self, failed: Outcome) -> None:
+        failure, known = failed.failure, self._record
+        if failure is None or failure.diagnosis is None:
+            raise ValueError("only what has a cause is started again")
+        reason = self._mask.text(f"{failure.reason}: {failure.diagnosis.cause}")
+        attempt = Attempt(
+            ended=records.now_text(),
+            node=failure.node,
+            host=failure.host,
+            reason=reason,
+            first_step=self._begun_at(),
+            last_step=self._last_step,
+            run_dirs=tuple(node.run_dir for node in known.nodes),
+        )
+        count = len(known.attempts) + 1
+        text = f"{reason}; starting it again, {count} of {self._settings.retries}"
+        self._step("again", text, attempt=count, node=failure.node, host=failure.host)
+        nodes = tuple(replace(node, run_dir=_beside(node.run_dir), started=None, code=None) for node in known.nodes)
+        attempts = (*known.attempts, attempt)
+        self._record = records.update(
+            self._run, nodes=nodes, attempts=attempts, state="starting", code=None, ended=None, reason=""
+        )
+
+    def _begun_at(self) -> int | None:
+        return begun_at(self._record.log(self._record.nodes[0]))
