@@ -64,8 +64,7 @@ def launch(
     """Puts it there over SSH and starts all nodes together.
 
     The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C leaves at once. A closed terminal
-    or a killed `topoplan` leaves the run going, unless --stop-on-exit: see `topoplan runs status`, `attach` and `stop`.
-    Then a node that fails is noticed by the others, which end a while later.
+    or a killed `topoplan` leaves the run going (see `topoplan runs`), where one node's failure ends the others later.
 
     A host that cannot be seen ends nothing: it is tried again until it can. What ended meanwhile is found then. Where
     its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,
@@ -75,9 +74,8 @@ def launch(
     program where the hosts have py-spy. --hang-after ends it then: before the first step any line is a sign of life,
     from then on a step or a progress bar; the time has to be longer than a checkpoint takes.
 
-    With --retries it is started again from the last whole checkpoint when a host, a rank or a link was lost, up to so
-    many times, once nothing of it is left on any host; not when its input, its software, the memory or a disk is at
-    fault.
+    With --retries it is started again from the last whole checkpoint, up to so many times, when a host, a rank or a
+    link was lost and nothing is left on any host; not where input, software, memory or a disk is at fault.
 
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C;
     143: SIGTERM.
@@ -98,17 +96,14 @@ def launch(
     read = read_bundle(bundle)
     _check_retries(read, settings)
     choose_nodes(read, nodes or (), exclude or ())
-    config = SshConfig()
-    by_address = config.targets(node.host for node in read.nodes)
+    by_address = SshConfig().targets(node.host for node in read.nodes)
     targets = dict(zip((node.name for node in read.nodes), by_address.values(), strict=True))
     if dry_run:
         _show_dry_run(read, targets, preflight=not no_preflight, grace_s=grace, as_json=as_json)
         return
     values = take(read.draft.spec.cluster.secrets)
-    outcome = _launch(
-        read, targets, values, settings, accept_new=accept_new, as_json=as_json, preflight=not no_preflight
-    )
-    raise typer.Exit(outcome.code)
+    done = _launch(read, targets, values, settings, accept_new=accept_new, as_json=as_json, preflight=not no_preflight)
+    raise typer.Exit(done.code)
 
 
 def _check_retries(bundle: Bundle, settings: Settings) -> None:

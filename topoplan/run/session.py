@@ -219,6 +219,11 @@ class Session(ABC):
             errors, left = _unseen(watch.nodes), _not_ended(watch.nodes)
         if elsewhere:
             return self._stopped_elsewhere(code, errors, left, watch.nodes)
+        return self._over_with(watch, failure, code, errors, left)
+
+    def _over_with(
+        self, watch: Watch, failure: Failure | None, code: int, errors: Mapping[str, HostError], left: tuple[str, ...]
+    ) -> Outcome:
         self._last_step = watch.status.step or None
         outcome = Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
         if self.OWNS or not left:
@@ -235,9 +240,7 @@ class Session(ABC):
         failure = hang(watch, ranks_per_node=self._ranks_per_node)
         self._step("stop", f"{failure.what}: stopping all nodes, as --hang-after wants")
         errors = self._stop_all(watch)
-        words = "; not stopped: ".join(filter(None, (failure.reason, ", ".join(errors))))
-        self._note("failed", FAILED, reason=words, nodes=watch.nodes)
-        return Outcome(end="failed", code=FAILED, run=self._run, failure=failure, errors=errors, running=tuple(errors))
+        return self._over_with(watch, failure, FAILED, errors, tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
         """Whether somebody had asked to stop the run before the first node ended. Then the others are waited for as
