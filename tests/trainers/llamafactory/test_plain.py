@@ -61,7 +61,7 @@ def test_each_backend_is_started_in_its_own_way() -> None:
         return bundle(**BACKENDS[backend])["node-02.sh"].partition("\nexec ")[2]
 
     assert start("ddp").startswith('"$python" -m torch.distributed.run')
-    assert start("ddp").endswith('-m llamafactory.launcher "$bundle_dir/train.yaml"\n')
+    assert '  -m llamafactory.launcher "$bundle_dir/train.yaml" ' in start("ddp")
     assert "--nnodes 4 --node_rank 2 --nproc_per_node 8" in start("deepspeed")
     assert "ds_config.json" in start("deepspeed")
     assert start("fsdp2").startswith(
