@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from importlib.metadata import distributions
 from importlib.metadata import files as files_of
@@ -18,13 +19,13 @@ import topoplan
 from topoplan.cli.page import asked_on
 from topoplan.page.html import playground_html
 
+ROOT = Path(__file__).resolve().parents[1]
 PYODIDE = "314.0.7"
 PYTHON, PLATFORM = "3.14", "pyemscripten_2026_0_wasm32"
-# A pair that belongs together, of which there is a wheel for that platform.
-COMPILED = ("pydantic==2.14.3", "pydantic-core==2.50.4")
+"""These three go together: a newer Pyodide has another Python and platform, and wants other wheels."""
 INSTALLED = (
-    *("annotated-doc", "annotated-types", "click", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "networkx"),
-    *("packaging", "pygments", "pyyaml", "rich", "shellingham", "typer", "typing-extensions", "typing-inspection"),
+    *("annotated-doc", "click", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "networkx", "packaging", "pyyaml"),
+    *("rich", "shellingham", "typer"),
 )
 """What planning imports, as far as it is there: newer typers need no click. Of what is compiled, the same in Python."""
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
@@ -55,9 +56,11 @@ def runtime(scratch: Path, target: Path) -> None:
 
 
 def compiled(scratch: Path) -> list[Path]:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    """Wheels of what pyproject.toml pins, with what it needs; pip refuses a pair that does not belong together."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
     where = ["--dest", str(scratch), "--python-version", PYTHON, "--platform", PLATFORM, "--platform", "any"]
-    subprocess.run([*command, *where, *COMPILED], check=True)
+    subprocess.run([*command, *where, *project["optional-dependencies"]["playground"]], check=True)
     return sorted(scratch.glob("*.whl"))
 
 
@@ -70,7 +73,8 @@ def pack(packed: zipfile.ZipFile, wheels: list[Path]) -> None:
     here = {one.name.lower().replace("_", "-") for one in distributions()}
     for package in sorted(here & set(INSTALLED)):
         for one in files_of(package) or ():
-            if one.parts[0] != ".." and one.suffix not in (".so", ".pyc", ".pyd") and "__pycache__" not in one.parts:
+            left_out = {"..", "__pycache__", "tests"} & set(one.parts) or one.suffix in (".so", ".pyc", ".pyd")
+            if not left_out:
                 packed.write(str(one.locate()), str(one))
     root = Path(topoplan.__file__).parent
     for path in sorted(root.rglob("*")):
