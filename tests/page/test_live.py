@@ -14,7 +14,7 @@ import pytest
 
 from tests.page.asked import CONFIG, FLAGSHIP, HOSTILE, LARGE, ROOT, SPEC, ranked
 from tests.page.conftest import Open
-from tests.page.test_browser import serious
+from tests.page.test_browser import first_paint_ms, serious
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import Questions, server_of
 
@@ -48,6 +48,7 @@ def title(page: Any, words: str) -> None:
 
 def test_numbers_are_those_of_the_command_line(serve: Callable[..., str], open_page: Open) -> None:
     page, best = open_page(serve(FLAGSHIP[0])), ranked("flagship")["best"]
+    assert first_paint_ms(page) < 1000
     assert best["id"] in page.locator("#answer").inner_text()
     assert f"{best['device_gib']:.1f} GiB" in page.locator("#plan").inner_text()
     page.locator("#plan .terms summary").first.click()

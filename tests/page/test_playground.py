@@ -17,6 +17,7 @@ import pytest
 from tests import playground
 from tests.page.asked import LARGE, SHIPPED
 from tests.page.conftest import Open
+from tests.page.test_browser import first_paint_ms
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import _EXAMPLE, Questions
 
@@ -85,8 +86,7 @@ def test_numbers_are_those_of_this_python(address: str, open_page: Open) -> None
 
 
 def test_it_is_there_soon(address: str, open_page: Open) -> None:
-    page = open_page(address)
-    assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 1000
+    assert first_paint_ms(open_page(address)) < 1000
 
 
 def ask(page: Any, **values: str) -> None:
