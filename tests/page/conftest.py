@@ -48,7 +48,7 @@ def open_page(chromium: Any) -> Iterator[Open]:
         contexts.append(context)
         context.route("**/*", checked)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(30_000)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(address)
