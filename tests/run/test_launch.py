@@ -207,6 +207,20 @@ class TestAStopByAnotherClient:
         hosts.assert_nothing_is_left()
 
 
+class TestARunInWhichNothingMoves:
+    def test_is_told_and_ended_where_that_is_wanted(self, hosts: Hosts) -> None:
+        hosts.does("echo begun; sleep 600", two="for i in 1 2 3 4 5; do echo $i; sleep 0.5; done; sleep 600")
+        ran = hosts.launch(settings=replace(SETTINGS, hang_after_s=2.5))
+        hosts.assert_nothing_is_left()
+        [said] = ran.of("silence")
+        assert said.startswith("nothing was written for 2 s, and no step has come; the last lines:\n  node-0")
+        assert "node-01, 2 s ago: 5" in said
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
+        assert (ran.diagnosis.kind, ran.diagnosis.rank, ran.failure.stacks) == ("hang", None, ())
+        assert records.load().state == "failed"
+        assert records.load().reason.endswith(": no step for 2 s")
+
+
 class TestAStartThatFails:
     def test_on_one_host_stops_what_the_others_started(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
         hosts.does(LONG)
