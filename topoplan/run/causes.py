@@ -59,8 +59,8 @@ SHM = (
 )
 FULL_DISK = "make room on that machine, or point output_dir, HF_HOME and TMPDIR to a larger disk"
 HANG = (
-    "a data loader, a file system that does not answer, a GPU that fell out, or a collective that not all ranks call:"
-    " `py-spy dump` there shows where it is while it hangs"
+    "look what it waits for: data, a file system that does not answer, a GPU that fell out, or a collective that not"
+    " all ranks call; `py-spy dump --pid` there shows its place while it hangs"
 )
 _INSTALL = "install it in the environment that the node script uses, in the same version on every node"
 _VERSIONS = (

@@ -271,7 +271,7 @@ def _hung(late: WaitedFor) -> _Found:
     return _Found(
         weight=Weight.LINK,
         kind="hang",
-        cause=f"{who} did not come where {others} for it until their time was over: it hangs, or is far behind",
+        cause=f"{who} did not come: {others} for it, until their time was over",
         remedy=HANG,
         evidence=tuple(map(_shown, late.evidence)),
         rank=late.ranks[0] if one else None,

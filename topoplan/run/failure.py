@@ -130,7 +130,7 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     elif late is not None:
         cause = f"{late.name if rank is None else f'rank {rank}'} wrote its last line long before all others"
     else:
-        cause = "a rank hangs, and nothing says which; with py-spy on the hosts its place in the program would be here"
+        cause = "a rank hangs, and nothing says which; py-spy, in the job's environment, would show where each is"
     return Failure(
         node=node.name,
         host=node.address,
@@ -144,8 +144,10 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     )
 
 
-def _what(node: Watched) -> str:
+def _what(node: Watched, diagnosis: Diagnosis | None) -> str:
     """Of a node that has not been seen to its end."""
+    if diagnosis is not None and diagnosis.kind == "hang":
+        return "a rank of it hangs, or is far behind"
     if node.unseen is not None:
         return "its host cannot be seen, and its peers have lost it too"
     if node.state is not None and node.state.state in OVER:
@@ -218,7 +220,7 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     failure = Failure(
         node=first.name,
         host=first.address,
-        what=first.failure or _said_of(first, nodes).removeprefix(f"{first.name} ") or _what(first),
+        what=first.failure or _said_of(first, nodes).removeprefix(f"{first.name} ") or _what(first, diagnosis),
         code=first.code,
         diagnosis=diagnosis,
         tail=tuple(first.tail.lines()),
