@@ -38,6 +38,13 @@ _DECLARED_CHOICES = {
     "moe_token_dispatcher_type": ("allgather", "alltoall"),
 }
 """Of mcore_adapter's `training_args.py`, where Megatron takes others too."""
+_ALLOCATOR_OPTIONS = (
+    *("backend", "expandable_segments", "garbage_collection_threshold", "graph_capture_record_stream_reuse"),
+    *("max_non_split_rounding_mb", "max_split_size_mb", "per_process_memory_fraction", "pinned_num_register_threads"),
+    *("pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_use_cuda_host_register"),
+    *("release_lock_on_cudamalloc", "roundup_power2_divisions", "use_cuda_host_register"),
+)
+"""torch 2.13 c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp."""
 _FORM_A_VARIABLES = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -222,9 +229,32 @@ def _allocator_overwritten(setup: Setup, launch: Launch) -> Iterator[Finding]:
     value = known(variable)
     if variable is None or value is None or not is_llamafactory_cli(launch) or value == "expandable_segments:True":
         return
-    if known(launch.variable("OPTIM_TORCH")) is not None and not is_enabled(launch, "OPTIM_TORCH"):
+    if _keeps_allocator(launch):
         return
     yield RULES["launch-allocator-overwritten"].on(launch, variable, value=value)
+
+
+def _keeps_allocator(launch: Launch) -> bool:
+    """Whether the processes get PYTORCH_CUDA_ALLOC_CONF as it was set."""
+    is_off = known(launch.variable("OPTIM_TORCH")) is not None and not is_enabled(launch, "OPTIM_TORCH")
+    return is_off or not is_llamafactory_cli(launch)
+
+
+def _allocator_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """What torch's allocator does not understand: it stops where the first tensor is put on the GPU."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        variable = launch.variable(name)
+        value = known(variable)
+        if variable is None or not value or not _keeps_allocator(launch):
+            continue
+        for option in re.split(r",(?![^\[]*\])", value):
+            key, colon, setting = (part.strip() for part in option.partition(":"))
+            said = {"name": name, "option": option.strip()}
+            if not colon or (key not in _ALLOCATOR_OPTIONS and nearest(key, _ALLOCATOR_OPTIONS)):
+                remedy = nearest(re.split("[=:]", key)[0], _ALLOCATOR_OPTIONS)
+                yield RULES["launch-allocator-option"].on(launch, variable, remedy=remedy, **said)
+            elif key == "expandable_segments" and setting not in ("True", "False"):
+                yield RULES["launch-allocator-option.value"].on(launch, variable, **said)
 
 
 _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
@@ -242,4 +272,5 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _sudo,
     _relative_path,
     _allocator_overwritten,
+    _allocator_options,
 )

@@ -151,6 +151,20 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
         yield RULES["launch-process-count.idle"].on(launch, setting, idle=devices - count, **said)
 
 
+def _visible(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """GPUs that are hidden from the processes, or shown twice."""
+    variable = launch.variable("CUDA_VISIBLE_DEVICES")
+    shown = known(variable)
+    if variable is None or shown is None or "--use_cpu" in launch.arguments or from_outside(launch):
+        return
+    devices = [one.strip() for one in shown.split(",")]
+    twice = next((one for one in devices if devices.count(one) > 1), None)
+    if devices[0] in ("", "-1", "NoDevFiles", "none"):
+        yield RULES["launch-no-gpu"].on(launch, variable, value=variable.value)
+    elif twice is not None:
+        yield RULES["launch-gpu-twice"].on(launch, variable, value=variable.value, twice=twice)
+
+
 def _same_node_rank(setup: Setup) -> Iterator[Finding]:
     """Two commands for the same node of one job."""
     seen: dict[tuple[object, ...], Launch] = {}
@@ -205,4 +219,5 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _address,
     _rendezvous,
     _processes,
+    _visible,
 )

@@ -25,6 +25,7 @@ _SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 _OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID)\b")
 _NODES = re.compile(r"(?:--nodes[= ]|(?<!\S)-N ?=?)(\d+)(?![\d-])")
 _TASKS_PER_NODE = re.compile(r"--ntasks-per-node[= ](\d+)")
+_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[A-Za-z][\w.-]*:)?(\d+)")
 _TASKS = re.compile(r"(?:--ntasks[= ]|(?<!\S)-n ?=?)(\d+)")
 
 
@@ -73,8 +74,7 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
     """More than one task a node, each of which starts all processes of the node."""
     if "srun" not in launch.wrappers:
         return
-    own = " ".join(line for _, line in lines_of(launch)).partition("srun")[2]
-    job = _job_options(launch)
+    own, job = _own_options(launch), _job_options(launch)
     tasks = _number(_TASKS_PER_NODE, own)
     if tasks is None and (count := _number(_TASKS, own)) is not None:
         tasks = count // max(1, _number(_NODES, own) or _number(_NODES, job) or 1)
@@ -85,8 +85,35 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
     yield RULES["launch-slurm-tasks"].on(launch, tasks=tasks, starter=launch.called or launch.program)
 
 
+def _other_nodes(launch: Launch) -> Iterator[Finding]:
+    """Nodes of the job beside those that the command counts on."""
+    nodes, setting = _number(_NODES, _job_options(launch)), _setting(launch, "nnodes", "num_machines")
+    wanted = count_of(setting)
+    if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
+        return  # not known, or another rule tells
+    is_part = _number(_NODES, _own_options(launch)) is not None  # one srun of several
+    if wanted > nodes or (wanted < nodes and not is_part):
+        yield RULES["launch-slurm-nodes"].on(launch, setting, wanted=wanted, nodes=nodes)
+
+
+def _other_gpus(launch: Launch) -> Iterator[Finding]:
+    """GPUs of the job on a node beside the processes there."""
+    gpus = _number(_GPUS_PER_NODE, _own_options(launch)) or _number(_GPUS_PER_NODE, _job_options(launch))
+    setting = setting_of(launch, "nproc_per_node")
+    wanted = count_of(setting)
+    if gpus is None or setting is None or wanted is None or wanted == gpus:
+        return
+    rule = RULES["launch-slurm-gpus" if wanted > gpus else "launch-slurm-gpus.idle"]
+    yield rule.on(launch, setting, wanted=wanted, gpus=gpus, idle=gpus - wanted)
+
+
 def _setting(launch: Launch, option: str, of_accelerate: str) -> Option | Variable | None:
     return setting_of(launch, of_accelerate if launch.starter == "accelerate" else option)
+
+
+def _own_options(launch: Launch) -> str:
+    """What its srun says."""
+    return " ".join(line for _, line in lines_of(launch)).partition("srun")[2]
 
 
 def _job_options(launch: Launch) -> str:
@@ -99,4 +126,10 @@ def _number(pattern: re.Pattern[str], text: str) -> int | None:
     return int(found[-1][:6]) if found else None
 
 
-_RULES: tuple[Callable[[Launch], Iterator[Finding]], ...] = (_first_node_alone, _rank_of_the_script, _several_tasks)
+_RULES: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
+    _first_node_alone,
+    _rank_of_the_script,
+    _several_tasks,
+    _other_nodes,
+    _other_gpus,
+)

@@ -11,6 +11,7 @@ from topoplan.reading.values import flag, number, value_of, whole, words
 from topoplan.specs.facts import facts_of
 from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.swift.rules.swift_arguments import argument_findings, command_of
+from topoplan.trainers.swift.rules.swift_refused import refused_findings
 from topoplan.trainers.swift.rules.table import RULES
 
 _PRESETS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
@@ -21,6 +22,7 @@ _LORA_ARGUMENTS = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules")
 def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong in the arguments of ms-swift."""
     for configuration in setup.of("swift", "swift-megatron"):
+        yield from refused_findings(setup, configuration)
         yield from argument_findings(configuration, command_of(setup, configuration))
         if configuration.trainer == "swift":
             yield from _evaluation(configuration)
