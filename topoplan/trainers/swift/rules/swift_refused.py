@@ -28,11 +28,11 @@ _TUNERS = (
 
 def refused_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     """What ms-swift stops at."""
-    is_megatron = configuration.trainer == "swift-megatron"
-    for key, refusal, remedy in (_megatron if is_megatron else _sharded)(configuration):
+    is_sharded = configuration.trainer == "swift"
+    for key, refusal, remedy in (_sharded if is_sharded else _megatron)(configuration):
         yield RULES["swift-refused-together"].at(configuration, key, refusal=refusal, remedy=remedy)
     launch = launch_of(setup, configuration)
-    if not is_megatron and launch is not None:
+    if is_sharded and launch is not None:
         yield from _spread(configuration, launch)
 
 
