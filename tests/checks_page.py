@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import groupby
 from string import Formatter
 
-from topoplan.lint.rules.registry import all_rules
+from topoplan.lint.rules.registry import all_rules, further_rules
 from topoplan.reading.rules import Rule
 
 _HEAD = """# What `topoplan check` looks for
@@ -15,14 +15,16 @@ _HEAD = """# What `topoplan check` looks for
 Made by `make readme` from the tables of the rules; what stands in *italics* is filled in. `error`: it will not start,
 or trains something else than is written; `warning`: it works, worse than it could or only by luck; `note`: worth
 knowing. What is so at some versions of a package is judged by the version that `software` of the spec, a lock file
-beside the file, `pip install` in a script or the environment names. Not listed are rules on bundles that
-`topoplan generate` wrote (`bundle-...`) and on what `--cluster` predicts.
+beside the file, `pip install` in a script or the environment names.
+
+Each rule has its heading here (`checks.md#launch-nested-torchrun`). `--select` and `--ignore` take its name, or how
+names begin: `launch`.
 """
 
 
 def checks_page() -> str:
     """The whole page."""
-    rules = sorted(all_rules(), key=lambda rule: (rule.reads, rule.id))
+    rules = sorted((*all_rules(), *further_rules()), key=lambda rule: (rule.reads, rule.id))
     parts = [_HEAD]
     for reads, of_place in groupby(rules, key=lambda rule: rule.reads):
         here = list(of_place)

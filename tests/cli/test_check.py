@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cli.conftest import Cli
 from tests.reading.setups import FULL_YAML
@@ -145,3 +146,43 @@ def test_a_length_can_be_given_where_the_files_have_none(cli: Cli, tmp_path: Pat
 
     assert "taken are 2,048 tokens" in usual
     assert "taken are 8,192 tokens" in longer
+
+
+FAULTY = "export NCCL_DEBUG=INFO\ntorchrun --nproc_pre_node 8 b.py\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "rules"),
+    [
+        ((), 1, ["launch-unknown-option", "env-nccl-log"]),
+        (("--select", "env"), 0, ["env-nccl-log"]),
+        (("--ignore", "launch-unknown-option"), 0, ["env-nccl-log"]),
+    ],
+)
+def test_rules_are_chosen_and_the_exit_code_follows(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...], code: int, rules: list[str]
+) -> None:
+    (tmp_path / "run.sh").write_text(FAULTY)
+    result = cli("check", tmp_path / "run.sh", *options, "--format", "json")
+
+    view = json.loads(result.out)
+    assert (result.code, [one["rule"] for one in view["findings"]]) == (code, rules)
+    assert view["ignored"] == 2 - len(rules)
+    assert view["findings"][0]["docs"] == f"docs/checks.md#{rules[0]}"
+
+
+def test_other_programs_get_their_form(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(FAULTY)
+    github = cli("check", tmp_path / "run.sh", "--format", "github")
+    assert (github.code, [line.partition(" ")[0] for line in github.out.splitlines()]) == (1, ["::error", "::notice"])
+    results = json.loads(cli("check", tmp_path / "run.sh", "--format", "sarif").out)["runs"][0]["results"]
+    assert [one["level"] for one in results] == ["error", "note"]
+    assert cli("check", tmp_path / "run.sh", "--format", "sarif", "--json").code == 2
+
+
+def test_the_hook_of_pre_commit_is_a_call_of_ours(cli: Cli, tmp_path: Path) -> None:
+    (hook,) = yaml.safe_load(Path(".pre-commit-hooks.yaml").read_text())
+    (tmp_path / "run.sh").write_text(FAULTY)
+    program, *words = hook["entry"].split()
+    assert (program, hook["id"], hook["language"]) == ("topoplan", "topoplan-check", "python")
+    assert cli(*words, tmp_path / "run.sh").code == 1

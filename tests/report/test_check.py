@@ -150,6 +150,7 @@ def test_the_json_twin_has_everything() -> None:
     assert "plan-slower" in [finding["rule"] for finding in view["findings"]]
     assert view["findings"][0] == {
         "rule": "mca-ignored-key",
+        "docs": "docs/checks.md#mca-ignored-key",
         "severity": "error",
         "file": "train.yaml",
         "line": 2,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +12,21 @@ from topoplan.cli.options import AsJson, Margin, NoCache, ProfilePath
 
 if TYPE_CHECKING:
     from topoplan.lint.against import Against
+    from topoplan.lint.choice import Choice
+
+Format = Literal["text", "json", "github", "sarif"]
+Select = Annotated[
+    list[str] | None,
+    typer.Option("--select", metavar="IDS", help="These rules alone, with commas: ids, or how ids begin (launch)."),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="IDS", help="Not these; in a file: # topoplan: ignore[IDS], or ignore-file[IDS]."),
+]
+Form = Annotated[
+    Format,
+    typer.Option("--format", help="json is --json; github marks lines of a change, sarif is for code scanning."),
+]
 
 
 def check(
@@ -57,28 +73,42 @@ def check(
         bool, typer.Option("--fix", help="Write corrected copies beside the originals: train.fixed.yaml.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fix, write over a file that is not ours.")] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    form: Form = "text",
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: an error was found (with --fix, one is left); 2: bad input."""
+    from topoplan.errors import InputError
+    from topoplan.lint.choice import Choice, chosen
+
+    if as_json and form not in ("text", "json"):
+        raise InputError(f"is not for --json, which has a form of its own: {form}", where="--format")
     against = _against(cluster, overrides, margin, profile, model, seq_len, fresh=no_cache)
-    _check(files, against, fix=fix, force=force, as_json=as_json)
+    choice = Choice(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
+    _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
 
 
-def _check(files: list[str], against: Against, *, fix: bool, force: bool, as_json: bool) -> None:
+def _check(files: list[str], against: Against, choice: Choice, *, fix: bool, force: bool, form: Format) -> None:
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.lint.check import check as check_files
     from topoplan.lint.check import corrections
     from topoplan.lint.check import fix as fix_files
     from topoplan.lint.fix import write_copies
+    from topoplan.report.annotations import github_lines, sarif
     from topoplan.report.check import checked_to_dict, print_checked, print_fixed
 
-    checked = check_files(files, against)
+    checked = check_files(files, against, choice)
     fixed = fix_files(checked, against) if fix else None
     if fixed is not None:
         write_copies(fixed.copies, force=force)
-    if as_json:
+    if form == "json":
         print_json(checked_to_dict(checked, fixed))
+    elif form == "sarif":
+        print_json(sarif(checked.findings))
+    elif form == "github":
+        sys.stdout.writelines(f"{line}\n" for line in github_lines(checked.findings))
     else:
         print_checked(stdout_console(), checked, correctable=0 if fix else corrections(checked))
         if fixed is not None:

@@ -13,6 +13,7 @@ from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.lint.against import Against
 from topoplan.lint.by_version import judged
+from topoplan.lint.choice import Choice
 from topoplan.lint.compare import predicted, unpredicted
 from topoplan.lint.fix import Copy, apart, copies, corrected
 from topoplan.lint.prediction import Prediction
@@ -28,6 +29,7 @@ from topoplan.trainers.recognisers import recognisers
 from topoplan.trainers.trainer import PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+_ALL = Choice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,10 @@ class Checked:
     predictions: tuple[Prediction, ...]
     """One for each configuration that names a model, where something can be said of it."""
     cluster: Cluster | None
+    choice: Choice
+    """Which findings were asked for."""
+    ignored: int
+    """Findings that were left out."""
     not_understood: tuple[Part, ...]
     """YAML and JSON that is no configuration of a known trainer."""
 
@@ -58,11 +64,11 @@ class Fixed:
     """The same check of the corrected text; its parts keep the names of the originals."""
 
 
-def check(paths: Sequence[str], against: Against | None = None) -> Checked:
+def check(paths: Sequence[str], against: Against | None = None, choice: Choice = _ALL) -> Checked:
     """Read files, directories of bundles, or `-` for standard input, and look at all that they hold together.
 
-    With a cluster each configuration is predicted on it and held against the best plan. Raises InputError for what
-    cannot be read.
+    With a cluster each configuration is predicted on it and held against the best plan; told is what the choice takes.
+    Raises InputError for what cannot be read.
     """
     against = against or Against()
     for path in paths:
@@ -76,7 +82,7 @@ def check(paths: Sequence[str], against: Against | None = None) -> Checked:
     )
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)
-    return check_setup(setup, against)
+    return check_setup(setup, against, choice)
 
 
 def _refuse_links(directory: Path) -> None:
@@ -84,7 +90,7 @@ def _refuse_links(directory: Path) -> None:
         refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in bundle_files(directory))))
 
 
-def check_setup(setup: Setup, against: Against) -> Checked:
+def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checked:
     """The same for what was read already."""
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
@@ -98,9 +104,11 @@ def check_setup(setup: Setup, against: Against) -> Checked:
     used = {id(configuration.part) for configuration in setup.configurations}
     return Checked(
         setup=setup,
-        findings=_in_order(found, setup),
+        findings=_in_order(found, setup, choice),
         predictions=tuple(predictions),
         cluster=against.cluster,
+        choice=choice,
+        ignored=sum(not choice.takes(one, setup) for one in dict.fromkeys(found)),
         not_understood=tuple(part for part in setup.parts if part.kind != "shell" and id(part) not in used),
     )
 
@@ -108,7 +116,7 @@ def check_setup(setup: Setup, against: Against) -> Checked:
 def fix(checked: Checked, against: Against) -> Fixed:
     """Corrected copies of what was checked, as far as its findings say how."""
     wanted, setup = _corrected(checked)
-    return Fixed(copies=wanted, after=check_setup(setup, against) if wanted else checked)
+    return Fixed(copies=wanted, after=check_setup(setup, against, checked.choice) if wanted else checked)
 
 
 def corrections(checked: Checked) -> int:
@@ -121,7 +129,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
         setup = replace(setup_of(parts, recognisers()), versions=checked.setup.versions)
-        return _in_order(_rule_findings(setup), setup)
+        return _in_order(_rule_findings(setup), setup, checked.choice)
 
     setup, findings = checked.setup, checked.findings
     if not any(finding.edits for finding in findings):
@@ -186,13 +194,13 @@ def _overridden(setup: Setup) -> dict[int, set[int]]:
     return lines
 
 
-def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:
-    """Errors first, then in the order of files and lines; each one once."""
+def _in_order(findings: Iterable[Finding], setup: Setup, choice: Choice) -> tuple[Finding, ...]:
+    """Those that are chosen: errors first, then in the order of files and lines; each one once."""
     order: dict[str, int] = {}
     for part in setup.parts:
         order.setdefault(part.name, len(order))
     # What a script writes with a here-document is told of; a copy of the script would have to hold it corrected.
-    told = (replace(one, edits=()) if one.part.file else one for one in findings)
+    told = (replace(one, edits=()) if one.part.file else one for one in findings if choice.takes(one, setup))
     return tuple(
         sorted(
             dict.fromkeys(told),

@@ -35,6 +35,7 @@ def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, A
         "cluster": cluster_to_dict(checked.cluster) if checked.cluster else None,
         "counts": {severity: checked.count(severity) for severity in SEVERITIES},
         "findings": [_finding_to_dict(finding) for finding in checked.findings],
+        "ignored": checked.ignored,
         "predictions": [_prediction_to_dict(one) for one in checked.predictions],
         "unread_programs": list(checked.setup.unread_programs),
         "not_understood": [{"file": part.name, "line": part.file_line(1)} for part in checked.not_understood],
@@ -55,6 +56,7 @@ def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, A
 def _finding_to_dict(finding: Finding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
+        "docs": f"docs/checks.md#{finding.rule}",
         "severity": finding.severity,
         "file": finding.part.name,
         "line": None if finding.line is None else finding.part.file_line(finding.line),
@@ -152,11 +154,12 @@ def _wrapped(console: Console, text: Text, *, indent: int, first: int) -> None:
 def _closing_line(checked: Checked) -> str:
     if not checked.setup.parts:
         return "No configuration and no command was found."
+    ignored = f" {counted(checked.ignored, 'finding')} ignored." if checked.ignored else ""
     if not checked.findings:
         files = len(dict.fromkeys(part.name for part in checked.setup.parts))
-        return f"Nothing to say about {counted(files, 'file')}."
+        return f"Nothing to say about {counted(files, 'file')}.{ignored}"
     counts = ", ".join(counted(checked.count(one), one) for one in SEVERITIES if checked.count(one))
-    return f"{counts}."
+    return f"{counts}.{ignored}"
 
 
 def _what_is_predicted(prediction: Prediction) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any
 
+from topoplan.engines.registry import ENGINES
 from topoplan.lint.rules import (
     accelerate,
     bundle,
@@ -22,7 +24,8 @@ from topoplan.lint.rules import (
 )
 from topoplan.lint.rules.deepspeed_document import RULES as DEEPSPEED
 from topoplan.lint.rules.launch_facts import RULES as LAUNCH
-from topoplan.reading.rules import Rule
+from topoplan.lint.rules.legality import SLOW_RULES
+from topoplan.reading.rules import Rule, read_rules
 from topoplan.trainers import registry
 
 _GENERAL = (
@@ -63,3 +66,23 @@ def all_rules() -> Iterator[Rule]:
     for table in (*_TABLES, *(module.RULES for module in _of_wings())):
         yield from table.values()
     yield from environment.rules_of_catalog()
+
+
+def further_rules() -> Iterator[Rule]:
+    """Those without a table: on bundles, on what a cluster makes of a configuration, and the engines' own."""
+    yield from read_rules(__package__, "further.toml").values()
+    for rule in {rule.name: rule for engine in ENGINES for rule in engine.rules}.values():
+        yield Rule(
+            id=f"layout-{rule.name}",
+            level="warning" if rule.name in SLOW_RULES else "error",
+            reads="layouts that `--cluster` predicts",
+            what=f"the layout breaks the rule {rule.name}: the equation that fails, with its numbers",
+            why=rule.source,
+            remedy=rule.fix,
+        )
+
+
+@cache
+def rule_ids() -> frozenset[str]:
+    """Those that a finding may have."""
+    return frozenset(rule.id for rules in (all_rules(), further_rules()) for rule in rules)
