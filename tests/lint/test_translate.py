@@ -85,8 +85,8 @@ def test_a_command_on_a_part_of_the_cluster_is_predicted_on_that_part(h100s: Clu
 
 
 def test_other_trainers_are_not_translated(h100s: Cluster) -> None:
-    one = configuration("model:\n  model_path: Qwen/Qwen3-8B\n", trainer="trinity")
-    with pytest.raises(SpecError, match="Trinity-RFT is not predicted"):
+    one = configuration("base_model: Qwen/Qwen3-8B\nsequence_len: 2048\n", trainer="axolotl")
+    with pytest.raises(SpecError, match="a configuration of Axolotl is not predicted"):
         translate(one, all_of(one), h100s)
 
 

@@ -34,6 +34,7 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
+from topoplan.trainers.swift import grpo
 from topoplan.trainers.swift.common import of_images
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
@@ -255,6 +256,7 @@ def _layout(reading: Reading) -> Layout:
 
 def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
     yield dispatcher_assumption(reading.keys, layout)
+    yield from grpo.assumptions(reading)
 
 
 def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
@@ -270,9 +272,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
     if stage == "rlhf":
-        if keys.given("rlhf_type") != "dpo":
-            keys.fail("rlhf_type", f"rlhf_type {shown(keys.given('rlhf_type'))} is not predicted")
-        stage = "dpo"
+        stage = grpo.stage_of(keys, str(method))
     dtype = "float16" if keys.flag("fp16") else keys.value("torch_dtype")
     if dtype not in ("bfloat16", "float16"):
         keys.fail("torch_dtype", f"torch_dtype {shown(dtype)} is not predicted")
@@ -309,6 +309,7 @@ CODEC = Codec(
     rows=ROWS,
     defaults=lambda: DEFAULTS,
     length="max_length",
+    view=grpo.with_answers,
     layout=_layout,
     job=_job,
     findings=fault_findings,  # LLaMA-Factory's are told without a cluster

@@ -28,6 +28,7 @@ from topoplan.trainers.data_parallel import (
     zero_preset,
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
+from topoplan.trainers.swift import grpo
 from topoplan.trainers.swift.common import of_images
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
 
@@ -164,12 +165,10 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     refuse(keys, {key: values for key, values in _OFF.items() if count is None or key not in _FREEZING})
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
-    if stage == "rlhf":
-        if keys.given("rlhf_type") != "dpo":
-            keys.not_predicted(("rlhf_type",), "swift rlhf other than dpo")
-        stage = "dpo"
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or DEFAULTS["tuner_type"]
+    if stage == "rlhf":
+        stage = grpo.stage_of(keys, str(method))
     if method not in ("full", "lora") or (count is not None and method != "full"):
         keys.not_predicted((kind_key,))
     bits = keys.count("quant_bits")
@@ -231,6 +230,8 @@ CODEC = Codec(
     length="max_length",
     needs_length=False,
     shards=True,
+    view=grpo.with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
+    assumptions=lambda reading, *_: grpo.assumptions(reading),
 )

@@ -18,12 +18,6 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
     return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0
 
 
-_UNPREDICTED = (
-    "a configuration of Trinity-RFT is not predicted",
-    "what its steps generate and train follows from the lengths of answers",
-    "`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan show recipes` says what a context"
-    " length takes",
-)
 TRINITY = Recogniser(
     trainer="trinity",
     package="trinity-rft",
@@ -36,5 +30,4 @@ TRINITY = Recogniser(
     methods="run",
     file_options=("config",),
     family="trinity",
-    unpredicted=_UNPREDICTED,
 )

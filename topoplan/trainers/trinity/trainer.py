@@ -18,6 +18,7 @@ from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import Checkpoints, ReadmeWords, Trainer, TrainerRun, Way
 from topoplan.trainers.trinity import reading, traits
 from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
+from topoplan.trainers.trinity.job import CODEC
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
 from topoplan.trainers.trinity.support import ROPE_THETA, rope_scaling
 
@@ -139,6 +140,7 @@ _FSDP2 = Way(
     run=trinity_run,
     start=_start,
     versions=_versions,
+    codec=CODEC,
 )
 TRINITY_RFT = Trainer(
     name="trinity",

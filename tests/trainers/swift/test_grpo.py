@@ -1,0 +1,49 @@
+"""GRPO of ms-swift: its update is predicted where nothing else stays on the GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.reading.setups import setup_of
+from topoplan.errors import InputError
+from topoplan.lint.translate import Translation, translate
+from topoplan.specs.load import load_cluster
+
+PLAIN = "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --dataset a --max_length 2048 --deepspeed zero3"
+MEGATRON = "megatron rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --dataset a --max_length 2048 --global_batch_size 16"
+
+
+def translated(command: str) -> Translation:
+    setup = setup_of(f"NPROC_PER_NODE=8 {command}\n")
+    (one,) = setup.whole
+    return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("command", "tokens", "method"),
+    [
+        (f"{PLAIN} --tuner_type lora", 2048 + 512, "lora"),
+        (f"{PLAIN} --tuner_type full --beta 0 --max_completion_length 4096", 2048 + 4096, "full"),
+        (f"{PLAIN} --tuner_type lora --use_vllm true --vllm_mode colocate --sleep_level 1", 2048 + 512, "lora"),
+        (f"{PLAIN} --tuner_type lora --use_vllm true --vllm_mode server", 2048 + 512, "lora"),
+        (f"{MEGATRON} --tuner_type lora --max_completion_length 2048", 4096, "lora"),
+    ],
+)
+def test_it_trains_on_prompts_with_their_answers(command: str, tokens: int, method: str) -> None:
+    found = translated(command)
+    assert (found.spec.job.seq_len, found.spec.job.stage, found.spec.job.finetuning) == (tokens, "sft", method)
+    assert any("the update of the policy" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--tuner_type full", "with a reference model"),
+        ("--tuner_type lora --use_vllm true --vllm_mode colocate", "sleep_level 0"),
+        ("--tuner_type lora --teacher_model a", "teacher_model 'a' is not predicted"),
+        ("--tuner_type lora --rlhf_type kto", "rlhf_type 'kto' is not predicted"),
+    ],
+)
+def test_what_else_stays_on_the_gpus_is_not_predicted(more: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        translated(f"{PLAIN} {more}")

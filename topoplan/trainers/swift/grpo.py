@@ -1,0 +1,56 @@
+"""GRPO of ms-swift: which of its steps are predicted as training on prompts with their answers, and how long these are.
+
+The update of the policy is that of supervised fine-tuning on samples of prompt and answer (ms-swift 4.6
+`rlhf_trainers/grpo_trainer.py`, `megatron/trainers/grpo_trainer.py`). It is not where something else stays on the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.values import Keys, as_whole
+from topoplan.trainers.codec import Reading
+
+_ANSWER = 512
+"""`max_completion_length` where it is left out (rlhf_trainers/arguments.py)."""
+_BETA = 0.04
+"""The same of `beta` (arguments/rlhf_args.py)."""
+LENGTH = "max_length"
+
+
+def with_answers(configuration: Configuration, _: Setup) -> Configuration:
+    """With max_length for the prompt and its answer together, where it is for the prompt."""
+    data = configuration.source.data
+    prompt = as_whole(data.get(LENGTH))
+    if data.get("rlhf_type") != "grpo" or prompt is None:
+        return configuration
+    whole = prompt + (as_whole(data.get("max_completion_length")) or _ANSWER)
+    return replace(configuration, source=replace(configuration.source, data={**data, LENGTH: whole}))
+
+
+def stage_of(keys: Keys, method: str) -> str:
+    """As what a configuration of `rlhf` is predicted.
+
+    Raises NotPredictedError for other methods, and for what stays on the GPUs while the policy is trained.
+    """
+    kind = keys.given("rlhf_type")
+    if kind == "dpo":
+        return "dpo"
+    if kind != "grpo":
+        keys.not_predicted(("rlhf_type",))
+    if keys.flag("use_vllm") and keys.given("vllm_mode") != "server" and not as_whole(keys.given("sleep_level")):
+        keys.not_predicted(("use_vllm",), "GRPO with vLLM awake on the GPUs that train (sleep_level 0)")
+    beta = keys.number("beta")
+    if method != "lora" and (_BETA if beta is None else beta) > 0.0:
+        keys.not_predicted(("rlhf_type",), "GRPO of all weights with a reference model beside them (beta above 0)")
+    if keys.given("teacher_model") is not None:
+        keys.not_predicted(("teacher_model",))
+    return "sft"
+
+
+def assumptions(reading: Reading) -> Iterator[str]:
+    """What is predicted of a step that generates, judges and trains."""
+    if reading.keys.given("rlhf_type") == "grpo":
+        yield "predicted is the update of the policy, on prompts and answers of full length: samples are made beside it"
