@@ -2,7 +2,8 @@
 
 Every YAML, JSON and script below the directories is checked as a user would check it, alone and without a cluster, and
 then on the smallest number of machines that it asks for. The summary counts findings of each rule and the files that
-they hit, files that are recognised, configurations that are predicted and why others are not, and CPU time a file.
+they hit, files that are recognised, configurations that are predicted and why others are not, memory that comments of
+the files say against what is predicted, and CPU time a file.
 `--whole` checks all files of a directory in one call; `--rule ID` (or error, warning, note) and `--reason TEXT` list
 the places instead of the summary.
 """
@@ -14,24 +15,27 @@ import re
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from topoplan.errors import InputError
 from topoplan.lint.against import Against
 from topoplan.lint.check import SEVERITIES, Checked, check
+from topoplan.lint.prediction import Prediction
 from topoplan.lint.rules.legality import broken_rules
 from topoplan.lint.translate import translate
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
+from topoplan.units import GIB
 
 SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 CARD = "h100-sxm-80gb"
 MACHINES = ((1, 8), (1, 16), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
 """Nodes, and GPUs of each."""
+_MEMORY = re.compile(r"^#[^\n]*?\b(\d+) ?\* ?(\d+(?:\.\d+)?) ?GiB", re.MULTILINE)
 _CLUSTER_IS_SMALL = re.compile("predicted on the cluster's")
 
 
@@ -46,8 +50,10 @@ class Seen:
     """What it said where it read nothing."""
     findings: tuple[Finding, ...] = ()
     """Without a cluster, and what the other call adds."""
-    reasons: tuple[str, ...] = ()
-    """Of each configuration the reason why it is not predicted; empty for one that is."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Place of each configuration -> the reason why it is not predicted; empty for one that is."""
+    memory: tuple[float, float] | None = None
+    """GiB a GPU that the comment of a file says, and that are predicted, where the file says how long samples are."""
 
 
 def seen(paths: Sequence[Path]) -> Seen:
@@ -57,15 +63,25 @@ def seen(paths: Sequence[Path]) -> Seen:
         on_cluster, cluster_s = _on_enough(paths, alone.setup)
     except InputError as error:
         return Seen(paths=tuple(paths), refused=error.what)
-    told = {finding.part.name: finding.what for finding in on_cluster.findings if finding.rule == "not-predicted"}
-    reasons = {one.configuration.part.name: one.reason for one in on_cluster.predictions if not one.plan}
-    plans = [""] * sum(1 for one in on_cluster.predictions if one.plan)
+    predictions = on_cluster.predictions
+    place = {id(one): one.configuration.part.place(one.configuration.line()) for one in predictions}
     return Seen(
         paths=tuple(paths),
         cpu_s=max(alone_s, cluster_s),
         findings=tuple(dict.fromkeys((*alone.findings, *on_cluster.findings))),
-        reasons=(*plans, *{**told, **reasons}.values()),
+        reasons={place[id(one)]: "" if one.plan else one.reason for one in predictions},
+        memory=_memory(paths[0], predictions) if len(paths) == 1 else None,
     )
+
+
+def _memory(path: Path, predictions: Sequence[Prediction]) -> tuple[float, float] | None:
+    said = _MEMORY.findall(path.read_text(encoding="utf-8", errors="replace"))
+    plans = [(one.plan, one.translation.spec.job) for one in predictions if one.plan and one.translation]
+    if len(said) != 1 or len(plans) != 1:
+        return None
+    (gpus, gib), ((plan, job),) = said[0], plans
+    is_known = job.packs and plan.layout.world_size == int(gpus)
+    return (float(gib), plan.memory.device_bytes / GIB) if is_known else None
 
 
 def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
@@ -117,9 +133,15 @@ def summary(calls: Sequence[Seen]) -> Iterable[str]:
             f"  {len(hit):5} in {len(set(hit)):4} files  {rule}"
             for rule, hit in sorted(rules.items(), key=lambda item: -len(set(item[1])))
         )
-    reasons = Counter(reason for one in calls for reason in one.reasons)
+    by_place = {place: reason for one in calls for place, reason in one.reasons.items()}
+    reasons = Counter(by_place.values())
     yield f"\nconfigurations: {reasons.total()}, predicted {reasons.pop('', 0)}; not:"
     yield from (f"  {count:5}  {reason.splitlines()[0][:150]}" for reason, count in reasons.most_common())
+    memory = [predicted / said - 1.0 for said, predicted in filter(None, (one.memory for one in calls))]
+    if memory:
+        median = statistics.median(map(abs, memory))
+        yield f"\nmemory of {len(memory)} comments, packed samples: median error {median:.1%}"
+        yield f"  {', '.join(f'{error:+.1%}' for error in sorted(memory, key=abs))}"
     refusals = Counter(one.refused for one in calls if one.refused)
     yield f"\nnot read: {refusals.total()}"
     yield from (f"  {count:5}  {refusal[:150]}" for refusal, count in refusals.most_common())
@@ -132,7 +154,7 @@ def places(calls: Sequence[Seen], rule: str, reason: str) -> Iterable[str]:
             if rule in (finding.rule, finding.severity):
                 yield f"{finding.part.place(finding.line)}: {finding.severity}: {finding.what} ({finding.rule})"
         if reason:
-            yield from (f"{one.paths[0]}: {why}" for why in (*one.reasons, one.refused) if reason in why)
+            yield from (f"{one.paths[0]}: {why}" for why in (*one.reasons.values(), one.refused) if reason in why)
 
 
 def main() -> None:

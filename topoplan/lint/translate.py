@@ -75,7 +75,7 @@ def translate(
     part, on_part = _part_of(cluster, processes)
     if codec.gpus is not None:
         part, on_part = _part_of_file(cluster, codec.gpus(keys))
-    launch = processes.launch if processes else None
+    launch = processes.launch if processes else launch_of(setup, configuration)
     reading = Reading(keys=keys, model=known, world=part.world_size, launch=launch, sharding=sharding)
     layout = codec.layout(reading)
     job = codec.job(reading, layout, tokens)

@@ -56,7 +56,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "offload-param": ("deepspeed", "zero_optimization"),
     "host-memory": ("optimizer_offload_fraction", "optimizer_cpu_offload", "deepspeed", "fsdp", "zero_optimization"),
     "hybrid-sharding": ("fsdp",),
-    "ulysses": ("sequence_parallel_size",),
+    "ulysses": ("sequence_parallel_size", "ulysses_sequence_parallel_size", "ulysses_size"),
     "quantised": ("quantization_bit", "quant_bits"),
     "tuning": ("pure_bf16", "mtp_num_layers"),
 }

@@ -59,6 +59,7 @@ def test_a_micro_batch_may_be_said_in_the_words_of_verl() -> None:
         ({"trainer": {"use_dynamic_bsz": False}}, "a micro batch whose size is not said"),
         ({"model": {"lora_configs": [{"name": "lora"}]}}, "lora_configs a list is not predicted"),
         ({"explorer": {"rollout_model": {"engine_num": 8}}}, "none is left to train"),
+        ({"buffer": {"batch_size": None}}, "a batch that is not said"),
     ],
 )
 def test_what_is_not_predicted_says_why(blocks: dict[str, Any], message: str) -> None:

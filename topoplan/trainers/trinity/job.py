@@ -18,7 +18,7 @@ from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
 from topoplan.specs.source import at
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, degree, flag
-from topoplan.trainers.data_parallel import read_layout, recompute_row, refuse
+from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, refuse
 from topoplan.trainers.sharding import Sharding
 
 LENGTH = "max_model_len"
@@ -91,6 +91,8 @@ def _gpus(keys: Keys) -> int | None:
 
 
 def _batch(keys: Keys) -> int:
+    if keys.count("train_batch_size") is None and keys.count("batch_size") is None:
+        keys.not_predicted((LENGTH,), "a batch that is not said")
     return keys.count("train_batch_size") or keys.degree("batch_size") * keys.degree("repeat_times")
 
 
@@ -122,6 +124,7 @@ ROWS = by_key(
         show=lambda spec, _: spec.job.global_batch_size,
     ),
     recompute_row("enable_gradient_checkpointing"),
+    ALLOCATOR_ROW,
 )
 
 
