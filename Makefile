@@ -67,9 +67,10 @@ format: $(VENV)/.installed-dev  ## Put the code into its usual form
 typecheck: $(VENV)/.installed-dev  ## Check types
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev  ## Print what searches and launches cost: CPU time, memory, ratios
+bench: $(VENV)/.installed-dev  ## Print what searches and launches cost, and what calibration is worth
 	@$(BIN)/python tests/bench/bench.py
 	@$(BIN)/python tests/bench/launching.py
+	@$(BIN)/python tests/bench/calibrating.py
 
 # More runs, or those of an earlier soak: make soak SOAK='--runs 1000 --seed 7'
 SOAK ?= --runs 200
