@@ -4,7 +4,8 @@ from pathlib import Path
 
 from tests.cli.conftest import Cli
 
-PLAN = ("--plan", "tp8-pp1-dp4-mbs1")
+PINS = ("--pin", "tp=8,pp=1,micro_batch_size=1")
+PLAN = ("--plan", "tp8-pp1-dp4-mbs1", *PINS)
 
 
 def log(folder: Path, step_s: float = 1.8, name: str = "trainer_log.jsonl") -> Path:
@@ -32,7 +33,7 @@ def test_a_log_becomes_a_profile_that_rank_takes(cli: Cli, spec_file: Path, tmp_
     assert document["schema"] == "topoplan.calibrate/1"
     assert document["logs"][0]["plan"] == "tp8-pp1-dp4-mbs1"
     assert abs(document["logs"][0]["time_error_after"]) < abs(document["logs"][0]["time_error_before"])
-    ranked = json.loads(cli("rank", spec_file, "--profile", profile, "--json").out)
+    ranked = json.loads(cli("rank", spec_file, "--profile", profile, *PINS, "--json").out)
     assert any("constants from 1 run on this cluster" in text for text in ranked["plans"][0]["warnings"])
     assert "calibrated" in ranked["notes"][0]
     assert "calibrated" in cli("show", "profile", "h100-sxm-80gb", "--profile", profile).out
@@ -46,3 +47,17 @@ def test_what_ran_has_to_be_said(cli: Cli, spec_file: Path, tmp_path: Path) -> N
     assert cli("calibrate", tmp_path / "none", "--spec", spec_file, *PLAN).code == 2
     slow = log(tmp_path, 90.0, "slow.jsonl")
     assert cli("calibrate", slow, "--spec", spec_file, *PLAN).is_refused("are predicted of tp8-pp1-dp4-mbs1; expected")
+
+
+def test_a_log_that_ended_out_of_memory_says_what_would_fit(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "node-00.log"
+    path.write_text(
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of"
+        " 79.10 GiB of which 1.29 GiB is free. Including non-PyTorch memory, this process has 77.80 GiB memory in use."
+        " Of the allocated memory 74.10 GiB is allocated by PyTorch, and 1.30 GiB is reserved by PyTorch but unallocated."
+    )
+    profile = tmp_path / "profile.yaml"
+    shown = cli("calibrate", path, "--spec", spec_file, *PLAN, "-o", profile).out
+    assert "out of memory on GPU 0 of rank 0, before the first step was told" in " ".join(shown.split())
+    assert "the profile keeps that" in " ".join(shown.split())
+    assert "needs_at_least_gib" in profile.read_text()

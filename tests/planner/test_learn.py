@@ -114,10 +114,10 @@ def test_it_is_refused_for_another_gpu_trainer_or_version(profile: Path) -> None
 
 
 def test_what_the_order_of_plans_owes_to_it_is_said(profile: Path) -> None:
-    assert reordered(rank(load_spec(spec_with(profile)))) == "the calibrated constants leave the best plan as it was"
+    assert reordered(rank(load_spec(spec_with(profile)))) == ("the calibrated constants leave the best plan as it was",)
     text = profile.read_text().replace("nvlink_efficiency:", "#")
     profile.write_text(text + "nvlink_efficiency: 0.04\n")
-    said = reordered(rank(replace(load_spec(spec_with(profile)), backends=("mca",))))
+    (said,) = reordered(rank(replace(load_spec(spec_with(profile)), backends=("mca",))))
     assert said.startswith("without the calibrated constants tp")
     assert "because of the links inside a machine, which take" in said
 

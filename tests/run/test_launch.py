@@ -128,6 +128,19 @@ class TestAFailureThatFollowsFromAnother:
         hosts.assert_nothing_is_left()
 
 
+class TestOutOfMemory:
+    def test_is_told_beside_what_was_predicted(self, hosts: Hosts) -> None:
+        text = (
+            "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.29 GiB"
+            " is free. Including non-PyTorch memory, this process has 77.80 GiB memory in use. Of the allocated memory"
+            " 74.10 GiB is allocated by PyTorch, and 1.30 GiB is reserved by PyTorch but unallocated."
+        )
+        hosts.does("sleep 60", one=f"echo '[rank0]: torch.OutOfMemoryError: {text}' >&2; exit 1")
+        said = hosts.launch().of("measured")
+        assert said[0].startswith("out of memory on GPU 0 of rank 0")
+        assert "it needed 78.1 GiB of live tensors at least" in said[1]
+
+
 class TestAGoodEnd:
     def test_tells_what_a_job_has_left_running(self, hosts: Hosts) -> None:
         hosts.does("sleep 0.1 & exit 0", two="setsid sleep 600 & exit 0")

@@ -9,6 +9,9 @@ import typer
 from topoplan.cli.options import AsJson, SpecOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topoplan.planner.exhausted import Ended
     from topoplan.planner.learn import Lesson, Lessons
     from topoplan.planner.plan import Plan
     from topoplan.specs.spec import Spec
@@ -61,22 +64,23 @@ def calibrate(
     if bool(logs) != bool(of) or not (logs or runs):
         remedy = "as in `topoplan calibrate trainer_log.jsonl --spec bundle`"
         raise InputError("expected LOG... and --spec, or --runs", remedy=remedy)
-    lessons = _lessons(logs or [], of or [], plan or [], options)
+    lessons, ended = _lessons(logs or [], of or [], plan or [], options)
     notes: list[str] = []
     if runs:
-        lessons += _of_runs(lessons, notes)
-    learnt = learn_from(lessons)
+        more, more_ended = _of_runs([*lessons, *ended], notes)
+        lessons, ended = [*lessons, *more], [*ended, *more_ended]
+    learnt = learn_from(lessons, ended)
     if output is not None:
         write_new(output, calibrated_text(learnt.profile))
     if as_json:
         print_json(calibration_to_dict(learnt))
         return
-    print_calibration(stdout_console(), learnt, [*notes, *filter(None, [_order(learnt)])])
+    print_calibration(stdout_console(), learnt, [*notes, *_order(learnt)])
     if output is not None:
         print_written(output)
 
 
-def _order(learnt: Lessons) -> str:
+def _order(learnt: Lessons) -> tuple[str, ...]:
     """What the profile does to the plans of the first job."""
     from dataclasses import replace
 
@@ -84,18 +88,22 @@ def _order(learnt: Lessons) -> str:
     from topoplan.planner.reordered import reordered
     from topoplan.planner.search import rank
 
-    spec = replace(learnt.of[0].spec, profile=learnt.profile, trainer=learnt.of[0].plan.trainer)
+    spec, plan = learnt.first
+    spec = replace(spec, profile=learnt.profile, trainer=plan.trainer)
     try:
         return reordered(rank(spec))
     except InputError:
-        return ""  # no plan of it fits by now, or none did before
+        return ()  # no plan of it fits by now, or none did before
 
 
-def _lessons(logs: list[str], of: list[str], plans: list[str], options: SpecOptions) -> list[Lesson]:
-    """Each log with its plan."""
+def _lessons(
+    logs: list[str], of: list[str], plans: list[str], options: SpecOptions
+) -> tuple[list[Lesson], list[Ended]]:
+    """Each log with its plan: what its steps tell, and whether it ended out of memory."""
     from pathlib import Path
 
     from topoplan.errors import InputError
+    from topoplan.planner.exhausted import Ended, read_exhausted
     from topoplan.planner.learn import Lesson
     from topoplan.planner.logged import read_log
     from topoplan.specs.source import read_text, shown_path
@@ -104,23 +112,29 @@ def _lessons(logs: list[str], of: list[str], plans: list[str], options: SpecOpti
         if len(given) not in (0, 1, len(logs)):
             what, expected = f"{len(given)} for {len(logs)} logs", "expected one for all, or one for each"
             raise InputError(what, where=option, expected=expected)
-    found = []
+    found: list[Lesson] = []
+    ended: list[Ended] = []
     for number, log in enumerate(logs):
         spec, plan = _ran(of[number % len(of)], plans[number % len(plans)] if plans else None, options)
-        text = read_text(Path(log), most_bytes=_MOST_BYTES, wanted="a log of a trainer")
-        found.append(
-            Lesson(spec=spec, plan=plan, logged=read_log(text, name=shown_path(Path(log)), trainer=plan.trainer))
-        )
-    return found
+        text, name = read_text(Path(log), most_bytes=_MOST_BYTES, wanted="a log of a trainer"), shown_path(Path(log))
+        if exhausted := read_exhausted(text):
+            ended.append(Ended(spec=spec, plan=plan, found=exhausted, name=name))
+        try:
+            found.append(Lesson(spec=spec, plan=plan, logged=read_log(text, name=name, trainer=plan.trainer)))
+        except InputError:
+            if exhausted is None:
+                raise
+    return found, ended
 
 
-def _of_runs(lessons: list[Lesson], notes: list[str]) -> list[Lesson]:
+def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Lesson], list[Ended]]:
     """What the runs of this user tell that are of the first log's cluster and trainer, or of the last run's."""
     from topoplan.errors import InputError, TopoplanError
-    from topoplan.run.measurement import lesson_of, planned
+    from topoplan.run.measurement import ended_of, lesson_of, planned
     from topoplan.run.record import RunRecord, runs
 
     found: list[Lesson] = []
+    ended: list[Ended] = []
     for record in reversed(runs()):
         if not isinstance(record, RunRecord) or not record.is_over:
             continue
@@ -129,17 +143,18 @@ def _of_runs(lessons: list[Lesson], notes: list[str]) -> list[Lesson]:
         except TopoplanError as error:
             notes.append(f"run {record.run_id} is left out: {error}")
             continue
-        lesson = lesson_of(record, plan.spec, plan.plan)
-        first = next(iter([*lessons, *found]), None)
-        if lesson is None:
+        lesson, exhausted = lesson_of(record, plan.spec, plan.plan), ended_of(record, plan.spec, plan.plan)
+        first = next(iter([*given, *found, *ended]), None)
+        if lesson is None and exhausted is None:
             notes.append(f"run {record.run_id} is left out: its logs tell of too few steps")
-        elif first and (lesson.spec.cluster.gpu, lesson.plan.trainer) != (first.spec.cluster.gpu, first.plan.trainer):
+        elif first and (plan.spec.cluster.gpu, plan.plan.trainer) != (first.spec.cluster.gpu, first.plan.trainer):
             notes.append(f"run {record.run_id} is left out: it is of another GPU or trainer")
         else:
-            found.append(lesson)
-    if not found and not lessons:
+            found += [lesson] if lesson else []
+            ended += [exhausted] if exhausted else []
+    if not found and not ended and not given:
         raise InputError("no run tells of enough steps", where="--runs", remedy="see `topoplan runs`, or give a LOG")
-    return found
+    return found, ended
 
 
 _MOST_BYTES = 1 << 30

@@ -88,8 +88,7 @@ def answered(
         raise led_on(error, read, spec, options, find) from None
     if (note := liger_note(ranking, find)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
-    if changed := reordered(ranking):
-        ranking = replace(ranking, notes=(changed, *ranking.notes))
+    ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
     return with_ways_out(ranking, spec, options, find) if has_ways_out or not ranking.plans else ranking
 
 

@@ -38,8 +38,8 @@ class Peaks:
     layout: Layout
     allocated_bytes: float | None = None
     reserved_bytes: float | None = None
-    of_first: bool = False
-    """They are those of the first pipeline stage, not of the fullest."""
+    stage: int | None = None
+    """The pipeline stage that was logged; None is the fullest."""
     at_least: bool = False
     """It ended out of memory: it needed as much, and more."""
 
@@ -72,10 +72,14 @@ def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]
     half = max(getattr(base, band) / AT_90_PERCENT for band in keys) ** 2 / 2.0
     share: float = getattr(base, key)
     moved, weight, left = 0.0, 1.0 / _UNKNOWN**2, 0.0
-    for run in runs:
+    for run in sorted(runs, key=lambda one: one.at_least):
         allocated, reserved = predicted_bytes(run)
         tensors = math.log(run.allocated_bytes / allocated) if run.allocated_bytes else None
         held = math.log(run.reserved_bytes / reserved) if run.reserved_bytes else None
+        if run.at_least:
+            # Whatever made it need more, the next prediction of this plan has to say so.
+            moved = max(moved, held or 0.0)
+            continue
         left += tensors**2 if tensors is not None else half
         if held is None:
             continue
@@ -92,10 +96,10 @@ def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]
 def predicted_bytes(run: Peaks) -> tuple[float, float]:
     """(allocated, reserved) as predicted of the GPU that was logged."""
     memory = memory_of(case_of(run.spec, run.layout.backend), run.layout, all_stages=True)
-    if not run.of_first:
+    if run.stage is None:
         return memory.allocated_bytes, memory.reserved_bytes
-    first = memory.by_stage[0].allocated_bytes
-    return first, first * memory.reserved_bytes / memory.allocated_bytes
+    own = memory.by_stage[run.stage].allocated_bytes
+    return own, own * memory.reserved_bytes / memory.allocated_bytes
 
 
 def _off(run: Peaks) -> float | None:

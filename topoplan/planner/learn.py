@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from topoplan.engines.registry import engine_of
 from topoplan.errors import InputError, listed
 from topoplan.planner.calibrate import Calibration, Run, calibrate
+from topoplan.planner.exhausted import Ended, exhausted_peaks, taught_words
 from topoplan.planner.fragmentation import Learnt, Peaks, learn
 from topoplan.planner.logged import Logged
 from topoplan.planner.plan import Plan
@@ -19,6 +20,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.other_logs import WRITTEN_BY
 from topoplan.trainers.registry import trainer_named, versions_of
+from topoplan.units import GIB
 
 _PANEL = 12
 """Plans of a ranking whose bands are worked out."""
@@ -41,52 +43,70 @@ class Lessons:
 
     profile: OwnProfile
     of: tuple[Lesson, ...]
-    time: Calibration
+    ended: tuple[Ended, ...]
+    """Runs that ended out of memory."""
+    time: Calibration | None
+    """None where no log tells of steps."""
     memory: Learnt
-    ranked: bool
-    """The band of time is that of the best plans of the job; else of those that ran."""
+
+    @property
+    def first(self) -> tuple[Spec, Plan]:
+        """What ran first."""
+        return _ran(self.of, self.ended)[0]
 
 
-def learn_from(lessons: Sequence[Lesson]) -> Lessons:
+def _ran(lessons: Sequence[Lesson], ended: Sequence[Ended]) -> list[tuple[Spec, Plan]]:
+    return [*((one.spec, one.plan) for one in lessons), *((one.spec, one.plan) for one in ended)]
+
+
+def learn_from(lessons: Sequence[Lesson], ended: Sequence[Ended] = ()) -> Lessons:
     """The profile that goes best with all of them.
 
     Raises InputError for logs of another trainer, job or cluster than their plan's, or of several clusters.
     """
     # Constants that earlier logs gave are no prior: whoever wants them counts those logs again.
     lessons = [replace(one, spec=_uncalibrated(one.spec)) for one in lessons]
-    first = lessons[0].spec
+    ended = [replace(one, spec=_uncalibrated(one.spec)) for one in ended]
+    ran = _ran(lessons, ended)
+    first, plan = ran[0]
     for lesson in lessons:
         _refuse_other(lesson, first)
-    time = calibrate(
-        [
-            Run(
-                spec=one.spec,
-                layout=one.plan.layout,
-                step_s=one.logged.step_s,
-                error=one.logged.error,
-                name=one.logged.name,
-            )
-            for one in lessons
-        ]
-    )
-    memory = learn([peaks_of(one) for one in lessons])
-    bands, ranked = _time_bands(lessons, time)
-    backend, trainer = lessons[0].plan.layout.backend, lessons[0].plan.trainer
+    taught = [one for one in ended if one.found.is_taught]
+    if not lessons and not taught:
+        raise InputError(taught_words(ended[0].found), where=ended[0].name)
+    runs = [
+        Run(spec=one.spec, layout=one.plan.layout, step_s=log.step_s, error=log.error, name=log.name)
+        for one in lessons
+        for log in (one.logged,)
+    ]
+    time = calibrate(runs) if runs else None
+    memory = learn([*map(peaks_of, lessons), *(exhausted_peaks(one.spec, one.plan, one.found) for one in taught)])
+    bands = _time_bands(lessons, time) if time else {}
     steps = sum(one.logged.steps for one in lessons)
-    constants = {**time.constants, **memory.constants, **memory.bands, **bands}
+    constants = {**(time.constants if time else {}), **memory.constants, **memory.bands, **bands}
     profile = OwnProfile(
         gpu=first.cluster.gpu.name,
         constants={key: float(f"{value:.4g}") for key, value in constants.items()},
-        source=f"topoplan calibrate, {steps} steps of {len(lessons)} run{'s' * (len(lessons) > 1)}",
+        source=f"topoplan calibrate, {steps} steps of {len(ran)} run{'s' * (len(ran) > 1)}",
         path="",
         calibrated=Calibrated(
             date=datetime.now(UTC).date().isoformat(),
-            trainer=trainer or "",
-            versions=versions_of(first, backend, trainer),
-            measured=tuple(_measured(one) for one in lessons),
+            trainer=plan.trainer or "",
+            versions=versions_of(first, plan.layout.backend, plan.trainer),
+            measured=(*map(_measured, lessons), *map(_exhausted, taught)),
         ),
     )
-    return Lessons(profile=profile, of=tuple(lessons), time=time, memory=memory, ranked=ranked)
+    return Lessons(profile=profile, of=tuple(lessons), ended=tuple(ended), time=time, memory=memory)
+
+
+def _exhausted(ended: Ended) -> MeasuredPlan:
+    needs = round(ended.found.needed_bytes / GIB, 2)
+    return MeasuredPlan(model=_name(ended.spec), plan=ended.plan.id, needs_at_least_gib=needs)
+
+
+def _name(spec: Spec) -> str:
+    """Of a model, without the directory that it may be in."""
+    return spec.model.name.rstrip("/").rpartition("/")[2]
 
 
 def _uncalibrated(spec: Spec) -> Spec:
@@ -96,7 +116,7 @@ def _uncalibrated(spec: Spec) -> Spec:
 def _measured(lesson: Lesson) -> MeasuredPlan:
     logged = lesson.logged
     return MeasuredPlan(
-        model=lesson.spec.model.name.rstrip("/").rpartition("/")[2],
+        model=_name(lesson.spec),
         plan=lesson.plan.id,
         steps=logged.steps,
         step_s=float(f"{logged.step_s:.4g}"),
@@ -113,7 +133,7 @@ def peaks_of(lesson: Lesson) -> Peaks:
         layout=lesson.plan.layout,
         allocated_bytes=logged.allocated_bytes,
         reserved_bytes=logged.reserved_bytes,
-        of_first=of_first,
+        stage=0 if of_first else None,
     )
 
 
@@ -136,10 +156,9 @@ def _refuse_other(lesson: Lesson, first: Spec) -> None:
         )
 
 
-def _time_bands(lessons: Sequence[Lesson], time: Calibration) -> tuple[Mapping[str, float], bool]:
+def _time_bands(lessons: Sequence[Lesson], time: Calibration) -> Mapping[str, float]:
     """The band of each kind of job that ran, wide enough for nine of ten of its best plans."""
     bands: dict[str, float] = {}
-    ranked = True
     for lesson in lessons:
         spec = replace(lesson.spec, backends=(lesson.plan.layout.backend,), trainer=lesson.plan.trainer)
         key = engine_of(lesson.plan.layout.backend).bands(case_of(spec, lesson.plan.layout.backend))[1]
@@ -149,9 +168,8 @@ def _time_bands(lessons: Sequence[Lesson], time: Calibration) -> tuple[Mapping[s
             found = rank(spec).plans.layouts
         except InputError:
             found = ()
-        ranked = ranked and bool(found)
         panel = [*found[: 4 * _PANEL : 4], lesson.plan.layout]
         widths = sorted(time.band(spec, layout) for layout in panel)
         width = widths[(9 * (len(widths) - 1) + 9) // 10]
         bands[key] = min(max(width, _NARROWEST_OWN), WIDEST)
-    return bands, ranked
+    return bands

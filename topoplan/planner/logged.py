@@ -107,7 +107,7 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
     Raises InputError for one without steps, with those of several runs or processes, or with too few.
     """
     lines = [(number, piece) for number, line in enumerate(text.split("\n"), 1) for piece in pieces(line)]
-    logs = {one.name: one.log for one in sorted(TRAINERS, key=lambda one: one.name != trainer)} | OTHER_LOGS
+    logs = _known(trainer)
     found = {writer: _entries(log, lines) for writer, log in logs.items()}
     writer = max(found, key=lambda one: len(found[one]))
     entries, log = found[writer], logs[writer]
@@ -148,6 +148,21 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
         reserved_bytes=reserved,
         batch=batches[-1] if batches else None,
     )
+
+
+def last_step(text: str) -> int | None:
+    """The last step that a log tells of, whether with its time or not."""
+    forms = [form for log in _known().values() for form in (log.steps, log.bar) if form]
+    for line in reversed(text.split("\n")):
+        for piece in reversed(pieces(line)):
+            if found := next(filter(None, (form.search(piece) for form in forms)), None):
+                return int(found["step"])
+    return None
+
+
+def _known(trainer: str | None = None) -> dict[str, Log]:
+    """The logs that are read, those of a trainer first."""
+    return {one.name: one.log for one in sorted(TRAINERS, key=lambda one: one.name != trainer)} | OTHER_LOGS
 
 
 def _entries(log: Log, lines: Sequence[tuple[int, str]]) -> list[_Entry]:

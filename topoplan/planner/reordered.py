@@ -17,11 +17,23 @@ _MOST = 200
 """Plans that are looked at, from the best on."""
 
 
-def reordered(ranking: Ranking) -> str:
-    """A sentence on the best plan before calibration; empty without a calibrated profile."""
+def reordered(ranking: Ranking) -> tuple[str, ...]:
+    """Sentences on the best plan before calibration and on plans that ran out of memory, with such a profile."""
     spec, layouts = ranking.spec, ranking.plans.layouts[:_MOST]
     if spec.profile is None or spec.profile.calibrated is None or not layouts:
-        return ""
+        return ()
+    ended = dict.fromkeys(one.plan for one in spec.profile.calibrated.measured if one.needs_at_least_gib)
+    here = {layout.id for layout in ranking.plans.layouts}
+    return (
+        _reordered(spec, layouts),
+        *(
+            f"{plan} ran out of memory on this cluster" + ("" if plan in here else ", and is left out")
+            for plan in ended
+        ),
+    )
+
+
+def _reordered(spec: Spec, layouts: Sequence[Layout]) -> str:
     own = replace(spec, profile=None)
     once = [predicted_s(own, layout, {}) for layout in layouts]
     was = min(range(len(layouts)), key=lambda place: once[place])

@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import listed
+from topoplan.planner.calibrate import Calibration
+from topoplan.planner.exhausted import exhausted_words, taught_words
 from topoplan.planner.learn import Lessons
 from topoplan.report.dump import picked, plain
 from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, significant
-from topoplan.specs.gpu_profile import BANDS, profile_of
+from topoplan.specs.gpu_profile import BANDS, Profile, profile_of
 from topoplan.specs.profile import Calibrated, OwnProfile
 
 SCHEMA = "topoplan.calibrate/1"
@@ -30,8 +32,12 @@ def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
         "gpu": learnt.profile.gpu,
         "calibrated": plain(learnt.profile.calibrated),
         "constants": dict(learnt.profile.constants),
-        "factors": [picked(one, "factor spread told") | {"of": one.knob.name} for one in time.shifts],
-        "not_told_apart": [list(pair) for pair in time.unseparated],
+        "factors": [picked(one, "factor spread told") | {"of": one.knob.name} for one in time.shifts] if time else [],
+        "not_told_apart": [list(pair) for pair in time.unseparated] if time else [],
+        "out_of_memory": [
+            {"plan": one.plan.id, "name": one.name, "learnt": one.found.is_taught, **plain(one.found)}
+            for one in learnt.ended
+        ],
         "logs": [
             {
                 "plan": lesson.plan.id,
@@ -43,19 +49,34 @@ def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
                 "time_error_after": after,
                 "memory_error_before": off,
             }
-            for lesson, before, after, off in zip(learnt.of, time.before, time.after, learnt.memory.off, strict=True)
-        ],
+            for lesson, before, after, off in zip(
+                learnt.of, time.before, time.after, learnt.memory.off[: len(learnt.of)], strict=True
+            )
+        ]
+        if time
+        else [],
     }
 
 
 def print_calibration(console: Console, learnt: Lessons, further: Sequence[str]) -> None:
     """The logs, what they tell and what they cannot tell; `further` are sentences on plans, and on what is left out."""
+    for ended in learnt.ended:
+        paragraph(console, f"{ended.name}, {ended.plan.id}:")
+        bullets(console, [*exhausted_words(ended.spec, ended.plan, ended.found), taught_words(ended.found)])
+        console.print()
+    if learnt.time is not None:
+        _print_steps(console, learnt, learnt.time)
+        bullets(console, [*_told(learnt.time), *_not_told(learnt, learnt.time)])
+    bullets(console, [*_memory(learnt), *_bands(learnt), *_aside(learnt), *further])
+
+
+def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
     steps = sum(lesson.logged.steps for lesson in learnt.of)
     runs = counted(len(learnt.of), "log")
     paragraph(console, f"{runs} with {counted(steps, 'step')} that did nothing but train, on {learnt.profile.gpu}.")
     console.print()
     table = table_of("log", "plan", right=("steps", "step", "spread", "off before", "off now"))
-    for lesson, before, after in zip(learnt.of, learnt.time.before, learnt.time.after, strict=True):
+    for lesson, before, after in zip(learnt.of, time.before, time.after, strict=True):
         logged = lesson.logged
         table.add_row(
             Text(logged.name),
@@ -70,22 +91,19 @@ def print_calibration(console: Console, learnt: Lessons, further: Sequence[str])
     console.print()
     paragraph(console, "off: predicted over measured, less one, before and with what was learnt.", style="dim")
     console.print()
-    bullets(console, [*_told(learnt), *_not_told(learnt), *_memory(learnt), *_bands(learnt), *_aside(learnt)])
-    bullets(console, further)
 
 
-def _told(learnt: Lessons) -> Iterator[str]:
+def _told(time: Calibration) -> Iterator[str]:
     found = [
         f"{one.knob.name} {one.factor:.2f} (give or take {100 * one.spread:.0f}%)"
-        for one in learnt.time.shifts
+        for one in time.shifts
         if one.told >= _TOLD
     ]
     if found:
         yield f"longer than the GPU's constants say, as a factor: {listed(found)}"
 
 
-def _not_told(learnt: Lessons) -> Iterator[str]:
-    time = learnt.time
+def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
     dark = [one.knob.name for one in time.shifts if one.told < _TOLD]
     if dark:
         yield f"these steps say nothing of {listed(dark, 'or')}: left as they were, or nearly"
@@ -96,7 +114,7 @@ def _not_told(learnt: Lessons) -> Iterator[str]:
 
 
 def _memory(learnt: Lessons) -> Iterator[str]:
-    base = profile_of(learnt.of[0].spec.cluster.gpu, learnt.of[0].spec.profile)
+    base = _base(learnt)
     for key, value in learnt.memory.constants.items():
         now, before = (f"{100 * share:.1f}%" for share in (value, getattr(base, key)))
         yield f"the allocator holds {now} beyond live tensors, {'as predicted' if now == before else f'not {before}'}"
@@ -104,8 +122,14 @@ def _memory(learnt: Lessons) -> Iterator[str]:
         yield "no log tells what the allocator held: memory is predicted as before"
 
 
+def _base(learnt: Lessons) -> Profile:
+    """The constants as they were."""
+    spec, _ = learnt.first
+    return profile_of(spec.cluster.gpu, spec.profile)
+
+
 def _bands(learnt: Lessons) -> Iterator[str]:
-    base = profile_of(learnt.of[0].spec.cluster.gpu, learnt.of[0].spec.profile)
+    base = _base(learnt)
     for key in BANDS:
         if key in learnt.profile.constants:
             what, now = "step" if "time" in key else "memory", learnt.profile.constants[key]

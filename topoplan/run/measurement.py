@@ -6,11 +6,14 @@ beside the copies. So the same can be worked out again later, from the record al
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
+from collections.abc import Iterator
 from pathlib import Path
 
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
 from topoplan.errors import HostError, InputError, TopoplanError
+from topoplan.planner.exhausted import Ended, read_exhausted
 from topoplan.planner.fragmentation import predicted_bytes
 from topoplan.planner.learn import Lesson, peaks_of
 from topoplan.planner.logged import read_log
@@ -53,18 +56,19 @@ def measurement(record: RunRecord, spec: Spec, plan: Plan) -> Measurement | None
 def lesson_of(record: RunRecord, spec: Spec, plan: Plan) -> Lesson | None:
     """The log of a run that tells most, with its plan; None where none tells of enough steps."""
     found = []
-    for path in _logs(record, plan):
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _MOST_LOG_BYTES))
-                text = file.read().decode("utf-8", "replace")
+    for text in _texts(record, plan):
+        with contextlib.suppress(InputError):
             found.append(read_log(text, name=f"run {record.run_id}", trainer=plan.trainer))
-        except (OSError, InputError):
-            continue
     if not found:
         return None
     best = max(found, key=lambda one: (bool(one.reserved_bytes), one.steps))
     return Lesson(spec=spec, plan=plan, logged=best)
+
+
+def ended_of(record: RunRecord, spec: Spec, plan: Plan) -> Ended | None:
+    """How a run ended out of memory, by the first node whose log says so; None where none does."""
+    found = next(filter(None, map(read_exhausted, _texts(record, plan))), None)
+    return Ended(spec=spec, plan=plan, found=found, name=f"run {record.run_id}") if found else None
 
 
 def planned(record: RunRecord) -> RecordedPlan:
@@ -96,11 +100,13 @@ def _file_of(plan: Plan) -> str:
     return trainer_named(plan.trainer).log.file if plan.trainer else ""
 
 
-def _logs(record: RunRecord, plan: Plan) -> list[Path]:
-    """The copies that are there."""
+def _texts(record: RunRecord, plan: Plan) -> Iterator[str]:
+    """The ends of the copies that are there."""
     name = _file_of(plan)
-    found = [*([record.directory() / name] if name else []), *(record.log(node) for node in record.nodes)]
-    return [path for path in found if path.is_file()]
+    for path in [*([record.directory() / name] if name else []), *(record.log(node) for node in record.nodes)]:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MOST_LOG_BYTES))
+            yield file.read().decode("utf-8", "replace")
 
 
 def measured_words(found: Measurement) -> str:

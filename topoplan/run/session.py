@@ -18,6 +18,7 @@ from typing import ClassVar, Literal, TypeVar
 from topoplan.bundle.draft import Draft
 from topoplan.bundle.plan_file import RecordedPlan
 from topoplan.errors import HostError, InputError
+from topoplan.planner.exhausted import exhausted_words
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
@@ -27,7 +28,7 @@ from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
 from topoplan.run.failure import FAILED, Failure, first_cause, hang
-from topoplan.run.measurement import fetch, measured_words, measurement
+from topoplan.run.measurement import ended_of, fetch, measured_words, measurement
 from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
 from topoplan.run.record import Attempt, RunRecord, RunState
@@ -303,6 +304,9 @@ class Session(ABC):
         spec, plan, record = self._planned.spec, self._planned.plan, self._record
         first = self._nodes.get(record.nodes[0].label)
         fetch(record, spec, plan, first.connection if first else None, self._settings.stop_s)
+        if outcome.end == "failed" and (ended := ended_of(record, spec, plan)):
+            for words in exhausted_words(spec, plan, ended.found):
+                self._tell(Event(kind="measured", text=words, data={"out_of_memory": True}))
         found = measurement(record, spec, plan)
         if found is not None:
             with contextlib.suppress(InputError):

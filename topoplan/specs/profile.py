@@ -19,9 +19,11 @@ class MeasuredPlan:
     model: str
     plan: str
     """Its id."""
-    steps: int
-    step_s: float
-    """Mean seconds of a step."""
+    steps: int = 0
+    step_s: float | None = None
+    """Mean seconds of a step; None for one that told of too few."""
+    needs_at_least_gib: float | None = None
+    """Of torch's memory, for one that ended out of memory."""
     spread: float = 0.0
     """Standard deviation of the steps, as a fraction."""
 

@@ -1,0 +1,254 @@
+"""Out of memory as a measurement: what PyTorch's message says of the card, beside what was predicted of it.
+
+The message has what was tried, what live tensors took and what the allocator held back. Together they are what the run
+would have needed at that moment at least: a lower bound, which a profile keeps as a larger share of fragmentation. So a
+plan that ran out of memory does not fit by the next prediction, and others are judged as far as they are like it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from topoplan.errors import listed
+from topoplan.planner.explain import memory_rejection
+from topoplan.planner.fragmentation import Peaks, learn, predicted_bytes
+from topoplan.planner.logged import last_step
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import memory_of
+from topoplan.specs.profile import OwnProfile
+from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
+from topoplan.trainers.log import pieces
+from topoplan.units import GIB
+
+_SIZE = r"(?P<{0}>[0-9.]+) ?(?P<{0}_unit>bytes|[KMGT]iB)"
+
+
+def _size(name: str) -> str:
+    return _SIZE.format(name)
+
+
+_MESSAGE = re.compile(rf"CUDA out of memory\. Tried to allocate {_size('tried')}")
+# pytorch c10/cuda/CUDACachingAllocator.cpp, from 2.0 on; "capacty" until 2.2.
+_PARTS = (
+    re.compile(rf"GPU (?P<gpu>[0-9]+) has a total capaci?ty of {_size('total')} of which {_size('free')} is free"),
+    re.compile(rf"[Tt]his process has {_size('used')} memory in use"),
+    re.compile(rf"Of the allocated memory {_size('allocated')} is allocated by PyTorch"),
+    re.compile(rf"and {_size('held')} is reserved by PyTorch but unallocated"),
+    # 1.x
+    re.compile(
+        rf"\(GPU (?P<gpu>[0-9]+); {_size('total')} total capacity; {_size('allocated')} already allocated;"
+        rf" {_size('free')} free; {_size('reserved')} reserved in total"
+    ),
+)
+_OTHERS = re.compile(rf"Process [0-9]+ has {_size('other')} memory in use")
+_RANK = re.compile(r"\[rank(?P<rank>[0-9]{1,6})\]")
+_BYTES = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+_LINES = 120
+"""Of the traceback before the message."""
+_MOMENTS = {
+    "an evaluation": r"evaluation_loop|prediction_step|in evaluate\b",
+    "loading the model": r"from_pretrained|in load_model|in load_checkpoint|load_state_dict|deepspeed\.initialize",
+    "saving a checkpoint": r"in save_checkpoint|in _save\b|in save_model|save_pretrained",
+    "the optimizer step": r"optimizer\.step|in step\b.*optim|optim/\w+\.py|clip_grad_norm",
+    "backward": r"in backward\b|\.backward\(|autograd/",
+    "the loss": r"cross_entropy|in loss_func|logits\.float",
+    "forward": r"in forward\b|_call_impl",
+}
+"""Moment -> what stands in its traceback; the first that is there."""
+NOT_TRAINING = ("an evaluation", "loading the model", "saving a checkpoint")
+"""Moments that nothing is predicted of."""
+_NOTABLE = 0.5 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhausted:
+    """What a message of PyTorch says."""
+
+    tried_bytes: float
+    allocated_bytes: float
+    held_bytes: float
+    """Reserved by the allocator, and not allocated."""
+    total_bytes: float
+    """Of the card, as CUDA lets it be used."""
+    used_bytes: float | None
+    """By this process, context and NCCL included; None where the message does not say."""
+    others_bytes: float
+    """By other processes."""
+    gpu: int
+    rank: int | None
+    """Over all nodes; None where the line does not say."""
+    moment: str
+    """A key of `_MOMENTS`, or empty."""
+    step: int | None
+    """The last one that the log tells of before."""
+
+    @property
+    def needed_bytes(self) -> float:
+        """Of live tensors and what is held back, at least."""
+        return self.tried_bytes + self.allocated_bytes + self.held_bytes
+
+    @property
+    def is_taught(self) -> bool:
+        """The plan needed it: it was at training, and no other process had the room."""
+        return self.moment not in NOT_TRAINING and self.others_bytes < max(_NOTABLE, self.tried_bytes)
+
+
+def read_exhausted(text: str) -> Exhausted | None:
+    """The first message in a log that has all its figures; None where there is none."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        for piece in pieces(line):
+            if (found := _MESSAGE.search(piece)) and (read := _read(piece, found)):
+                before = lines[max(0, number - _LINES) : number]
+                rank = _RANK.search(line)
+                moment = next(
+                    (name for name, form in _MOMENTS.items() if any(re.search(form, one) for one in before)), ""
+                )
+                step = last_step("\n".join(lines[:number]))
+                return replace(read, rank=int(rank["rank"]) if rank else None, moment=moment, step=step)
+    return None
+
+
+def _read(line: str, message: re.Match[str]) -> Exhausted | None:
+    said = {"tried": _bytes(message, "tried")}
+    gpu = 0
+    for form in _PARTS:
+        if found := form.search(line):
+            named = found.groupdict()
+            gpu = int(named.get("gpu") or gpu)
+            said |= {name: _bytes(found, name) for name in named if f"{name}_unit" in named}
+    if "reserved" in said and "allocated" in said:
+        said["held"] = max(0.0, said["reserved"] - said["allocated"])
+    if not {"total", "allocated", "held"} <= said.keys():
+        return None
+    return Exhausted(
+        tried_bytes=said["tried"],
+        allocated_bytes=said["allocated"],
+        held_bytes=said["held"],
+        total_bytes=said["total"],
+        used_bytes=said.get("used"),
+        others_bytes=sum(_bytes(found, "other") for found in _OTHERS.finditer(line)) if "used" in said else 0.0,
+        gpu=gpu,
+        rank=None,
+        moment="",
+        step=None,
+    )
+
+
+def _bytes(found: re.Match[str], name: str) -> float:
+    return float(found[name]) * _BYTES[found[f"{name}_unit"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that ended out of memory."""
+
+    spec: Spec
+    plan: Plan
+    found: Exhausted
+    name: str
+    """Of its log."""
+
+
+def exhausted_peaks(spec: Spec, plan: Plan, found: Exhausted) -> Peaks:
+    """The lower bound that it is."""
+    return Peaks(
+        spec=spec, layout=plan.layout, reserved_bytes=found.needed_bytes, stage=_stage(plan, found), at_least=True
+    )
+
+
+def _stage(plan: Plan, found: Exhausted) -> int | None:
+    """The pipeline stage of a rank: it is the slowest to change of its coordinates."""
+    layout = plan.layout
+    return None if found.rank is None else min(found.rank * layout.pp // layout.world_size, layout.pp - 1)
+
+
+def exhausted_words(spec: Spec, plan: Plan, found: Exhausted) -> tuple[str, ...]:
+    """Sentences: what happened, how far that is from the prediction, why that may be, and what would fit."""
+    stage = _stage(plan, found)
+    where = "" if found.rank is None else f" of rank {found.rank}"
+    where += f" (stage {stage})" if stage is not None and plan.layout.pp > 1 else ""
+    when = " and ".join(filter(None, (f"in {found.moment}" if found.moment else "", _after(found))))
+    allocated, reserved = predicted_bytes(exhausted_peaks(spec, plan, found))
+    live = found.allocated_bytes + found.tried_bytes
+    more = live / allocated - 1.0
+    return (
+        f"out of memory on GPU {found.gpu}{where}{f', {when}' if when else ''}: {_gib(found.tried_bytes)} more did not"
+        f" fit beside {_gib(found.allocated_bytes)} of live tensors and {_gib(found.held_bytes)} that torch held back",
+        f"it needed {_gib(live)} of live tensors at least, and {_gib(allocated)} are predicted of {plan.id}:"
+        f" {abs(100 * more):.0f}% {'more' if more > 0 else 'less'},"
+        f" {'outside of' if more > plan.memory.band else 'within'} the band of {100 * plan.memory.band:.0f}%",
+        *_reasons(spec, plan, found, live - allocated, reserved - allocated),
+        _way_out(spec, plan, found),
+    )
+
+
+def _after(found: Exhausted) -> str:
+    return "before the first step was told" if found.step is None else f"after step {found.step}"
+
+
+def _reasons(spec: Spec, plan: Plan, found: Exhausted, more: float, fragments: float) -> list[str]:
+    """What the figures of the message speak for; a guess is called one."""
+    said = []
+    if found.others_bytes >= _NOTABLE:
+        said.append(f"other processes hold {_gib(found.others_bytes)} of the card: end them, or take other GPUs")
+    if found.moment in NOT_TRAINING:
+        said.append(f"it was {found.moment}, and what is predicted is training: nothing is learnt of the plan")
+    if found.held_bytes > fragments + _NOTABLE:
+        said.append(
+            f"torch held back {_gib(found.held_bytes)}, and {_gib(fragments)} are predicted: fragmentation, which"
+            " expandable segments lessen where they are not set yet"
+        )
+    if found.used_bytes is not None:
+        beside = found.used_bytes - found.allocated_bytes - found.held_bytes
+        planned = plan.memory.device_bytes - plan.memory.reserved_bytes
+        if beside > planned + _NOTABLE:
+            said.append(
+                f"{_gib(beside)} of the process are not torch's (context, NCCL), and {_gib(planned)} are predicted"
+            )
+    if spec.cluster.gpu.memory_bytes - found.total_bytes > 2 * _NOTABLE:
+        said.append(f"the card has {_gib(found.total_bytes)}, and the spec says {_gib(spec.cluster.gpu.memory_bytes)}")
+    if more > plan.memory.band * plan.memory.allocated_bytes and found.moment not in NOT_TRAINING:
+        known = spec.job.lengths is not None or spec.job.packing
+        said.append(
+            "the tensors are more than the formulas see: is every setting in the file that ran as in the plan?"
+            if known
+            else f"samples may be longer than planned: nobody said how long they are (seq_len {spec.job.seq_len:,})"
+        )
+    return said
+
+
+def _way_out(spec: Spec, plan: Plan, found: Exhausted) -> str:
+    """The nearest change that fits, with the lower bound learnt."""
+    if not found.is_taught:
+        return f"{plan.id} itself {'fits' if plan.fits else 'does not fit'} by the prediction"
+    taught = with_constants(spec, learn([exhausted_peaks(spec, plan, found)]).constants)
+    if memory_of(case_of(taught, plan.layout.backend), plan.layout).fits:
+        return f"{plan.id} fits all the same by the prediction: the reasons above have to go"
+    fix = memory_rejection(taught, plan.layout).fix
+    remedy = "`topoplan calibrate` with this log and `topoplan rank --profile` find another plan"
+    return f"with that learnt, {fix}" if fix else f"with that learnt, no single change fits; {remedy}"
+
+
+def with_constants(spec: Spec, constants: Mapping[str, float]) -> Spec:
+    """The spec with constants over those that it has."""
+    own = spec.profile
+    given = {**(own.constants if own else {}), **constants}
+    if own is not None:
+        return replace(spec, profile=replace(own, constants=given))
+    return replace(spec, profile=OwnProfile(gpu=spec.cluster.gpu.name, constants=given, source="", path=""))
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def taught_words(found: Exhausted) -> str:
+    """What a profile keeps of it."""
+    if found.is_taught:
+        return f"it needed {_gib(found.needed_bytes)} of torch's memory or more: the profile keeps that"
+    why = [found.moment] if found.moment in NOT_TRAINING else ["other processes on the card"]
+    return f"nothing is learnt of it, because of {listed(why)}"
