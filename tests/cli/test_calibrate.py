@@ -54,7 +54,8 @@ def test_a_log_that_ended_out_of_memory_says_what_would_fit(cli: Cli, spec_file:
     path.write_text(
         "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of"
         " 79.10 GiB of which 1.29 GiB is free. Including non-PyTorch memory, this process has 77.80 GiB memory in use."
-        " Of the allocated memory 74.10 GiB is allocated by PyTorch, and 1.30 GiB is reserved by PyTorch but unallocated."
+        " Of the allocated memory 74.10 GiB is allocated by PyTorch, and 1.30 GiB is reserved by PyTorch but"
+        " unallocated."
     )
     profile = tmp_path / "profile.yaml"
     shown = cli("calibrate", path, "--spec", spec_file, *PLAN, "-o", profile).out
