@@ -17,24 +17,28 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
+Logs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="LOG...",
+        help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed.",
+        show_default=False,
+    ),
+]
+Ran = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spec",
+        metavar="SPEC|BUNDLE",
+        help="What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
+        show_default=False,
+    ),
+]
+
+
 def calibrate(
-    logs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="LOG...",
-            help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed.",
-            show_default=False,
-        ),
-    ] = None,
-    of: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--spec",
-            metavar="SPEC|BUNDLE",
-            help="What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
-            show_default=False,
-        ),
-    ] = None,
+    logs: Logs = None,
+    of: Ran = None,
     runs: Annotated[
         bool, typer.Option("--runs", help="Learn from the runs of `topoplan runs --measured`, beside LOGs or alone.")
     ] = False,
