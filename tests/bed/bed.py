@@ -23,6 +23,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -305,6 +306,16 @@ class Bed:
         self._start(host, options)
         self._wait_for(host)
 
+    def reboot(self, name: str, down_s: float) -> None:
+        """End all that runs on a host, and start its sshd again after a while, in another boot of the machine."""
+        host = self.hosts[name]
+        self._stop(host)
+        time.sleep(down_s)
+        boot = host.directory / "boot_id"
+        boot.write_text(f"{uuid.uuid4()}\n")
+        self._start(host)
+        self._wait_for(host)
+
     def processes(self, name: str) -> dict[int, str]:
         """What runs on a host: command lines by process id, sshd included."""
         host = self.hosts[name]
@@ -418,6 +429,9 @@ class Bed:
         command = [str(_tool("sshd")), "-D", "-f", str(config), "-E", str(host.directory / "log")]
         if self.kind == "namespaces":
             named = f"hostname {shlex.quote(host.name)} && exec {shlex.join(command)}"
+            boot = host.directory / "boot_id"
+            if boot.exists():
+                named = f"mount --bind {shlex.quote(str(boot))} /proc/sys/kernel/random/boot_id && {named}"
             command = ["ip", "netns", "exec", self._namespace(host.name), "unshare", "--uts", "sh", "-c", named]
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         host.sshd = subprocess.Popen(

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
 
@@ -88,6 +89,13 @@ class Client:
                 return False
             time.sleep(0.01)
         return True
+
+    def said(self) -> dict[str, Any]:
+        """Its last line, of how the run ended."""
+        for line in reversed(last_lines(self.output, 50)):
+            with contextlib.suppress(ValueError):
+                return dict(json.loads(line))
+        return {}
 
     def running(self) -> bool:
         """Whether it said at its end that something may run on."""
@@ -331,6 +339,126 @@ def offline_interrupt(draw: Draw) -> None:
         draw.result.check("the state in the record", draw.state(), "starting", "running")
     draw.stop_from_another()
     draw.result.check("the state in the record", draw.state(), "stopped")
+
+
+BESIDE = """\
+exec 9>"{root}/$HOSTNAME.rank"
+flock -n 9 || echo an old rank lives on $HOSTNAME >>"{root}/beside"
+"""
+"""Every process of a job holds the lock, wherever it goes: a second start beside it is noticed."""
+ENDED_BY_ITSELF_S = 60.0
+"""For the other hosts to end their nodes, where nobody watches."""
+
+
+def ends_by_itself(draw: Draw, victim: str) -> None:
+    """Nobody watches any more: the nodes end, each with the word of the one that failed first."""
+    end_s = time.monotonic() + ENDED_BY_ITSELF_S
+    while (left := draw.hosts.jobs()) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    draw.result.check("what runs on by itself", left, {})
+    for place, name in enumerate(NAMES):
+        for file in draw.hosts.workdir(name).glob("topoplan-runs*/*/*/.topoplan/stopped"):
+            said = file.read_text().split()[0]
+            draw.result.check(f"for whom node-{place:02d} was ended", said, victim)
+
+
+def watcher_killed(draw: Draw) -> None:
+    """Then a node fails: its script, a signal to it, or all that it has; once, it ends well, and nobody ends another."""
+    name, node = draw.victim()
+    how = draw.chance.choice(("code", "killed", "all killed", "well", "launch detached"))
+    trigger = draw.hosts.root / "trigger"
+    trigger.unlink(missing_ok=True)
+    wait = BEGUN + f"setsid sleep 600 & until [ -e {trigger} ]; do sleep 0.05; done; kill $!; "
+    end = {"code": "exit 7", "killed": "kill -KILL $$", "launch detached": "exit 8", "all killed": "sleep 600"}.get(how)
+    if end is None:
+        draw.hosts.does(BEGUN + "sleep 8", **{name: wait + "exit 0"})
+    else:
+        draw.hosts.does(LONG, **{name: wait + end})
+    client = Client(draw.hosts, *(["--detach"] if how == "launch detached" else []))
+    draw.result.check("what had begun", client.begun(), True)
+    if how == "launch detached":
+        draw.result.check("the exit code", client.wait(), 0)
+    else:
+        time.sleep(draw.chance.uniform(0, 0.5))
+        client.process.kill()
+        client.wait()
+    time.sleep(draw.chance.uniform(0, 1))
+    if how == "all killed":
+        kill_all(draw.hosts, name)
+    trigger.touch()
+    ends_by_itself(draw, node)
+    stopped = [file for one in NAMES for file in draw.hosts.workdir(one).glob("topoplan-runs*/*/*/.topoplan/stopped")]
+    draw.result.check("how many were ended for it", len(stopped), 0 if how == "well" else len(NAMES) - 1)
+
+
+def client_told_to_end(draw: Draw) -> None:
+    """SIGTERM: its last line says that the run goes on, and it does; or it takes it along."""
+    along = draw.chance.random() < 0.5
+    draw.hosts.does(LONG)
+    client = Client(draw.hosts, *(["--stop-on-exit"] if along else []))
+    draw.result.check("what had begun", client.begun(), True)
+    time.sleep(draw.chance.uniform(0, 1))
+    client.process.terminate()
+    draw.result.check("the exit code", client.wait(), 143)
+    draw.result.check(
+        "how it says that it ended", client.said().get("end"), "interrupted" if along else "left", "interrupted"
+    )
+    if client.said().get("end") == "left":
+        draw.result.check("where the job runs", set(draw.hosts.jobs()), set(NAMES))
+        draw.stop_from_another()
+
+
+def rebooted(draw: Draw) -> None:
+    """A host is started again; its sshd is back after a while. With retries the run starts again when it is."""
+    name, node = draw.victim()
+    retries = draw.chance.random() < 0.6
+    first = '[ -e "${BASH_SOURCE[0]}.first" ] || { : > "${BASH_SOURCE[0]}.first"; sleep 600; }\n'
+    draw.hosts.does(BESIDE.format(root=draw.hosts.root) + BEGUN + first)
+    client = Client(draw.hosts, *(["--retries", "2"] if retries else []))
+    draw.result.check("what had begun", client.begun(), True)
+    time.sleep(draw.chance.uniform(0, 0.5))
+    draw.hosts.bed.reboot(name, draw.chance.choice((0.0, draw.chance.uniform(1, 30))))
+    if retries:
+        draw.result.check("the exit code", client.wait(), 0)
+        attempts = client.said().get("attempts") or []
+        draw.result.check("who failed in the attempts", [one["node"] for one in attempts], [node])
+    else:
+        draw.ends(client, 1, blamed=node)
+
+
+def started_again(draw: Draw) -> None:
+    """Ranks are killed, once to three times, on the same host or others; what is left of them may be deaf."""
+    times, retries = draw.chance.randint(1, 3), draw.chance.randint(0, 3)
+    victims = [draw.victim() for _ in range(times)]
+    deaf = draw.chance.choice(("", "trap '' TERM; "))
+    left = "setsid sleep 600 & (nohup sleep 600 >/dev/null 2>&1 &)\n"
+    lines = []
+    for index, (name, _) in enumerate(victims):
+        after = draw.chance.uniform(0, 1)
+        mine = f'[ "$HOSTNAME" = {name} ] && {{ sleep {after:.2f}; kill -KILL $$; }}'
+        lines.append(
+            f'[ -e "${{BASH_SOURCE[0]}}.{index}" ] || {{ : > "${{BASH_SOURCE[0]}}.{index}"; {mine}; sleep 600; }}'
+        )
+    draw.hosts.does(
+        BESIDE.format(root=draw.hosts.root) + BEGUN + deaf + left + "\n".join(lines) + "\npkill -g $$ sleep; exit 0"
+    )
+    client = Client(draw.hosts, "--retries", str(retries))
+    enough = retries >= times
+    draw.result.check("the exit code", client.wait(), 0 if enough else 137)
+    attempts = [one["node"] for one in client.said().get("attempts") or []]
+    draw.result.check("who failed in the attempts", attempts, [node for _, node in victims][: min(times, retries)])
+    draw.result.check("the node that is blamed", client.blamed(), None if enough else victims[retries][1])
+    if enough:
+        draw.stop_from_another()  # what they have left running when they ended well
+
+
+def not_worth_it(draw: Draw) -> None:
+    name, node = draw.victim()
+    words = draw.chance.choice(("CUDA out of memory", "No space left on device", "KeyError: 'text'"))
+    draw.hosts.does(BESIDE.format(root=draw.hosts.root) + LONG, **{name: BEGUN + f'sleep 0.3; echo "{words}"; exit 1'})
+    client = Client(draw.hosts, "--retries", "3")
+    draw.ends(client, 1, blamed=node)
+    draw.result.check("how often it was started again", len(client.said().get("attempts") or []), 0)
 
 
 def client_signal(number: signal.Signals) -> Callable[[Draw], None]:
@@ -583,6 +711,11 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "a host is cut off": (4, cut),
     "a cut that heals": (4, cut_that_heals),
     "sshd is frozen": (3, frozen),
+    "watcher killed, then a rank": (10, watcher_killed),
+    "a host is started again": (8, rebooted),
+    "ranks killed, with retries": (10, started_again),
+    "a failure not worth it": (3, not_worth_it),
+    "client told to end": (5, client_told_to_end),
     "client offline": (5, offline),
     "client offline, SIGINT": (2, offline_interrupt),
     "one host invisible": (4, one_invisible),
@@ -610,13 +743,17 @@ def one_run(hosts: Hosts, names: list[str], seed: int, index: int) -> Result:
     name = names[index] if index < len(names) else chance.choices(names, [FAULTS[one][0] for one in names])[0]
     result = Result(fault=name)
     for host in NAMES:
-        (hosts.root / host / "does.begun").unlink(missing_ok=True)
+        for mark in (hosts.root / host).glob("does.*"):
+            mark.unlink(missing_ok=True)
     shutil.rmtree(hosts.state, ignore_errors=True)
     started_s = time.monotonic()
     try:
         FAULTS[name][1](Draw(hosts=hosts, chance=chance, result=result, index=index))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         result.violations.append(f"{type(error).__name__}: {error}")
+    if (hosts.root / "beside").exists():
+        result.violations.append((hosts.root / "beside").read_text())
+        (hosts.root / "beside").unlink()
     left = left_behind(hosts)
     result.orphans = sum(len(lines) for lines in left.values())
     result.took_s = time.monotonic() - started_s
@@ -640,8 +777,8 @@ def left_behind(hosts: Hosts) -> dict[str, list[str]]:
     return left
 
 
-def kill_all(hosts: Hosts) -> None:
-    for name in NAMES:
+def kill_all(hosts: Hosts, *names: str) -> None:
+    for name in names or NAMES:
         for pid, line in hosts.bed.processes(name).items():
             if not line.startswith("sshd"):
                 with contextlib.suppress(ProcessLookupError):
