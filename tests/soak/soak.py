@@ -363,7 +363,7 @@ def ends_by_itself(draw: Draw, victim: str) -> None:
 
 
 def watcher_killed(draw: Draw) -> None:
-    """Then a node fails: its script, a signal to it, or all that it has; once, it ends well, and nobody ends another."""
+    """Then a node fails: its script, a signal to it, or all that it has. Or it ends well, and nobody ends another."""
     name, node = draw.victim()
     how = draw.chance.choice(("code", "killed", "all killed", "well", "launch detached"))
     trigger = draw.hosts.root / "trigger"
@@ -375,10 +375,10 @@ def watcher_killed(draw: Draw) -> None:
     else:
         draw.hosts.does(LONG, **{name: wait + end})
     client = Client(draw.hosts, *(["--detach"] if how == "launch detached" else []))
-    draw.result.check("what had begun", client.begun(), True)
     if how == "launch detached":
         draw.result.check("the exit code", client.wait(), 0)
     else:
+        draw.result.check("what had begun", client.begun(), True)
         time.sleep(draw.chance.uniform(0, 0.5))
         client.process.kill()
         client.wait()
@@ -400,9 +400,9 @@ def client_told_to_end(draw: Draw) -> None:
     time.sleep(draw.chance.uniform(0, 1))
     client.process.terminate()
     draw.result.check("the exit code", client.wait(), 143)
-    draw.result.check(
-        "how it says that it ended", client.said().get("end"), "interrupted" if along else "left", "interrupted"
-    )
+    # Before all hosts have said that they have started it, there is nothing to leave.
+    ends = ("interrupted",) if along else ("left", "interrupted")
+    draw.result.check("how it says that it ended", client.said().get("end"), *ends)
     if client.said().get("end") == "left":
         draw.result.check("where the job runs", set(draw.hosts.jobs()), set(NAMES))
         draw.stop_from_another()
@@ -436,12 +436,9 @@ def started_again(draw: Draw) -> None:
     for index, (name, _) in enumerate(victims):
         after = draw.chance.uniform(0, 1)
         mine = f'[ "$HOSTNAME" = {name} ] && {{ sleep {after:.2f}; kill -KILL $$; }}'
-        lines.append(
-            f'[ -e "${{BASH_SOURCE[0]}}.{index}" ] || {{ : > "${{BASH_SOURCE[0]}}.{index}"; {mine}; sleep 600; }}'
-        )
-    draw.hosts.does(
-        BESIDE.format(root=draw.hosts.root) + BEGUN + deaf + left + "\n".join(lines) + "\npkill -g $$ sleep; exit 0"
-    )
+        mark = f'"${{BASH_SOURCE[0]}}.{index}"'
+        lines.append(f"[ -e {mark} ] || {{ : > {mark}; {mine}; sleep 600; }}")
+    draw.hosts.does(BESIDE.format(root=draw.hosts.root) + BEGUN + deaf + left + "\n".join(lines))
     client = Client(draw.hosts, "--retries", str(retries))
     enough = retries >= times
     draw.result.check("the exit code", client.wait(), 0 if enough else 137)
