@@ -19,6 +19,7 @@ from topoplan.report.session import (
 from topoplan.run.diagnose import Diagnosis
 from topoplan.run.events import Event
 from topoplan.run.failure import Failure
+from topoplan.run.record import Attempt
 from topoplan.run.session import Outcome
 
 LOST = HostError("no answer", host="gpu3", problem="timeout", remedy="check the machine")
@@ -144,3 +145,19 @@ def test_events_and_the_end_are_json_of_one_schema(schema: str) -> None:
 def test_a_line_for_a_person_begins_with_who_says_it() -> None:
     assert event_text(Event(kind="output", node="node-00", text="hello\nyou")) == "[node-00] hello\n[node-00] you"
     assert event_text(Event(kind="note", text="mind")) == "topoplan: mind"
+
+
+def test_attempts_are_told_with_what_they_cost_and_the_host_that_failed_more_than_once() -> None:
+    first = Attempt(ended="", node="node-01", host="10.0.0.2", reason="node-01: was lost", last_step=620)
+    last = replace(first, reason="node-01: a rank was killed", first_step=600, last_step=None)
+    ended = Outcome(end="ended", code=0, run="a-run", attempts=(first, last), lost_steps=20)
+    assert list(launch_lines(ended)) == [
+        "topoplan: run a-run was started 3 times; 20 steps had to be done again",
+        "  1: node-01: was lost (10.0.0.2), at step 620",
+        "  2: node-01: a rank was killed (10.0.0.2)",
+        "topoplan: 10.0.0.2 failed first 2 times: see to its machine, or leave it out of the spec",
+        "topoplan: run a-run has ended well",
+    ]
+    once = replace(FAILED, attempts=(replace(first, host="10.0.0.9"),))
+    assert "no step was lost" in text(once)
+    assert "failed first 2 times" not in text(once)
