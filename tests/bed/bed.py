@@ -278,10 +278,17 @@ class Bed:
     @contextlib.contextmanager
     def frozen(self, name: str) -> Iterator[None]:
         """Stop the host's sshd and its sessions, without ending them; the kernel still answers for them."""
-        stopped = [pid for pid, words in self.processes(name).items() if words.startswith("sshd")]
-        for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        sshd = self.hosts[name].sshd
+        stopped = [sshd.pid] if sshd is not None else []
+        # The listener first, which changes what it is called: then nobody new comes.
+        while True:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            found = {pid for pid, words in self.processes(name).items() if words.startswith("sshd")}
+            if found <= set(stopped):
+                break
+            stopped += found - set(stopped)
         try:
             yield
         finally:
