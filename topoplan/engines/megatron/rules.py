@@ -83,9 +83,8 @@ def _kv_heads(case: Case, layout: Layout) -> str | None:
         if tp % kv_heads:
             return f"KV heads {kv_heads} % tp {tp} = {kv_heads % tp}, tp {tp} % KV heads {kv_heads} = {tp % kv_heads}"
         # Fewer KV heads than ranks: the one QKV matrix is cut all the same, and gathered again.
-        if (
-            attention.output_gate and case.traits.is_adapter
-        ):  # tried with megatron-core 0.16, which does not cut the gate
+        # The adapter is run with megatron-core 0.16, which does not cut the gate (known_faults.py).
+        if attention.output_gate and case.traits.is_adapter:
             return f"tp {tp} > KV heads {kv_heads} with an output gate"
         if equation := _remainder("QKV width", qkv_width(attention), "tp", tp):
             return equation
