@@ -2,7 +2,12 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Cli
+from tests.run.test_bundle_reader import bundle_at
+from topoplan.run import record
+from topoplan.run.record import NodeRecord, RunRecord
 
 PINS = ("--pin", "tp=8,pp=1,micro_batch_size=1")
 PLAN = ("--plan", "tp8-pp1-dp4-mbs1", *PINS)
@@ -62,3 +67,22 @@ def test_a_log_that_ended_out_of_memory_says_what_would_fit(cli: Cli, spec_file:
     assert "out of memory on GPU 0 of rank 0, before the first step was told" in " ".join(shown.split())
     assert "the profile keeps that" in " ".join(shown.split())
     assert "needs_at_least_gib" in profile.read_text()
+
+
+def test_the_runs_of_this_machine_are_logs_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert cli("calibrate", "--runs").is_refused("no run tells of enough steps")
+    bundle = tmp_path / "bundle"
+    bundle_at(bundle)
+    name = json.loads((bundle / "plan.json").read_text())["run"]
+    node = NodeRecord(node=0, name="h", address="h", run_dir="/w", script="n.sh")
+    for run, named in (("a-1", name), ("b-2", "another")):
+        made = RunRecord(
+            run_id=run, name=named, bundle=str(bundle), created=record.now_text(), state="ended", nodes=(node,)
+        )
+        record.create(made)
+        log(made.directory(), name="node-00.log")
+    shown = " ".join(cli("calibrate", "--runs").out.split())
+    assert "1 log with " in shown
+    assert "run b-2 is left out: " in shown
+    assert "is the bundle of another run now" in shown
