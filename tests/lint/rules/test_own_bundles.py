@@ -158,3 +158,16 @@ def test_the_best_plan_of_another_backend_is_no_warning(trainer: str, tmp_path: 
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
     found = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster))
     assert {one.severity for one in found.findings} <= {"note"}
+
+
+def test_two_bundles_are_two_jobs(tmp_path: Path) -> None:
+    for name, tp in (("one", 2), ("two", 4)):
+        spec, plan = make_spec_and_plan(tp=tp)
+        write_bundle(generate(spec, plan), tmp_path / name)
+    found = check([str(tmp_path / name) for name in ("one", "two")])
+    assert len(found.setup.bundles) == 2
+    assert [one.rule for one in found.findings] == []
+    mixed = [str(tmp_path / name) for name in ("one/train.yaml", "one/node-00.sh", "one/node-01.sh")]
+    script = tmp_path / "one" / "node-01.sh"
+    script.write_text(script.read_text().replace("--node_rank 1", "--node_rank 0"))
+    assert "launch-nodes-disagree" in {one.rule for one in check(mixed).findings}

@@ -25,7 +25,7 @@ from topoplan.lint.rules.launch_facts import (
 from topoplan.reading.finding import Edit, Finding, Severity
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 
-_LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
+LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
 _PLACEHOLDER_ADDRESS = re.compile(
     r"<.*>|\{.*\}|\[[A-Za-z_ ]+\]|.*[^\x00-\x7f].*|[xX]+(?:\.[xX]+){1,3}|(?:\d+\.)+[xX]+(?:\.[xX]+)*|x+"
     r"|(?i:(?:your|master|main|head|node0|first)?[-_ ]?(?:node)?[-_ ]?(?:ip|ip[-_ ]?addr(?:ess)?)(?:[-_ ]?here)?)"
@@ -104,7 +104,7 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
     address = known(setting)
     if setting is None or address is None or nodes is None or nodes < 2:
         return
-    if _LOCAL_ADDRESS.fullmatch(address):
+    if LOCAL_ADDRESS.fullmatch(address):
         if count_of(setting_of(launch, "node_rank")) == 0:
             return  # node 0 reaches itself
         yield RULES["launch-local-master-address"].on(launch, setting, nodes=nodes, address=address)

@@ -1,0 +1,109 @@
+"""Scripts of one job, one a node: what all of them have to say alike, held against each other.
+
+Two directories are two jobs; so are scripts of one directory with names of their own for the same node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import PurePath
+
+from topoplan.lint.rules.launch_facts import RULES, configurations_of, count_of, known, nodes_of, setting_of
+from topoplan.lint.rules.launch_nodes import LOCAL_ADDRESS
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Launch, Option, Setup, Variable
+from topoplan.units import shown
+
+_SWITCHES = frozenset(["USE_MCA", "USE_MEGATRON_BRIDGE", "FORCE_TORCHRUN", "CUDA_DEVICE_MAX_CONNECTIONS"])
+_DEFAULTS = {"nnodes": "1", "nproc_per_node": "1", "master_port": "29500"}
+"""torchrun's."""
+_OF_A_NODE = re.compile(r"NCCL_(?:SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|TOPO_FILE|DEBUG\w*)")
+"""What may differ from node to node."""
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """In what the scripts of the other nodes differ from that of the first."""
+    for launches in _jobs(setup):
+        first, *others = launches
+        ranks: dict[int | None, Launch] = {}
+        for launch in launches:
+            rank = setting_of(launch, "node_rank")
+            same = ranks.setdefault(count_of(rank), launch)
+            if same is not launch:
+                yield RULES["launch-nodes-disagree.rank"].on(launch, rank, rank=count_of(rank), file=same.part.name)
+        for launch in others:
+            yield from _settings(first, launch)
+            yield from _variables(first, launch)
+            yield from _keys(setup, first, launch)
+
+
+def _jobs(setup: Setup) -> Iterator[list[Launch]]:
+    """The launches of each job of several nodes that has a script a node, as the ranks order them."""
+    scripts = [one for one in setup.launches if not one.part.label and _is_of_a_node(setup, one)]
+    for _, of_job in groupby(sorted(scripts, key=_job), key=_job):
+        launches = sorted(of_job, key=lambda one: (count_of(setting_of(one, "node_rank")) or 0, one.part.name))
+        alike = len({re.sub(r"\d+", "", one.part.name) for one in launches}) == 1
+        ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
+        if len(launches) > 1 and (alike or len(ranks) == len(launches)):
+            yield launches
+
+
+def _is_of_a_node(setup: Setup, launch: Launch) -> bool:
+    """The only command of its file, which says which node it is for."""
+    is_alone = sum(one.part.name == launch.part.name for one in setup.launches) == 1
+    rank, nodes = count_of(setting_of(launch, "node_rank")), nodes_of(launch)
+    return is_alone and rank is not None and nodes is not None and nodes > 1
+
+
+def _job(launch: Launch) -> tuple[str, str, str]:
+    return str(PurePath(launch.part.name).parent), launch.starter, launch.program
+
+
+def _settings(first: Launch, launch: Launch) -> Iterator[Finding]:
+    """Number of nodes and processes, address and port, where both are certain."""
+    for option in ("nnodes", "nproc_per_node", "master_addr", "master_port"):
+        one, other = (_said(each, option) for each in (first, launch))
+        of_itself = option == "master_addr" and one is not None and LOCAL_ADDRESS.fullmatch(one)
+        if one is not None and other is not None and one != other and not of_itself:
+            name, where = f"--{option}" if launch.starter else option.upper(), setting_of(launch, option)
+            yield _differs("launch-nodes-disagree", launch, where, first, name, one, other)
+
+
+def _said(launch: Launch, option: str) -> str | None:
+    setting = setting_of(launch, option)
+    return known(setting) if setting or launch.starter != "torchrun" else _DEFAULTS.get(option)
+
+
+def _variables(first: Launch, launch: Launch) -> Iterator[Finding]:
+    """What NCCL and the trainer read on every node alike."""
+    for name in sorted({one.name for each in (first, launch) for one in each.variables}):
+        if name not in _SWITCHES and (not name.startswith("NCCL_") or _OF_A_NODE.fullmatch(name)):
+            continue
+        here = launch.variable(name)
+        one, other = ("not set" if each is None else known(each) for each in (first.variable(name), here))
+        if one is not None and other is not None and one != other:
+            yield _differs("launch-nodes-disagree.environment", launch, here, first, name, one, other)
+
+
+def _keys(setup: Setup, first: Launch, launch: Launch) -> Iterator[Finding]:
+    """The trainer's keys: layout, batch, model, data."""
+    ours, theirs = configurations_of(setup, first), configurations_of(setup, launch)
+    if len(ours) != 1 or len(theirs) != 1 or ours[0].source.data == theirs[0].source.data:
+        return
+    one, other = ours[0].source.data, theirs[0].source.data
+    for key in sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key)):
+        line = theirs[0].line(key) if theirs[0].part is launch.part else None
+        values = (_value(one.get(key)), _value(other.get(key)))
+        yield _differs("launch-nodes-disagree.keys", launch, line, first, key, *values)
+
+
+def _differs(
+    rule: str, launch: Launch, where: Option | Variable | int | None, first: Launch, name: str, one: str, other: str
+) -> Finding:
+    return RULES[rule].on(launch, where, name=name, value=other, other=one, file=first.part.name)
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else shown(value)
