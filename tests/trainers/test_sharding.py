@@ -141,6 +141,13 @@ def test_nothing_said_is_plain_data_parallelism() -> None:
     assert of(configuration(FULL)) == Sharding()
 
 
+def test_another_launcher_is_not_taken_for_one_process() -> None:
+    one = configuration(FULL)
+    started = replace(launch("src/train.py", "train.yaml", starter=""), wrappers=("mpirun",), reads=one)
+    with pytest.raises(NotPredictedError, match="what `mpirun` starts"):
+        of(one, all_of(one, launches=(started,)))
+
+
 def test_swift_without_processes_spreads_the_model() -> None:
     one, _ = swift_zero2(deepspeed=None)
     alone = all_of(one, launches=(launch("swift", "sft", starter="", of=one),))

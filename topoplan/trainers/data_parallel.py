@@ -23,6 +23,9 @@ CHECKPOINTING = Recompute(granularity="full", method="uniform", num_layers=1)
 """Gradient checkpointing: each layer is recomputed."""
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+_OTHER_LAUNCHERS = frozenset(["mpirun", "mpiexec"])
+"""They start processes themselves, by options that are not read."""
+
 _OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw_8bit"),
@@ -138,6 +141,9 @@ def sharding_of(keys: Keys, setup: Setup) -> Sharding:
     )
     if starter in ("accelerate", "deepspeed"):
         keys.not_predicted((key,), f"what `{starter}` reads the sharding from was not given, and this")
+    others = _OTHER_LAUNCHERS & set(launch.wrappers) if launch and not starter else ()
+    if others:
+        keys.not_predicted((key,), f"what `{min(others)}` starts, and how many processes,")
     is_alone = launch is not None and visible_gpus(launch) == 1
     if configuration.trainer == "swift" and not (starter or is_alone or (launch and launch.variable("NPROC_PER_NODE"))):
         # cli/main.py starts one process; several visible GPUs share the layers of the model (device_map auto).
