@@ -65,9 +65,10 @@ def test_json_and_commands_without_a_fence_are_found() -> None:
 
 
 def test_a_few_keys_beside_a_whole_configuration_are_an_illustration() -> None:
-    (part,) = parts(WHOLE + "The differences:\n```yaml\nstage: pt\ncutoff_len: 1\n```\n")
+    part, piece = parts(WHOLE + "The differences:\n```yaml\nstage: pt\ncutoff_len: 1\n```\n")
     assert "org/a" in part.text
-    assert part.label == "yaml block 1"
+    assert (part.label, part.is_piece) == ("yaml block 1", False)
+    assert (piece.label, piece.is_piece) == ("yaml block 2", True)
 
 
 def test_without_a_whole_configuration_the_fragments_are_taken() -> None:

@@ -81,7 +81,9 @@ def markdown_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part
     if len(headings) >= _FEWEST_HEADINGS:
         blocks = [block for block in blocks if not block.explains_heading]
     chosen = _chosen(blocks, keys)
-    parts = [part for block, part in zip(blocks, _named(blocks, name), strict=True) if block in chosen]
+    pieces = _pieces(blocks, chosen, keys) if chosen else []
+    named = zip(blocks, _named(blocks, name, pieces), strict=True)
+    parts = [part for block, part in named if block in chosen or block in pieces]
     return (composed, *parts) if composed else tuple(parts)
 
 
@@ -225,7 +227,13 @@ def _is_fragment(block: _Block, keys: Collection[str]) -> bool:
     return names_a_job(block.text, keys, kind=block.kind, fragment=True)
 
 
-def _named(blocks: Sequence[_Block], name: str) -> Iterator[Part]:
+def _pieces(blocks: Sequence[_Block], chosen: Sequence[_Block], keys: Collection[str]) -> list[_Block]:
+    """What is left of the configurations beside the whole ones."""
+    rest = (block for block in blocks if block.kind == "yaml" and block not in chosen)
+    return [block for block in rest if _is_fragment(block, keys)]
+
+
+def _named(blocks: Sequence[_Block], name: str, pieces: Collection[_Block] = ()) -> Iterator[Part]:
     seen: dict[str, int] = {}
     for block in blocks:
         seen[block.kind] = number = seen.get(block.kind, 0) + 1
@@ -236,6 +244,7 @@ def _named(blocks: Sequence[_Block], name: str) -> Iterator[Part]:
             lines=block.lines,
             label=f"{block.kind} block {number}",
             unfolded=block.unfolded,
+            is_piece=block in pieces,
         )
 
 

@@ -25,6 +25,8 @@ class Part:
     """The file that the script around it writes it to, as a here-document."""
     unfolded: bool = False
     """Line breaks had to be put back."""
+    is_piece: bool = False
+    """Keys of a trainer that name no model, beside a whole configuration: what to change in it, as articles show it."""
 
     @property
     def is_makefile(self) -> bool:

@@ -47,7 +47,7 @@ class _Reader:
 
     def read(self, parts: Sequence[Part]) -> Setup:
         for part in parts:
-            if part.kind != "shell":
+            if part.kind != "shell" and not part.is_piece:
                 try:
                     self._add(configuration_of(part, self.recognisers))
                 except SpecError as error:

@@ -20,6 +20,7 @@ from topoplan.lint.rules import (
     launch_slurm,
     launch_together,
     others,
+    python,
     shell,
     yaml,
 )
@@ -32,6 +33,7 @@ from topoplan.trainers import registry
 _GENERAL = (
     shell,
     environment,
+    python,
     files,
     launch,
     launch_nodes,

@@ -1,4 +1,4 @@
-"""Configurations whose line breaks were lost on the way."""
+"""Configurations whose line breaks were lost on the way, and pieces of one that a page shows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ RULES = read_rules(__package__, "yaml.toml")
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """Of a block in a page nobody would think that it can be read so; a file somebody means to use."""
+    for part in setup.parts:
+        if part.is_piece:
+            yield RULES["yaml-piece"].found(part, 1)
     for configuration in setup.configurations:
         part = configuration.part
         if part.unfolded and not configuration.from_command:
