@@ -291,3 +291,14 @@ def test_a_bundle_is_predicted_for_the_lengths_that_it_was_planned_for(tmp_path:
     ).predictions
     assert alone.plan is not None
     assert alone.plan.time.step_s > 2 * plan.time.step_s
+
+
+def test_a_directory_is_read_without_what_is_about_something_else(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("torchrun --nproc_per_node 8 -m llamafactory.launcher job.yaml\n")
+    (tmp_path / "job.yaml").write_text(FULL_YAML)
+    (tmp_path / "compose.yaml").write_text("services: {web: {image: nginx}}\n")
+    (tmp_path / "README.md").write_text("# Nothing of ours\n")
+    setup = check([str(tmp_path)]).setup
+
+    assert [Path(part.name).name for part in setup.parts] == ["job.yaml", "train.sh"]
+    assert setup.launches[0].reads is setup.configurations[0]

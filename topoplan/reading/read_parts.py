@@ -131,9 +131,19 @@ def _standard_input() -> str:
     return decoded(content, name="standard input", wanted=_WANTED)
 
 
+def is_bundle(directory: Path) -> bool:
+    """Whether a directory is one of a topoplan bundle."""
+    return (directory / _BUNDLE).is_file()
+
+
+def known_files(directory: Path) -> list[Path]:
+    """What lies in a directory and may configure or launch training, by its name."""
+    return sorted(entry for entry in directory.iterdir() if entry.suffix.lower() in _SUFFIXES and entry.is_file())
+
+
 def bundle_files(directory: Path) -> tuple[Path, ...]:
     """The files of a topoplan bundle that configure the run. Raises SpecError where it is none."""
-    if not (directory / _BUNDLE).is_file():
+    if not is_bundle(directory):
         try:
             found = sorted(entry.name for entry in directory.iterdir() if entry.suffix in _SUFFIXES)
         except OSError as error:

@@ -12,7 +12,7 @@ from topoplan.errors import SpecError
 from topoplan.reading.configurations import READ, UnknownKindError, configuration_of
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
-from topoplan.reading.read_parts import file_parts, read_parts
+from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
 from topoplan.reading.recogniser import Recognisers, keys_of, of_program
 from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
@@ -27,7 +27,30 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
     """Everything that these files say. Raises SpecError for what cannot be read, or is no configuration of training."""
-    return setup_of(read_parts(paths, keys_of(recognisers)), recognisers)
+    files = [file for path in paths for file in _in_directory(path, recognisers) or [path]]
+    return setup_of(read_parts(files, keys_of(recognisers)), recognisers)
+
+
+def _in_directory(path: str, recognisers: Recognisers) -> list[str]:
+    """The files of a directory that is no bundle, without those that are about something else."""
+    directory = Path(path)
+    if path == STANDARD_INPUT or not _is_directory(directory) or is_bundle(directory):
+        return []
+    found = []
+    for file in known_files(directory):
+        try:
+            setup_of(read_parts([str(file)], keys_of(recognisers)), recognisers)
+        except SpecError:
+            continue
+        found.append(str(file))
+    return found
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def setup_of(parts: Sequence[Part], recognisers: Recognisers) -> Setup:
