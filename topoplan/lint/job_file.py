@@ -19,11 +19,12 @@ from topoplan.specs.forms import JobForm, SpecForm
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
-from topoplan.trainers.recognisers import recognisers, trainer_of
+from topoplan.trainers.recognisers import codec_of, recognisers, trainer_of
 from topoplan.trainers.trainer import Trainer
 
 _OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
 """Keys by which a YAML file of topoplan's own is known: no trainer has them."""
+_EXPECTED = "expected keys of a job, such as seq_len, or a file of LLaMA-Factory or ms-swift"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ def trainer_file(path: str) -> TrainerFile | None:
         _refuse_other_keys(path)
         return None
     found = [one for one in setup.whole if setup.is_whole(one)]
+    if len(found) == 1 and codec_of(found[0], setup) is None:
+        recogniser = setup.recogniser(found[0].trainer)
+        title = recogniser.unpredicted[0] if recogniser and recogniser.unpredicted else found[0].trainer
+        raise SpecError(title, where=shown_path(Path(path)), expected=_EXPECTED)
     if len(found) == 1:
         return TrainerFile(path, setup, found[0])
     named = any(map(setup.model_key, setup.configurations))
@@ -91,7 +96,7 @@ def _refuse_other_keys(path: str) -> None:
         raise SpecError(
             "is neither a job nor a trainer's file that is read here",
             where=shown_path(Path(path)),
-            expected="expected keys of a job, such as seq_len, or a file of LLaMA-Factory or ms-swift",
+            expected=_EXPECTED,
         )
 
 
