@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -96,9 +96,16 @@ def architectures() -> tuple[str, ...]:
     return tuple(name for name, entry in profile_entries().items() if "cards" not in entry)
 
 
+@cache
+def key_list(name: str) -> Mapping[str, Any]:
+    """A document of `trainer_keys/`: the keys that a trainer or a tool knows, and of which versions."""
+    document: Mapping[str, Any] = _load("trainer_keys", f"{name}.json")
+    return document
+
+
 @lru_cache(maxsize=1)
 def _trainer_keys() -> frozenset[str]:
-    llamafactory, swift = _load("trainer_keys", "llamafactory.json"), _load("trainer_keys", "ms_swift.json")
+    llamafactory, swift = key_list("llamafactory"), key_list("ms_swift")
     lists = [llamafactory[part] for part in ("keys", "keys_without_megatron")]
     lists += [swift[part] for part in ("shared", "sft", "megatron")]
     return frozenset(key for keys in lists for key in keys)

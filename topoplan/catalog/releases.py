@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from packaging.version import Version
+
+from topoplan.catalog import key_list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,7 @@ class Release:
 @cache
 def releases() -> tuple[Release, ...]:
     """All of them, oldest first; the first is what bundles are written for."""
-    text = files("topoplan.catalog").joinpath("trainer_keys", "llamafactory.json").read_text(encoding="utf-8")
-    document = json.loads(text)
+    document = key_list("llamafactory")
     return tuple(_release(block) for block in (document["versions"], *document["newer"]))
 
 

@@ -6,12 +6,10 @@ Sources, at accelerate 1.15: `commands/config/config_args.py`, `commands/launch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from topoplan.catalog import key_list
 from topoplan.errors import nearest
 from topoplan.lint.rules.launch_facts import from_outside
 from topoplan.reading.finding import Finding
@@ -34,13 +32,6 @@ _BESIDE_A_FILE = (
     *("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path"),
 )
 """What stands in the DeepSpeed file, where one is named (DeepSpeedPlugin._deepspeed_config_checks)."""
-
-
-@cache
-def _known() -> Mapping[str, Any]:
-    path = files("topoplan.catalog").joinpath("trainer_keys", "accelerate.json")
-    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -69,7 +60,7 @@ def _trainers(setup: Setup) -> Iterator[Configuration]:
 
 
 def _keys(configuration: Configuration) -> Iterator[Finding]:
-    known, data = _known(), configuration.source.data
+    known, data = key_list("accelerate"), configuration.source.data
     for key in data:
         if key in known["gone"]:
             yield RULES["accelerate-removed-key"].at(configuration, key, until=known["gone"][key])
@@ -92,7 +83,7 @@ def _keys(configuration: Configuration) -> Iterator[Finding]:
 def _choice(configuration: Configuration, place: str) -> Iterator[Finding]:
     block, _, name = place.rpartition(".")
     path, value = _setting(configuration, block, name)
-    choices: list[str] = _known()["choices"][place]
+    choices: list[str] = key_list("accelerate")["choices"][place]
     text = str(value)
     if value is None or (isinstance(value, bool) and name == "mixed_precision"):
         return  # a bare `no`
@@ -194,7 +185,7 @@ def _with_trainer(setup: Setup, configuration: Configuration, trainer: Configura
 
 def _layers(configuration: Configuration, model: Model) -> Iterator[Finding]:
     """A class of layers that another model has: one that this model has beside its layers is nobody's mistake."""
-    layers: Mapping[str, str] = _known()["layers"]
+    layers: Mapping[str, str] = key_list("accelerate")["layers"]
     own = layers.get(model.model_type, "").split()
     path, written = _setting(configuration, _FSDP, "transformer_layer_cls_to_wrap")
     others = {name for names in layers.values() for name in names.split()} - set(own)

@@ -6,12 +6,10 @@ Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from topoplan.catalog import key_list
 from topoplan.errors import nearest
 from topoplan.lint.rules.deepspeed_document import ZERO, Document
 from topoplan.reading.edits import change, drop
@@ -25,16 +23,9 @@ _BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f",
 """pydantic's."""
 
 
-@cache
-def _known() -> Mapping[str, Any]:
-    path = files("topoplan.catalog").joinpath("trainer_keys", "deepspeed.json")
-    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
 def key_findings(document: Document) -> Iterator[Finding]:
     """What is wrong with each key alone."""
-    known = _known()
+    known = key_list("deepspeed")
     for key, value in document.data.items():
         if expected := _unfit(key, known["top"].get(key, ""), value):
             yield document.finding("wrong-value.top", (key,), value=shown(value), expected=expected)
@@ -61,7 +52,7 @@ def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, s
         rule = "unknown-key.block" if is_checked else "unknown-key.activations"
         yield document.finding(rule, path, block=block, name=shown(key), remedy=nearest(key, fields))
         return
-    new = _known()["deprecated"].get(key)
+    new = key_list("deepspeed")["deprecated"].get(key)
     if new is not None:
         edits = change(document.holder, (*document.path, *path), name=new) if new.startswith("stage3_") else ()
         yield document.finding("deprecated-key", path, new=new, edits=edits)

@@ -8,21 +8,18 @@ one version of a package: what bundles are written for, and what is newer (`cata
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
 from packaging.version import Version
 
+from topoplan.catalog import key_list
 from topoplan.catalog.releases import releases
 from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
-
-_CATALOG = "trainer_keys"
 
 _GONE = {
     "evaluation_strategy": "write eval_strategy",
@@ -92,7 +89,7 @@ class Templates:
 @cache
 def known_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts with USE_MCA=1."""
-    return {name: _key(name, entry) for name, entry in _document("llamafactory.json")["keys"].items()}
+    return {name: _key(name, entry) for name, entry in key_list("llamafactory")["keys"].items()}
 
 
 def _key(name: str, entry: Mapping[str, Any]) -> Key:
@@ -113,14 +110,14 @@ def plain_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts without Megatron: DeepSpeed, FSDP or plain data parallel training."""
     shared = {name: replace(key, ignored=False) for name, key in known_keys().items() if key.package != "mcore_adapter"}
     return shared | {
-        name: _key(name, entry) for name, entry in _document("llamafactory.json")["keys_without_megatron"].items()
+        name: _key(name, entry) for name, entry in key_list("llamafactory")["keys_without_megatron"].items()
     }
 
 
 @cache
 def bridge_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts with USE_MEGATRON_BRIDGE=1."""
-    own = _document("llamafactory.json")["keys_with_bridge"]
+    own = key_list("llamafactory")["keys_with_bridge"]
     return {**plain_keys(), **{name: _key(name, entry) for name, entry in own.items()}}
 
 
@@ -132,19 +129,19 @@ def keys_for(path: TrainerPath) -> Mapping[str, Key]:
 @cache
 def removed_keys() -> Mapping[str, str]:
     """Keys that transformers had, and the first version that no longer has them."""
-    removed: Mapping[str, str] = _document("llamafactory.json")["removed_from_transformers"]
+    removed: Mapping[str, str] = key_list("llamafactory")["removed_from_transformers"]
     return removed
 
 
 def deepspeed_keys() -> frozenset[str]:
     """What DeepSpeed reads at the top of its JSON."""
-    return frozenset(_document("deepspeed.json")["top"])
+    return frozenset(key_list("deepspeed")["top"])
 
 
 @cache
 def megatron_settings() -> Mapping[str, str]:
     """What additional_configs may name, with the versions of megatron-core that have it: `>=0.18.2`; empty: all."""
-    document = _document("megatron_config.json")
+    document = key_list("megatron_config")
     bounds = {word: document[word]["megatron_core"] for word in ("since", "until")}
     core = {
         name: ",".join(
@@ -158,7 +155,7 @@ def megatron_settings() -> Mapping[str, str]:
 @cache
 def trainer_versions() -> Mapping[str, Any]:
     """The versions that bundles are written for."""
-    versions: Mapping[str, Any] = _document("llamafactory.json")["versions"]
+    versions: Mapping[str, Any] = key_list("llamafactory")["versions"]
     return versions
 
 
@@ -184,7 +181,7 @@ def needed_transformers(key: Key) -> str:
 @cache
 def templates() -> Templates:
     """The chat templates of the catalog."""
-    document = _document("llamafactory_templates.json")
+    document = key_list("llamafactory_templates")
     return Templates(
         names=frozenset(document["names"]),
         since=document["since"]["names"],
@@ -303,7 +300,7 @@ def typed_value(key: Key, value: Any) -> Verdict:
 
 def _range_missed(name: str, value: Any) -> str:
     """The range of a key that a number is not in, in words; empty where it is."""
-    bounds = _document("ranges.json")["ranges"].get(name)
+    bounds = key_list("ranges")["ranges"].get(name)
     if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     missed = {"least": operator.lt, "most": operator.gt, "above": operator.le, "below": operator.ge}
@@ -366,10 +363,3 @@ def _expected(key: Key) -> str:
     names = {"str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false"}
     names |= {"dict": "a mapping", "list": "a list"}
     return "expected " + " or ".join(names[kind] for kind in key.types)
-
-
-@cache
-def _document(name: str) -> Mapping[str, Any]:
-    text = files("topoplan.catalog").joinpath(_CATALOG, name).read_text(encoding="utf-8")
-    document: Mapping[str, Any] = json.loads(text)
-    return document

@@ -7,13 +7,12 @@ are left over.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
+from topoplan.catalog import key_list
 from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
@@ -82,7 +81,7 @@ class Arguments:
 @cache
 def swift_versions() -> tuple[str, ...]:
     """The versions of ms-swift whose arguments are listed, oldest first; bundles install the newest."""
-    return tuple(_document()["versions"]["ms_swift"])
+    return tuple(key_list("ms_swift")["versions"]["ms_swift"])
 
 
 def oldest_version(trainer: Mapping[str, Any], command: Command) -> str:
@@ -95,7 +94,7 @@ def oldest_version(trainer: Mapping[str, Any], command: Command) -> str:
 @cache
 def arguments_of(command: Command) -> Arguments:
     """What a command takes."""
-    document = _document()
+    document = key_list("ms_swift")
     types: dict[str, Mapping[str, Any] | None] = {}
     section = "megatron" if command.startswith("megatron") else "sft"
     if section == "sft":
@@ -179,10 +178,3 @@ def _key(name: str, command: Command) -> Key | None:
         since=entry.get("since", ""),
         ignored=False,
     )
-
-
-@cache
-def _document() -> Mapping[str, Any]:
-    path = files("topoplan.catalog").joinpath("trainer_keys", "ms_swift.json")
-    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from topoplan.catalog import key_list
 from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration
@@ -19,13 +17,6 @@ from topoplan.units import quote, shown
 
 _TOP = "Config"
 _YES_OR_NO = frozenset(["true", "false", "yes", "no", "on", "off", "y", "n", "1", "0"])
-
-
-@cache
-def _known() -> Mapping[str, Any]:
-    path = files("topoplan.catalog").joinpath("trainer_keys", "trinity.json")
-    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def key_findings(configuration: Configuration) -> Iterator[Finding]:
@@ -39,7 +30,7 @@ def _block(configuration: Configuration, path: KeyPath, classes: tuple[str, ...]
         return
     known: dict[str, str] = {}
     for name in reversed(classes):  # the newest version's last
-        known |= _known()["classes"][name]
+        known |= key_list("trinity")["classes"][name]
     for key, value in block.items():
         place = (*path, key)
         if key not in known:
@@ -57,7 +48,7 @@ def _block(configuration: Configuration, path: KeyPath, classes: tuple[str, ...]
 
 def _inner(configuration: Configuration, path: KeyPath, kind: str) -> Iterator[Finding]:
     """What a key holds: a class, or a list or a mapping of one."""
-    classes = tuple(name for name in re.findall(r"\w+", kind) if name in _known()["classes"])
+    classes = tuple(name for name in re.findall(r"\w+", kind) if name in key_list("trinity")["classes"])
     if not classes:
         return
     value = at(configuration.source.data, path)
@@ -75,7 +66,7 @@ def _value(configuration: Configuration, path: KeyPath, group: str, kind: str, v
     if value is None or (isinstance(value, str) and "${" in value):
         return None
     name = f"{group}.{path[-1]}"
-    if choices := _known()["choices"].get(name):
+    if choices := key_list("trinity")["choices"].get(name):
         return _choice(configuration, path, name, choices, value)
     read = plain_scalar(value) if isinstance(value, str) else value
     fits = {
@@ -92,7 +83,7 @@ def _value(configuration: Configuration, path: KeyPath, group: str, kind: str, v
 
 def _choice(configuration: Configuration, path: KeyPath, name: str, choices: list[str], value: Any) -> Finding | None:
     close = nearest(str(value).lower(), choices)
-    is_open = name in _known()["open"]
+    is_open = name in key_list("trinity")["open"]
     if str(value).lower() in choices or (is_open and not close):
         return None
     wanted = f"one of {', '.join(choices)}"
