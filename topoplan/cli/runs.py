@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import time_of
+from topoplan.cli.ssh_options import time_option
 from topoplan.errors import InputError
 
 
@@ -21,12 +21,7 @@ def runs(
     ] = False,
     older_than: Annotated[
         float | None,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            help="Of those only what ended so long ago, such as 30d.",
-            parser=time_of("--older-than"),
-        ),
+        time_option("--older-than", "Of those only what ended so long ago, such as 30d."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +28,8 @@ RunReference = Annotated[
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")]
 
 
-def time_of(option: str) -> Callable[[str], float]:
-    """What reads the time of an option, in seconds."""
+def time_option(option: str, help_words: str) -> Any:
+    """An option whose value is a time, such as 30min; in seconds."""
 
     def seconds(given: str) -> float:
         from topoplan.errors import InputError, UnitError
@@ -42,26 +41,16 @@ def time_of(option: str) -> Callable[[str], float]:
             expected = "expected one such as 90s, 30min or 2h"
             raise InputError(f"{quote(given)!r} is no time", where=option, expected=expected) from None
 
-    return seconds
+    return typer.Option(option, metavar="TIME", help=help_words, parser=seconds)
 
 
 LostHostAfter = Annotated[
     float | None,
-    typer.Option(
-        "--lost-host-after",
-        metavar="TIME",
-        help="Give a host up that was not seen for so long, such as 30min; by default never.",
-        parser=time_of("--lost-host-after"),
-    ),
+    time_option("--lost-host-after", "Give a host up that was not seen for so long, such as 30min; by default never."),
 ]
 HangAfter = Annotated[
     float | None,
-    typer.Option(
-        "--hang-after",
-        metavar="TIME",
-        help="End the run when no step came for so long, such as 1h; by default never.",
-        parser=time_of("--hang-after"),
-    ),
+    time_option("--hang-after", "End the run when no step came for so long, such as 1h; by default never."),
 ]
 
 
