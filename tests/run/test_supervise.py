@@ -97,6 +97,20 @@ def test_a_node_on_which_all_was_killed_ends_the_others(run: Run, victim: int) -
     assert "nobody has ended this node" in run.log(others[0])
 
 
+def test_signals_that_come_together_leave_no_word_in_the_log(run: Run) -> None:
+    run.start("echo begun; sleep 600", "echo begun; sleep 600", "echo begun; sleep 600")
+    assert run.begun(0, 1, 2)
+    [supervisor] = (
+        int(pid)
+        for pid in run.hosts[0].state()["pids"].split()
+        if b"python3\0-I\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
+        os.kill(supervisor, number)
+    assert [run.ends(node) for node in (1, 2)] == [("143", "node-00 failed")] * 2
+    assert run.log(0) == "begun\n"
+
+
 def test_they_start_without_one_that_does_not_come_and_end_it_by_name(run: Run) -> None:
     run.peers = replace(run.peers, meet_s=1.0)
     run.start(LONG, LONG, FAILS, lacking=1)

@@ -168,15 +168,12 @@ class Supervisor:
 
     def __init__(self, peers: "list[Peer]") -> None:
         self.selector = selectors.DefaultSelector()
+        self.peers = peers
         for peer in peers:
             peer.keep()
             self.selector.register(peer.connection, selectors.EVENT_READ, peer)
         self.why = ""
         self.end_at = 0.0
-
-    def peers(self) -> "list[Peer]":
-        """Those that are connected."""
-        return [key.data for key in list(self.selector.get_map().values())]
 
     def drop(self, peer: Peer) -> None:
         """Nothing more comes from it."""
@@ -188,7 +185,7 @@ class Supervisor:
         if self.why:
             return
         self.why, self.end_at = why, time.monotonic() + TOLD["end_after_s"]
-        for peer in self.peers():
+        for peer in self.peers:
             peer.say(FAILED, why)
 
     def listen(self, peer: Peer) -> None:
@@ -223,7 +220,8 @@ class Supervisor:
 def told(number: int, frame: object) -> None:
     """By the first process how the job ended; or, by any other signal, to end with it."""
     for one in SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
+        # Not SIG_IGN: Python complains in the log where another signal has come with this one.
+        signal.signal(one, lambda number, frame: None)
     how = "failed" if number == signal.SIGUSR2 else "was stopped"
     raise Over(WELL if number == signal.SIGUSR1 else f"{FAILED} {ME} {how}")
 
@@ -244,14 +242,13 @@ def main() -> int:
         if own:
             os.write(1, b"%d" % own)
             os._exit(0)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     except Over:
         return 128 + signal.SIGTERM
-    supervisor = Supervisor(peers)
     try:
-        supervisor.watch()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        Supervisor(peers).watch()
     except Over as over:
-        for peer in supervisor.peers():
+        for peer in peers:
             peer.say(str(over))
     return 0
 
