@@ -73,7 +73,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks here answer within a millisecond: what is silent for a second is gone."""
     monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", 1.2)
     monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 2.0)
-    monkeypatch.setattr("topoplan.run.watch._TRY_S", 2.0)
+    monkeypatch.setattr("topoplan.run.following._TRY_S", 2.0)
     monkeypatch.setattr("topoplan.run.stopping._LOST_S", 2.0)
 
 

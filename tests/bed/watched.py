@@ -18,7 +18,8 @@ from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
 from topoplan.run.events import Event
 from topoplan.run.node import node_state, start_node, stop_node
-from topoplan.run.watch import Watch, Watched
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched
 
 WAIT_S = 15.0
 NOT_LET_IN: HostError | None = None

@@ -31,7 +31,8 @@ from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload
 from topoplan.run.node import start_node, stop_node
-from topoplan.run.watch import Watch, Watched
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched
 
 HOSTS, MANY = 32, 64
 RATIO_LIMIT, LAG_LIMIT_S, PEAK_LIMIT_BYTES, RATE_LIMIT = 0.5, 0.050, 150 * 10**6, 80 * 10**6
@@ -47,7 +48,8 @@ from topoplan.cli.event_output import EventOutput
 from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
-from topoplan.run.watch import Watch, Watched
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched
 given = json.load(sys.stdin)
 paths = {"identity_files", "user_known_hosts_files"}
 targets = {

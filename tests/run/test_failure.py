@@ -8,7 +8,7 @@ from topoplan.errors import HostError
 from topoplan.run.failure import first_failure
 from topoplan.run.node import NodeState, State
 from topoplan.run.shown import Tail
-from topoplan.run.watch import Watched
+from topoplan.run.watched import Watched
 
 
 def node(number: int, *lines: str, code: int | None = None, state: State = "ended", at: float = 0.0) -> Watched:

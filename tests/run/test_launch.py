@@ -271,7 +271,7 @@ class TestAStartThatIsNotSeenToItsEnd:
             return started
 
         monkeypatch.setattr("topoplan.run.launch.start_node", start)
-        monkeypatch.setattr("topoplan.run.watch._STARTING_S", 0.1)
+        monkeypatch.setattr("topoplan.run.following._STARTING_S", 0.1)
         return does
 
     def test_is_a_start_where_the_job_runs(self, hosts: Hosts, lost: list[bool]) -> None:

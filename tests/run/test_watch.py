@@ -221,7 +221,7 @@ class TestTheCopy:
         assert jobs.copy("alpha").read_bytes() == b"x" * 100
 
     def test_that_lacks_much_is_not_waited_for(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.run.watch.MOST_BEHIND_BYTES", 1000)
+        monkeypatch.setattr("topoplan.run.following.MOST_BEHIND_BYTES", 1000)
         jobs.start(alpha="seq 1000")
         jobs.ended("alpha")
         with jobs.watch(jobs.node("alpha", tail_lines=1)) as watch:

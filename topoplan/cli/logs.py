@@ -99,7 +99,8 @@ def _follow(
     from topoplan.cli.node_output import warn
     from topoplan.remote.ssh import connect
     from topoplan.run.reach import targets_of
-    from topoplan.run.watch import Watch, Watched
+    from topoplan.run.watch import Watch
+    from topoplan.run.watched import Watched
 
     targets = targets_of(known, tuple(reached.nodes.values()))
     watched = [

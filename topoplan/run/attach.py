@@ -22,7 +22,8 @@ from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Outcome, Session
 from topoplan.run.settings import Settings
 from topoplan.run.sight import AGAINST_US
-from topoplan.run.watch import Watch, Watched
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched
 
 
 class AttachSession(Session):

@@ -19,7 +19,7 @@ from topoplan.run.outcome import stopped_with_grace_s
 from topoplan.run.record import Attempt
 from topoplan.run.session import Outcome
 from topoplan.run.sight import age
-from topoplan.run.watch import Watched
+from topoplan.run.watched import Watched
 
 WORTH_IT = frozenset(
     {

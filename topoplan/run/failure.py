@@ -16,7 +16,8 @@ from topoplan.run.node import full_disks
 from topoplan.run.outcome import OVER
 from topoplan.run.sight import age
 from topoplan.run.stacks import elsewhere, stack_lines
-from topoplan.run.watch import Watch, Watched, failed_at, how_it_failed
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched, failed_at, how_it_failed
 
 FAILED = 1
 """Exit code where no script left one."""

@@ -37,7 +37,8 @@ from topoplan.run.outcome import note_stop, stopped_with_grace_s
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
 from topoplan.run.settings import Settings
-from topoplan.run.watch import Watch, Watched
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched
 
 OWN_PARTS = 3
 """Of the path of a run directory: the user's runs, the node and the run are directories of ours alone."""

@@ -36,7 +36,8 @@ from topoplan.run.secrets import Mask
 from topoplan.run.settings import Settings
 from topoplan.run.stacks import stack_lines
 from topoplan.run.stopping import stop_all
-from topoplan.run.watch import Watch, Watched, failed_at, not_kept
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched, failed_at, not_kept
 
 T = TypeVar("T")
 

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
+from topoplan.run.following import Reconnect
 from topoplan.run.node import Stopped, holder_remedy, holder_words, stop_node
 from topoplan.run.settings import Settings
-from topoplan.run.watch import Reconnect, Watch, Watched
+from topoplan.run.watch import Watch
+from topoplan.run.watched import Watched
 
 _SPARE_S = 5.0
 _LOST_S = 8.0

@@ -1,0 +1,182 @@
+"""Finding the job of a node, again and again while it cannot be seen, and following its log from where it stopped.
+
+Each question to a host is a thread of its own; who follows the nodes takes the answers, and is woken for each.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from topoplan.errors import HostError
+from topoplan.remote.connection import Bell, Connection, Stream
+from topoplan.remote.ssh import CONNECT_S
+from topoplan.run.log_copy import LogCopy
+from topoplan.run.node import NodeState, follow_node, node_state, tail_offsets
+from topoplan.run.shown import KEEP_LINES, ShownLines
+from topoplan.run.sight import AGAINST_US
+from topoplan.run.watched import Watched
+
+MOST_BEHIND_BYTES = 64 * 2**20
+"""A copy that lacks more of what is past is not continued: who comes back to a run wants to see it now."""
+_ANSWER_S = 15.0
+"""Time for a host to say how its job is."""
+_EMPTY_EVERY_S = 0.5
+_TRY_S = 5.0
+"""The first attempt at a host that is gone may take so long, and each next twice as long up to `CONNECT_S`."""
+_PAUSE_S = 0.5
+"""Between attempts; it grows, and differs from host to host by chance. When one host is back, all are tried at once."""
+_PAUSE_AT_MOST_S = 10.0
+_PAUSE_REFUSED_S = 60.0
+"""Between attempts at a host that answers and does not let us in: some shut out who tries too often."""
+_STARTING_S = 3.0
+"""Time for a host to start what it was told to before the connection was lost."""
+
+Reconnect = Callable[[str, float], Connection]
+"""Logs in again to the host of a node, within so many seconds; raises HostError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Where in a log to begin."""
+
+    shown_from: int
+    offset: int
+    """What comes from the host begins here."""
+    local: bytes = b""
+    """What is before that and of interest, from the copy."""
+    no_copy: str = ""
+    """Why the copy cannot be continued; empty where it can be, or there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a node whose stream ended."""
+
+    unseen: HostError | None = None
+    """It cannot be asked, and is tried again; else the rest is there."""
+    connection: Connection | None = None
+    stream: Stream | None = None
+    """It goes on here."""
+    state: NodeState | None = None
+    begin: Begin | None = None
+    """Only of the first."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """The log of a node, on its way here."""
+
+    node: Watched
+    copy: LogCopy | None
+    lines: ShownLines = field(default_factory=ShownLines)
+    stream: Stream | None = None
+    answers: deque[Answer] = field(default_factory=deque)
+    """Not looked at yet."""
+    shown_from: int = 0
+    """In the log: what is before is only kept."""
+    begun: bool = False
+    empty: int = 0
+    """Streams in a row that ended without a byte."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """Moment at which its last output came."""
+    last_byte: int | None = None
+    """Size of the log when its end was first seen; what the job has left running may write on."""
+
+
+class Finder:
+    """Asks hosts how their jobs are, for as long as it is open."""
+
+    def __init__(self, reconnect: Reconnect, bell: Bell, *, as_it_is: bool) -> None:
+        """`bell` is rung for each answer. `as_it_is`: nothing of the past is wanted but what is shown."""
+        self._reconnect, self._bell, self._as_it_is = reconnect, bell, as_it_is
+        self._one_is_back = threading.Condition()
+        self._closed = False
+
+    def ask(self, one: Followed, connection: Connection | None) -> None:
+        """Find out, in a thread, how the node is, and follow it on. Without a connection make one."""
+        threading.Thread(target=self._find_out, args=(one, connection), daemon=True).start()
+
+    def hurry(self) -> None:
+        """Try all that cannot be seen at once: what kept us from one may have kept us from all."""
+        with self._one_is_back:
+            self._one_is_back.notify_all()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed = True
+        self.hurry()
+
+    def _find_out(self, one: Followed, connection: Connection | None) -> None:
+        node = one.node
+        # A job that runs while its log cannot be followed is asked for now and then, not all the time.
+        time.sleep(min(_EMPTY_EVERY_S * max(0, one.empty - 1), 5.0))
+        attempt_s, pause_s = _TRY_S, _PAUSE_S
+        while not self._closed and node.lost is None:
+            try:
+                if connection is None:
+                    connection = self._reconnect(node.name, attempt_s)
+                if not self._closed and node.lost is None:
+                    self._answer(one, self._how_it_is(one, connection))
+                    return
+            except HostError as error:
+                if connection is not None:
+                    connection.close()
+                    connection = None
+                self._answer(one, Answer(unseen=error))
+                with self._one_is_back:
+                    refused = error.problem in AGAINST_US
+                    self._one_is_back.wait(_PAUSE_REFUSED_S if refused else pause_s * random.uniform(0.7, 1.3))
+            attempt_s, pause_s = min(2 * attempt_s, CONNECT_S), min(1.6 * pause_s, _PAUSE_AT_MOST_S)
+        if connection is not None and connection is not node.connection:
+            connection.close()
+
+    def _answer(self, one: Followed, answer: Answer) -> None:
+        one.answers.append(answer)
+        self._bell.set()
+
+    def _how_it_is(self, one: Followed, connection: Connection) -> Answer:
+        """Of a node whose host answers. Raises HostError where that does not do what it should."""
+        node = one.node
+        state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
+        if state.state == "never-started" and node.starting:
+            time.sleep(_STARTING_S)
+            state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
+        begin = None if one.begun else self._begin(one, connection, state)
+        offset = node.offset if begin is None else begin.offset
+        stream = None
+        if state.state != "running" and one.last_byte is None:
+            one.last_byte = state.log_bytes
+        if state.state == "running" or offset < (one.last_byte or 0):
+            stream = follow_node(connection, node.run_dir, offset=offset)
+            stream.ring(self._bell)
+        return Answer(connection=connection, state=state, begin=begin, stream=stream)
+
+    def _begin(self, one: Followed, connection: Connection, state: NodeState) -> Begin:
+        """Where to begin, so that what is wanted of the past comes and the copy has no gap."""
+        node, shown_from, past_from = one.node, 0, 0
+        if node.tail_lines is not None:
+            lines = (node.tail_lines, node.tail_lines if self._as_it_is else max(KEEP_LINES, node.tail_lines))
+            shown_from, past_from = tail_offsets(
+                connection, node.run_dir, lines, log_bytes=state.log_bytes, deadline_s=_ANSWER_S
+            )
+        copy = one.copy
+        if copy is None:
+            return Begin(shown_from=shown_from, offset=past_from)
+        try:
+            copied = copy.size_bytes
+            lacking = state.log_bytes - copied
+            if lacking < 0:
+                why = "it has more than the log on its host"
+            elif node.tail_lines is not None and lacking > MOST_BEHIND_BYTES:
+                why = f"{lacking / 2**20:,.0f} MiB are missing; `topoplan runs logs` has them"
+            else:
+                local = copy.read(past_from) if copied > past_from else b""
+                return Begin(shown_from=shown_from, offset=copied, local=local)
+        except OSError as error:
+            why = f"{error.strerror}; its host has it"
+        return Begin(shown_from=shown_from, offset=past_from, no_copy=why)
