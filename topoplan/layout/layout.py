@@ -189,21 +189,17 @@ def pinned_keys_of(backend: str) -> tuple[str, ...]:
 
 def changed(layout: Layout, **keys: Any) -> Layout:
     """The layout with other values of some keys. Raises KeyError for a key that layouts lack."""
+    whole = {"backend": layout.backend, "recompute": layout.recompute}
     by_part: dict[str, dict[str, Any]] = {}
     for key, value in keys.items():
-        if key not in ("backend", "recompute"):
+        if key in whole:
+            whole[key] = value
+        else:
             by_part.setdefault(PART_OF[key], {})[key] = value
-    parts = {
-        part: _replaced(getattr(layout, part), tuple(values), *values.values()) for part, values in by_part.items()
-    }
-    return Layout(
-        backend=keys.get("backend", layout.backend),
-        degrees=parts.get("degrees", layout.degrees),
-        step=parts.get("step", layout.step),
-        recompute=keys.get("recompute", layout.recompute),
-        states=parts.get("states", layout.states),
-        switches=parts.get("switches", layout.switches),
-    )
+    for part in _PARTS:
+        own = getattr(layout, part)
+        whole[part] = _replaced(own, tuple(by_part[part]), *by_part[part].values()) if part in by_part else own
+    return Layout(**whole)
 
 
 @lru_cache(maxsize=1 << 12, typed=True)

@@ -8,7 +8,7 @@ Source: megatron-core 0.16 `core/transformer/pipeline_parallel_layer_layout.py` 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
@@ -30,6 +30,20 @@ class Chunk:
     """Output layer and loss."""
     mtp_layers: int = 0
     """Multi-token-prediction layers, behind `layers`."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Made once: a search looks things up by chunk a million times."""
+
+    def __post_init__(self) -> None:
+        """Know the hash."""
+        object.__setattr__(
+            self,
+            "_hash",
+            hash((self.first_layer, self.num_layers, self.embedding, self.final_norm, self.head, self.mtp_layers)),
+        )
+
+    def __hash__(self) -> int:
+        """That of all fields."""
+        return self._hash
 
     @property
     def layers(self) -> range:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from topoplan.engines.engine import Family, Fastest, Outcome, Refusal, Refused, TooLarge
 from topoplan.engines.megatron.layouts import lighter_modes, offloaded, steps
-from topoplan.engines.megatron.memory import predict_memory, resident_excess_bytes, shape_states
+from topoplan.engines.megatron.memory import PassingOf, predict_memory, resident_excess_bytes, shape_states
 from topoplan.engines.megatron.step import PipelineWork, pipeline_work, step_terms
 from topoplan.engines.prediction import Memory
 from topoplan.layout.layout import Layout, Recompute, changed
@@ -46,13 +46,14 @@ class _Shape:
         self.case, self.shape = case, shape
         self.states = {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
         self._step, self._shard = shape[0].step, shard_of(case, shape[0])
+        self._passing: PassingOf = {}
 
     def memory(self, layout: Layout) -> Memory:
         """What a layout needs; at least that, once it is over the card."""
         if layout.step is not self._step:
-            self._step, self._shard = layout.step, shard_of(self.case, layout)
+            self._step, self._shard, self._passing = layout.step, shard_of(self.case, layout), {}
         states = self.states[layout.pipeline_layout]
-        return predict_memory(self.case, layout, states=states, shard=self._shard, until_over=True)
+        return predict_memory(self.case, layout, states=states, shard=self._shard, known=self._passing, until_over=True)
 
     def is_hopeless(self, layout: Layout) -> bool:
         """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""

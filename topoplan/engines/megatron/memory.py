@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from topoplan.engines.megatron.communicators import communicators_bytes
 from topoplan.engines.megatron.moments import Kept, chunk_kept_bytes, kept_of, stage_moments
@@ -15,8 +16,9 @@ from topoplan.engines.megatron.states import (
     resident_parts,
     stage_states,
 )
-from topoplan.engines.prediction import Memory, StageMemory, stated_margin_bytes
-from topoplan.layout.layout import Layout, changed
+from topoplan.engines.prediction import Memory, Moment, StageMemory, stated_margin_bytes
+from topoplan.layout.layout import Layout, Recompute, changed
+from topoplan.layout.stages import Chunk
 from topoplan.operators.shard import Shard, shard_of
 from topoplan.operators.user_buffers import user_buffer_bytes
 from topoplan.operators.vision import vision_kept_bytes
@@ -34,7 +36,7 @@ def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: 
     if not tower and min(kept) == max(kept):
         return most_in_flight(pp, vpp, rank, microbatches) * kept[0], 0.0
     held = fullest_moment(layout, rank, kept, tower)
-    return sum(count * size for count, size in zip(held, kept, strict=True)), held[0] * tower
+    return sum(map(mul, held, kept)), held[0] * tower
 
 
 def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: float) -> tuple[int, ...]:
@@ -44,34 +46,52 @@ def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: floa
     """
     return max(
         in_flight(layout.degrees.pp, layout.degrees.vpp, rank, layout.step.gradient_accumulation_steps),
-        key=lambda held: round(sum(count * size for count, size in zip(held, kept, strict=True)) + held[0] * tower),
+        key=lambda held: round(sum(map(mul, held, kept)) + held[0] * tower),
     )
 
 
-def stage_memory(
-    case: Case, layout: Layout, states: StageStates, shard: Shard, kept: Kept, *, with_moments: bool = False
-) -> StageMemory:
-    """Peak of one pipeline stage: what stays all the step, activations in flight, and the worst of its moments.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Passing:
+    """What a stage holds for a part of the step only. It is the same wherever the optimizer's states are."""
 
-    `shard` and `kept` are those of the layout; `with_moments` hands out the moments too.
-    """
-    model, job = case.model, case.job
-    chunks_kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute, kept) for chunk in states.chunks]
+    activations_bytes: float
+    vision_bytes: float
+    moments: tuple[Moment, ...]
+    peak: Moment
+    """The largest of `moments`."""
+
+
+PassingOf = dict[tuple[int, tuple[Chunk, ...], Recompute], Passing]
+"""By stage, its chunks and recompute mode, for layouts that are else the same but for their offload."""
+
+
+def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept: Kept) -> Passing:
+    """Activations in flight and the moments of one pipeline stage; `shard` and `kept` are those of the layout."""
+    chunks_kept = [chunk_kept_bytes(case.model, chunk, shard, layout.recompute, kept) for chunk in states.chunks]
     tower = vision_kept_bytes(case, layout) if states.rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, states.rank, chunks_kept, tower)
     moments = stage_moments(case, layout, shard, states, kept, chunks_kept, activations + vision)
-    peak = max(moments, key=lambda moment: moment.total_bytes)
-    parts = resident_parts(job, layout, states)
-    parts["activations"] = activations
-    if vision:
-        parts["vision activations"] = vision
-    parts[f"peak ({peak.name})"] = peak.total_bytes
+    return Passing(
+        activations_bytes=activations,
+        vision_bytes=vision,
+        moments=tuple(moments),
+        peak=max(moments, key=lambda moment: moment.total_bytes),
+    )
+
+
+def stage_memory(case: Case, layout: Layout, states: StageStates, held: Passing, *, with_moments: bool) -> StageMemory:
+    """Peak of one pipeline stage: what stays all the step, activations in flight, and the worst of its moments."""
+    parts = resident_parts(case.job, layout, states)
+    parts["activations"] = held.activations_bytes
+    if held.vision_bytes:
+        parts["vision activations"] = held.vision_bytes
+    parts[f"peak ({held.peak.name})"] = held.peak.total_bytes
     return StageMemory(
         stage=states.rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
         host_bytes=sum(host_optimizer_parts(layout, states).values()) if layout.optimizer_offload_fraction else 0.0,
-        moments=tuple(moments) if with_moments else (),
+        moments=held.moments if with_moments else (),
     )
 
 
@@ -147,25 +167,31 @@ def predict_memory(
     all_stages: bool = False,
     states: ShapeStates | None = None,
     shard: Shard | None = None,
+    known: PassingOf | None = None,
     until_over: bool = False,
 ) -> Memory:
     """Memory of the worst GPU of a layout.
 
-    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states` and
-    `shard` are its own, where they are known from a layout that shares them. `until_over` goes no further than the
+    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states`,
+    `shard` and `known` are its own, where they are known from a layout that shares them; what is not in `known` is put
+    there. `until_over` goes no further than the
     first stage that is over the card: the figures are then at least what the worst one needs.
     """
-    model, cluster, job = case.model, case.cluster, case.job
+    model, cluster = case.model, case.cluster
     if states is None:
         states = shape_states(case, layout, all_stages=all_stages)
     shard, band = shard or shard_of(case, layout), band_of(case)
-    kept = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
+    known = {} if known is None else known
     stages: list[StageMemory] = []
     beside, allocated = states.beside_bytes[layout.sequence_parallel], 0.0
     beside += user_buffer_bytes(shard, model.hidden_size)
     reserved = device = margin = 0.0
     for one in states.stages:
-        stages.append(stage_memory(case, layout, one, shard, kept, with_moments=all_stages))
+        key = one.rank, one.chunks, layout.recompute
+        if (held := known.get(key)) is None:
+            kept = kept_of(model, case.job.mtp_num_layers, shard, layout.recompute)
+            held = known[key] = passing(case, layout, one, shard, kept)
+        stages.append(stage_memory(case, layout, one, held, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
             reserved, device, margin = _on_card(case, band, states.fragmentation, beside, allocated)
