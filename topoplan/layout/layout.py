@@ -189,7 +189,7 @@ def pinned_keys_of(backend: str) -> tuple[str, ...]:
 
 def changed(layout: Layout, **keys: Any) -> Layout:
     """The layout with other values of some keys. Raises KeyError for a key that layouts lack."""
-    whole = {"backend": layout.backend, "recompute": layout.recompute}
+    whole: dict[str, Any] = {"backend": layout.backend, "recompute": layout.recompute}
     by_part: dict[str, dict[str, Any]] = {}
     for key, value in keys.items():
         if key in whole:
