@@ -52,6 +52,19 @@ def test_numbers_are_those_of_the_command_line(path: Path) -> None:
     assert details["explain"] == json.loads(run("explain", spec, *pins, "--plan", best, "--json").stdout)
 
 
+def test_every_split_of_the_job_can_be_filtered_by() -> None:
+    """Its best plan is there, however far down, and can be looked at."""
+    asked = question({})
+    questions = Questions(FLAGSHIP[0], SpecOptions())
+    page, found = questions.answer(asked), rank(SpecOptions().read(FLAGSHIP[0]))
+    shown = {plan["id"]: plan["rank"] for plan in (*page["ranking"]["plans"], *page["others"])}
+    assert shown.items() <= {one.id: place for place, one in enumerate(found.plans.layouts, start=1)}.items()
+    splits = {(one.tp, one.pp, one.cp) for one in found.plans.layouts}
+    assert splits == {(one.tp, one.pp, one.cp) for one in found.plans.layouts if one.id in shown}
+    assert max(shown.values()) > len(shown) == len(page["labels"])
+    assert questions.details({**asked, "id": page["others"][-1]["id"]})["explain"]["plan"]["id"] in shown
+
+
 def test_values_along_are_those_of_what_if() -> None:
     pins = ["tp=4,pp=1,micro_batch_size=1"]
     along = Questions(FLAGSHIP[0], SpecOptions(pin=pins)).along({**question({}), "key": "nodes", "values": [2, 4]})

@@ -125,7 +125,8 @@ class Questions:
 
         with self._asked(asked) as (source, options, words):
             ranking = self._ranking(source, options, asked)
-            page = page_to_dict(ranking, top=_TOP, words=words, assumed=options.assumed(source))
+            assumed = options.assumed(source)
+            page = page_to_dict(ranking, top=_TOP, words=words, assumed=assumed, with_others=True)
         return page | {"has": values_of(ranking.spec)}
 
     def details(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,8 +137,9 @@ class Questions:
         wanted = str(asked.get("id", ""))
         with self._asked(asked) as (source, options, words):
             read, known = options.read(source), self._kept.get(_key(asked))
-            found = [] if known is None else [plan for plan in known.plans[:_TOP] if plan.id == wanted]
-            return details_to_dict(read, found[0] if found else plan_of_id(read, wanted), words)
+            places = {} if known is None else {one.id: place for place, one in enumerate(known.plans.layouts)}
+            plan = known.plans[places[wanted]] if known and wanted in places else plan_of_id(read, wanted)
+            return details_to_dict(read, plan, words)
 
     def along(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """`question`, `key`, `values` -> `what-if --json` of these values, without what becomes of the old plan."""

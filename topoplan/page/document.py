@@ -9,7 +9,9 @@ from typing import Any
 
 import topoplan
 from topoplan.bundle.bundle import generate, usual_directory
+from topoplan.bundle.warnings import forewarned
 from topoplan.errors import InputError
+from topoplan.layout.layout import Layout
 from topoplan.planner.account import memory_account, time_account, timeline
 from topoplan.planner.communication import group_links, step_flows
 from topoplan.planner.plan import Counts, Plan, Plans, Ranking, Rejection
@@ -18,7 +20,7 @@ from topoplan.planner.view import plan_to_dict
 from topoplan.report import timeline_svg
 from topoplan.report.answer import answer_lines, answer_of, figures, generate_command
 from topoplan.report.bundle import starts
-from topoplan.report.document import ranking_to_dict
+from topoplan.report.document import ranked_to_dict, ranking_to_dict
 from topoplan.report.explanation import explanation_to_dict
 from topoplan.report.nothing_fits import nothing_fits
 from topoplan.report.text import band, counts_line, layout_label, spec_line
@@ -29,13 +31,18 @@ from topoplan.specs.spec import Spec
 SCHEMA = "topoplan.page/1"
 
 
-def page_to_dict(ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str]) -> dict[str, Any]:
+def page_to_dict(
+    ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str], with_others: bool = False
+) -> dict[str, Any]:
     """A ranking with the sentences that a terminal has of it, and its nearest misses with their figures.
 
-    `words` are SPEC and the options that it was searched with.
+    It has the best `top` plans; with others, the best one of every way to split the job as well, to filter by. `words`
+    are SPEC and the options that it was searched with.
     """
     answer = answer_of(ranking, top=1, words=words)
     shown = ranking.plans[:top]
+    splits = _best_of_splits(ranking.plans.layouts) if with_others else []
+    others = {place + 1: ranking.plans[place] for place in splits if place >= top}
     if answer is None:
         first, *rest = str(nothing_fits(ranking)).splitlines()
         lines, further, counts = [{"title": "Answer", "first": first, "further": ""}], rest, ""
@@ -47,10 +54,21 @@ def page_to_dict(ranking: Ranking, *, top: int, words: Sequence[str], assumed: S
         "counts": counts,
         "lines": lines,
         "further": further,
-        **_said(shown),
+        **_said((*shown, *others.values())),
         "ranking": ranking_to_dict(ranking, top=top, rejected=False, words=words, assumed=assumed),
+        "others": [
+            ranked_to_dict(ranking.spec, plan, rank, forewarned(ranking.spec, plan)[0]) for rank, plan in others.items()
+        ],
         "out": [_out_to_dict(ranking.spec, one) for one in ranking.rejected],
     }
+
+
+def _best_of_splits(layouts: Sequence[Layout]) -> list[int]:
+    """The place of the first layout of every split into tensor, pipeline, context and expert parallel ranks."""
+    first: dict[tuple[str, int, int, int, int], int] = {}
+    for place, one in enumerate(layouts):
+        first.setdefault((one.backend, one.tp, one.pp, one.cp, one.ep), place)
+    return list(first.values())
 
 
 def plans_page_to_dict(spec: Spec, plans: Sequence[Plan], words: Sequence[str]) -> dict[str, Any]:
@@ -69,6 +87,7 @@ def plans_page_to_dict(spec: Spec, plans: Sequence[Plan], words: Sequence[str]) 
         "further": [],
         **_said(plans),
         "ranking": ranking | {"best": None, "safe": None, "next": None},
+        "others": [],
         "out": [],
         "explained": True,
     }

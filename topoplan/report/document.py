@@ -8,13 +8,14 @@ from typing import Any
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.assumed import machine_note
 from topoplan.planner.effort import job_effort
-from topoplan.planner.plan import Ranking
+from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.risk import tags_of
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.answer import answer_of, answer_to_dict
 from topoplan.report.dump import picked
 from topoplan.report.effort import effort_to_dict
 from topoplan.report.ways_out import way_out_to_dict
+from topoplan.specs.spec import Spec
 
 SCHEMA = "topoplan.rank/1"
 
@@ -34,9 +35,7 @@ def ranking_to_dict(
         "elapsed_s": round(ranking.elapsed_s, 3),
         "searched": round(ranking.searched, 4),
         "plans": [
-            plan_to_dict(plan, rank)
-            | {"trainer": plan.trainer, "warnings": list(warnings), "tags": list(tags_of(plan))}
-            | effort_to_dict(job_effort(ranking.spec, plan))
+            ranked_to_dict(ranking.spec, plan, rank, warnings)
             for rank, (plan, warnings) in enumerate(zip(answer.shown, answer.warnings, strict=True), start=1)
         ]
         if answer
@@ -54,3 +53,12 @@ def ranking_to_dict(
             {"layout": layout_to_dict(out.layout), **picked(out, "rule reason fix")} for out in ranking.rejected
         ]
     return view
+
+
+def ranked_to_dict(spec: Spec, plan: Plan, rank: int, warnings: Sequence[str]) -> dict[str, Any]:
+    """A plan at its rank, from 1, with all that `generate` would warn of."""
+    return (
+        plan_to_dict(plan, rank)
+        | {"trainer": plan.trainer, "warnings": list(warnings), "tags": list(tags_of(plan))}
+        | effort_to_dict(job_effort(spec, plan))
+    )

@@ -14,13 +14,18 @@ const given = JSON.parse(document.getElementById("answers").textContent);
 const engine = given.worker ? inWorker(given) : given.form ? served(given) : embedded(given);
 const state = { page: null, chosen: null, other: null, filters: {}, bands: true, turn: 0, told: () => "" };
 
+/* The best plans and, of an engine that searches, the best one of every other split. */
+function plansOf(page) {
+  return [...page.ranking.plans, ...page.others];
+}
+
 function found(id) {
-  return state.page.ranking.plans.find((plan) => plan.id === id);
+  return plansOf(state.page).find((plan) => plan.id === id);
 }
 
 /* `picked` are the plan and the other one that a link names. */
 function show(page, picked = []) {
-  const plans = page.ranking.plans, among = (id) => plans.find((plan) => plan.id === id)?.id;
+  const plans = plansOf(page), among = (id) => plans.find((plan) => plan.id === id)?.id;
   for (const plan of plans) plan.band = page.bands[plan.id];
   state.page = page;
   state.chosen = among(picked[0]) ?? plans[0]?.id ?? null;
@@ -62,8 +67,15 @@ function furtherLine(text) {
   return typed ? h("div", { class: "way" }, title && "Next: ", command(typed)) : h("p", {}, text.trimEnd());
 }
 
+function counted({ others }, plans, shown) {
+  if (!plans.length) return "no plan fits";
+  if (shown.length < plans.length) return `${shown.length} of ${plans.length} plans`;
+  const all = `${plans.length} ${plans.length === 1 ? "plan" : "plans"}`;
+  return others.length ? `${all}: the best ${plans.length - others.length}, and the best of every other split of the job` : all;
+}
+
 function drawPlans() {
-  const { page, filters, chosen, other, bands } = state, plans = page.ranking.plans;
+  const { page, filters, chosen, other, bands } = state, plans = plansOf(page);
   const shown = kept(plans, filters), labels = page.labels;
   const hint = h("p", { class: "hint", "aria-live": "polite" }, 
     plans.length ? "Point at a plan to read it, click it to pick it. Triangles have something to mind, crosses are out." : "Point at a cross to read why it is out.");
@@ -71,7 +83,7 @@ function drawPlans() {
   const width = Math.max(320, Math.min(1240, document.querySelector("#plans > div").clientWidth || 1000));
   put("plans",
     filterFields(plans, filters, (key, value) => { filters[key] = value; drawPlans(); }),
-    h("p", { role: "status" }, !plans.length ? "no plan fits" : shown.length === plans.length ? `${plans.length} ${plans.length === 1 ? "plan" : "plans"}` : `${shown.length} of ${plans.length} plans`),
+    h("p", { role: "status" }, counted(page, plans, shown)),
     chart({ plans: shown, out: page.out, chosen, other, safe: page.ranking.safe?.id, bands, width, pick, hint: say }),
     hint,
     plans.length > 0 && h("label", {}, h("input", { type: "checkbox", id: "bands", checked: bands, onchange: (event) => { state.bands = event.target.checked; drawPlans(); } }), " show the band of each"),
