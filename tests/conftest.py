@@ -1,6 +1,7 @@
 """Hypothesis looks for new examples on a developer's machine and repeats the same ones in CI. At the end, a line says
 what the SSH tests ran on."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -86,6 +87,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None if _is_on_hosts(collection_path) else True
     # Those of tests/verify import torch and transformers.
     return True if "not verify" in asked and collection_path.parent.name == "verify" else None
+
+
+def pytest_collection_finish() -> None:
+    """What is read in by now stays to the end: to look through it again and again for garbage takes a tenth of all."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Cli, cli
+from tests.shipped import graded
 from topoplan import catalog
 from topoplan.planner.bands import earned_bands, profiles_text
-from topoplan.planner.measured import shipped_runs
-from topoplan.planner.validate import validate
 from topoplan.specs import known
 from topoplan.specs.gpu_profile import CONSTANTS, profile_of
 from topoplan.specs.schema import schema_of_spec
@@ -126,7 +125,7 @@ def test_every_constant_says_whose_it_is(cli: Cli) -> None:
 
 
 def test_its_bands_are_its_kins_widened_until_runs_are_measured() -> None:
-    bands = {(band.entry, band.key): band for band in earned_bands(validate(shipped_runs()).figures)}
+    bands = {(band.entry, band.key): band for band in earned_bands(graded().figures)}
     new, known = bands[ARCHITECTURE, "memory_band"], bands[KIN, "memory_band"]
     assert (new.figures, new.value) == (0, 2 * known.value)
     assert json.loads(profiles_text(tuple(bands.values())))[ARCHITECTURE]["bands"]["memory_band"]["value"] == new.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,16 @@ import pytest
 from tests.bed.bed import Bed
 from tests.cli.live_run import LiveRun, live_run, two_hosts
 from tests.samples import make_plan, usual_ranking
+from tests.shipped import graded
 from topoplan.bundle import draft
 from topoplan.cli.main import main
 from topoplan.errors import LayoutError
 from topoplan.hosts import needs
 from topoplan.planner import predict
+from topoplan.planner.measured import MeasuredRun, shipped_runs
 from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.validate import Validation
+from topoplan.specs.gpu_profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import writer_of
 from topoplan.trainers.trainer import Trainer, Way
@@ -50,6 +54,17 @@ class Result:
 
 
 Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def graded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped runs, and no others, are not predicted again."""
+
+    def graded_runs(runs: Sequence[MeasuredRun], profile: OwnProfile | None) -> Validation:
+        assert (runs, profile) == (shipped_runs(), None)
+        return graded()
+
+    monkeypatch.setattr("topoplan.planner.validate.validate", graded_runs)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.live_run import LiveRun
+from tests.cli.test_validate import row as measured_run
 from topoplan.cli.main import main
 
 SMALL = "--pin tp=4,cp=1,micro_batch_size=1"
@@ -43,7 +44,7 @@ def left_alone(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, s
         f"what-if SPEC {SMALL} --set nodes=2,4",
         f"size SPEC {SMALL} --tokens 1M --max-hours 9 --max-nodes 2",
         *(f"predict RUN{form}" for form in ("", " --json")),
-        "validate --rows",
+        "validate measured.jsonl --rows",
         f"generate SPEC {SMALL},pp=1 -o bundle",
         "check run.yaml",
         "show recipes --model Qwen/Qwen3-0.6B --gpu h20-sxm-96gb --context 4096",
@@ -55,6 +56,7 @@ def test_it_is_exit_code_0_without_a_word(
     monkeypatch.chdir(tmp_path)
     Path("run.json").write_text(RUN + '"layout": {"tp": 1}}')
     Path("run.yaml").write_text("stage: pt\nfinetuning_type: full\n")
+    Path("measured.jsonl").write_text(measured_run())
     line = line.replace("SPEC", spec_file.name).replace("RUN", "run.json")
     assert left_alone(line, capsys) == (0, "")
 

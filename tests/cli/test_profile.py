@@ -5,8 +5,6 @@ import pytest
 
 from tests.cli.conftest import Cli
 from topoplan.catalog import profile_entries
-from topoplan.planner.measured import shipped_runs
-from topoplan.planner.validate import validate
 
 OWN = "gpu: h100-sxm-80gb\nsource: ours\ngemm_efficiency: 0.8\n"
 RUN = {
@@ -90,9 +88,8 @@ def test_a_wrong_profile_is_one_message(cli: Cli, spec_file: Path, tmp_path: Pat
         assert len(result.err.splitlines()) == 1
 
 
-def test_validate_shows_the_bands_and_writes_them(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graded = validate(shipped_runs())
-    monkeypatch.setattr("topoplan.planner.validate.validate", lambda runs, profile: graded)
+@pytest.mark.usefixtures("graded_before")
+def test_validate_shows_the_bands_and_writes_them(cli: Cli, tmp_path: Path) -> None:
     assert "eight_bit_time_band" in cli("validate", "--bands").out
     view = json.loads(cli("validate", "--bands", "--json").out)
     assert {band["profile"] for band in view["bands"]} == set(profile_entries())

@@ -34,6 +34,7 @@ def runs(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("graded_before")
 def test_the_shipped_runs_are_graded_by_default(cli: Cli) -> None:
     result = cli("validate")
     assert result.code == 0

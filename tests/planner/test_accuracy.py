@@ -1,14 +1,13 @@
 """The accuracy that must not be lost: errors of the shipped measured runs, by what they measured."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import pytest
 
+from tests.shipped import graded
 from topoplan.planner.bands import coverages
-from topoplan.planner.measured import shipped_runs
 from topoplan.planner.predict import predict
-from topoplan.planner.validate import THROUGHPUT, Figure, Validation, spread_of, validate
+from topoplan.planner.validate import THROUGHPUT, Figure, spread_of
 from topoplan.specs.load import spec_from_document
 
 EXACT = {"SimuMax B200", "SimuMax A100 PCIe"}
@@ -58,19 +57,14 @@ GOALS: dict[str, tuple[Keep, int, float, float, float]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=1)
-def shipped() -> Validation:
-    return validate(shipped_runs())
-
-
 def test_every_shipped_row_is_predicted() -> None:
-    assert not shipped().failed
+    assert not graded().failed
 
 
 @pytest.mark.parametrize("what", GOALS)
 def test_errors_are_within_their_goal(what: str) -> None:
     keep, count, median, at_90_percent, worst = GOALS[what]
-    errors = spread_of([figure for figure in shipped().figures if keep(figure)])
+    errors = spread_of([figure for figure in graded().figures if keep(figure)])
     assert errors.count == count
     assert errors.median <= median, errors
     assert errors.at_90_percent <= at_90_percent, errors
@@ -78,16 +72,16 @@ def test_errors_are_within_their_goal(what: str) -> None:
 
 
 def test_measured_values_are_inside_the_bands() -> None:
-    covered = {one.key: one for one in coverages(shipped().figures)}
+    covered = {one.key: one for one in coverages(graded().figures)}
     for what in ("time", "memory"):
         assert covered[what].inside >= 0.9 * covered[what].figures
         assert covered[what].inside_without_source >= 0.8 * covered[what].figures
-    dense = [one for one in shipped().figures if (one.entry, one.band) == ("hopper", "time_band")]
+    dense = [one for one in graded().figures if (one.entry, one.band) == ("hopper", "time_band")]
     assert max(one.half_width for one in dense) <= 0.1001
 
 
 def test_layouts_come_in_the_measured_order() -> None:
-    ranking = shipped().ranking
+    ranking = graded().ranking
     assert ranking is not None
     assert ranking.groups >= 15
     assert ranking.pairs_in_order == ranking.pairs >= 42
@@ -95,7 +89,7 @@ def test_layouts_come_in_the_measured_order() -> None:
 
 
 def test_what_ran_is_predicted_to_fit_where_the_source_says_how_it_saved_memory() -> None:
-    fits = shipped().fits
+    fits = graded().fits
     assert fits.ran >= 260
     assert sum(not grade.unstated for grade in fits.ran_but_over) <= 8
     assert not fits.out_of_memory_but_fit

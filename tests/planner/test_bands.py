@@ -2,29 +2,25 @@
 
 import json
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
 
+from tests.shipped import graded
 from topoplan.catalog import profile_entries
 from topoplan.planner.bands import NARROWEST, EarnedBand, earned_bands, profiles_text
-from topoplan.planner.measured import parse_runs, shipped_runs
-from topoplan.planner.validate import ALLOCATED, Figure, Validation, validate
+from topoplan.planner.measured import parse_runs
+from topoplan.planner.validate import ALLOCATED, Figure, validate
 from topoplan.specs.gpu_profile import BANDS, WIDER_FOR_NONE, WIDEST
 
 TOLERANCE = 0.03
 """By which a band may be off before the catalog has to be written again."""
 
 
-@lru_cache(maxsize=1)
-def graded_runs() -> Validation:
-    return validate(shipped_runs())
-
-
-@lru_cache(maxsize=1)
+@cache
 def shipped() -> tuple[EarnedBand, ...]:
-    return earned_bands(graded_runs().figures)
+    return earned_bands(graded().figures)
 
 
 def test_the_bands_of_the_catalog_are_what_the_measured_runs_give() -> None:
@@ -142,6 +138,6 @@ def test_the_memory_of_plans_that_split_data_alone_is_graded_by_all_entries_toge
 
 
 def test_plans_of_both_kinds_grade_bands_of_their_own() -> None:
-    graded = {figure.id: figure.band for figure in graded_runs().figures if not figure.kind.startswith("throughput")}
-    assert graded["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc4_cef"] == "memory_band"
-    assert graded["swift-train-packing-llm"] == "sharded_memory_band"
+    band_of = {figure.id: figure.band for figure in graded().figures if not figure.kind.startswith("throughput")}
+    assert band_of["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc4_cef"] == "memory_band"
+    assert band_of["swift-train-packing-llm"] == "sharded_memory_band"

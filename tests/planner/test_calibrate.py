@@ -95,11 +95,12 @@ def _errors(*, is_megatron: bool) -> tuple[list[float], list[float]]:
             groups[run.rank_group] += _runs(run)
     before, after = [], []
     for members in groups.values():
+        uncalibrated = {run.name: abs(run.step_s / predicted_s(run.spec, run.layout, {}) - 1.0) for run in members}
         for one in members:
             others = [other for other in members if other is not one]
             factors = calibrate([one]).factors if others else {}
             for other in others:
-                before.append(abs(other.step_s / predicted_s(other.spec, other.layout, {}) - 1.0))
+                before.append(uncalibrated[other.name])
                 after.append(abs(other.step_s / predicted_s(other.spec, other.layout, factors) - 1.0))
     return before, after
 

@@ -72,8 +72,8 @@ class TestConnectAll:
     def test_waits_for_a_host_until_the_deadline(self, bed: Bed) -> None:
         started = time.monotonic()
         with bed.frozen("beta"):
-            results = connect_all({"beta": bed.target("beta")}, Access(), deadline_s=1)
-        assert 1 <= time.monotonic() - started < 10
+            results = connect_all({"beta": bed.target("beta")}, Access(), deadline_s=0.4)
+        assert 0.4 <= time.monotonic() - started < 10
         assert isinstance(results["beta"], HostError)
 
     def test_tries_again_where_an_sshd_takes_few_logins_at_a_time(self, bed: Bed) -> None:
@@ -158,7 +158,7 @@ class TestRunOnAll:
         results = run_on_all(
             connections,
             lambda name, one: one.run(["sleep", "0" if name == "alpha" else "60"], deadline_s=90).code,
-            deadline_s=3,
+            deadline_s=1.5,
         )
         assert time.monotonic() - started < 30
         assert results["alpha"] == 0

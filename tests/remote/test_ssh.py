@@ -153,6 +153,6 @@ class TestJumpHosts:
 
     def test_may_lead_to_a_host_that_does_not_answer(self, cables: Bed) -> None:
         with cables.partition("jump", "inside"):
-            error = refused(cables.target("inside", "jump"), deadline_s=1)
+            error = refused(cables.target("inside", "jump"), deadline_s=0.5)
         assert error.problem == "timeout"
         assert "through jump host jump" in error.what

@@ -44,7 +44,7 @@ class TestTheWayThere:
         cables.cut("beta")
         try:
             started = time.monotonic()
-            error = refused(cables.target("beta"), deadline_s=1)
+            error = refused(cables.target("beta"), deadline_s=0.3)
             assert error.problem in ("timeout", "unreachable")
             assert time.monotonic() - started < 20
             assert error.remedy
@@ -54,13 +54,13 @@ class TestTheWayThere:
     def test_the_time_of_the_configuration_if_that_is_shorter(self, bed: Bed) -> None:
         with bed.frozen("beta"):
             started = time.monotonic()
-            assert refused(bed.target("beta", connect_timeout_s=0.5), deadline_s=60).problem == "timeout"
+            assert refused(bed.target("beta", connect_timeout_s=0.3), deadline_s=60).problem == "timeout"
             assert time.monotonic() - started < 30
 
     def test_an_sshd_that_does_not_answer(self, bed: Bed) -> None:
         with bed.frozen("beta"):
             started = time.monotonic()
-            error = refused(bed.target("beta"), deadline_s=1)
+            error = refused(bed.target("beta"), deadline_s=0.3)
             assert time.monotonic() - started < 20
         assert error.problem == "timeout"
         assert "no greeting" in error.what
@@ -116,6 +116,6 @@ class TestProxyCommand:
     def test_that_hangs_is_ended(self, bed: Bed) -> None:
         before = children()
         started = time.monotonic()
-        assert refused(bed.target("alpha", proxy_command="sleep 60"), deadline_s=0.5).problem == "timeout"
+        assert refused(bed.target("alpha", proxy_command="sleep 60"), deadline_s=0.3).problem == "timeout"
         assert time.monotonic() - started < 20
         assert children() == before

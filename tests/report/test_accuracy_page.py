@@ -1,15 +1,14 @@
 import re
 from pathlib import Path
 
-from topoplan.planner.measured import shipped_runs
-from topoplan.planner.validate import validate
+from tests.shipped import graded
 from topoplan.report.accuracy_page import MARK, accuracy_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
 
 def test_the_committed_page_is_what_the_formulas_give() -> None:
-    fresh = accuracy_page(validate(shipped_runs()))
+    fresh = accuracy_page(graded())
     assert PAGE.read_text(encoding="utf-8") == fresh, "predictions have changed: run `make accuracy`"
 
 

@@ -96,7 +96,7 @@ def test_a_bundle_without_data_says_where_it_goes() -> None:
 PYTHON = """#!/bin/bash
 case "$*" in
   "-m ray.scripts.scripts"*) echo "$@" >> "$PROBE/ray"; trap 'echo ended >> "$PROBE/ray"; exit' TERM
-    while :; do sleep 0.05; done ;;
+    while :; do /bin/sleep 0.05; done ;;
   "-m trinity.cli.launcher"*) echo "$@" > "$PROBE/launcher"; echo "${RAY_AUTH_MODE:-unset}" > "$PROBE/auth"
     printf '%s\n' "$OUTPUT"; exit "${CODE:-0}" ;;
 esac
@@ -117,7 +117,10 @@ def run_head(
         directory.mkdir(parents=True)
     (inside / "models" / "Qwen" / "Qwen3-8B" / "config.json").write_text("{}")
     python.write_text(PYTHON)
-    python.chmod(0o755)
+    # What the script waits for tee to write.
+    (python.parent / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.2\n")
+    for program in (python, python.parent / "sleep"):
+        program.chmod(0o755)
     host = replace(HOSTS[0], workdir=str(inside), venv=str(root / "venv"))
     spec, plan = make_spec_and_plan(
         cluster=replace(CLUSTER, nodes=1, hosts=(host,)),
@@ -126,7 +129,13 @@ def run_head(
         backend="fsdp2",
     )
     write_bundle(generate(spec, plan, trainer="trinity"), root / "bundle")
-    words = {"PATH": "/usr/bin:/bin", "HOME": str(root), "PROBE": str(root), "OUTPUT": output, "CODE": str(code)}
+    words = {
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "HOME": str(root),
+        "PROBE": str(root),
+        "OUTPUT": output,
+        "CODE": str(code),
+    }
     saves = inside / "saves/topoplan" / plan_name(root / "bundle")
     (saves / earlier).mkdir(parents=True)
     (saves / "latest_checkpointed_iteration.txt").write_text(noted)
