@@ -22,7 +22,7 @@ ON_HOSTS = {
         "test_run",
         "test_watch",
         "test_stopping",
-        *("test_supervise", "test_attempts"),
+        *("test_supervise", "test_attempts", "test_stop_program"),
         "run/test_attach",
     ),
     *(

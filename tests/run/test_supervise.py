@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.test_programs import Host, eventually
+from tests.run.this_host import Host, eventually
 from topoplan.run.node import Peers
 
 LONG = "sleep 600"
