@@ -14,13 +14,13 @@ import argparse
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.engines.registry import engine_of
 from topoplan.errors import TopoplanError
 from topoplan.layout.layout import Layout
-from topoplan.planner.calibrate import KNOBS, Run, calibrate
+from topoplan.planner.calibrate import KNOBS, Calibration, Run, calibrate
 from topoplan.planner.logged import Interval, steady
 from topoplan.planner.search import rank
 from topoplan.specs.gpu_profile import profile_of
@@ -40,6 +40,9 @@ KINDS = (
 """Knobs that are off; none stands for all."""
 MOST_OFF, OWN, SCATTER = math.log(1.4), 0.05, 0.03
 PLANS, STEPS = 3, 20
+NOISE = SCATTER / math.sqrt(STEPS - 1)
+BANDS = 8
+"""Plans that did not run, at random, whose bands are looked at."""
 BEST, OTHERS = 60, 40
 """Layouts that are looked at: so many of the best, and of the rest at random."""
 
@@ -54,6 +57,12 @@ class Draw:
     lost_before: float
     """What the chosen plan takes longer than the truly best, by prediction alone."""
     lost: float
+    lost_at_least: float
+    """The same where every constant is known."""
+    held: float
+    """Share of the bands that hold the truth."""
+    width: float
+    """Half of it, as a fraction: their median."""
 
 
 def steps_s(spec: Spec, layouts: Sequence[Layout]) -> list[float]:
@@ -110,20 +119,37 @@ def measured_s(true_s: float, draw: random.Random) -> float:
     return statistics.mean(one.seconds for one in kept)
 
 
+def measured_best(
+    true: Sequence[float], predict: Callable[[Mapping[int, float]], Sequence[float]], draw: random.Random
+) -> tuple[dict[int, float], list[float]]:
+    """(steps of those that ran, what is known of all): each time the best of those that did not run is tried."""
+    measured: dict[int, float] = {}
+    predicted = predict(measured)
+    for _ in range(PLANS):
+        best = min((place for place in range(len(true)) if place not in measured), key=predicted.__getitem__)
+        measured[best] = measured_s(true[best], draw)
+        predicted = predict(measured)
+    return measured, [measured.get(place, seconds) for place, seconds in enumerate(predicted)]
+
+
 def one_draw(seed: int) -> Draw:
     draw = random.Random(seed)
     spec, layouts = drawn_job(draw)
-    true = steps_s(with_constants(spec, true_constants(spec, draw)), layouts)
-    true = [seconds * draw.uniform(1.0 - OWN, 1.0 + OWN) for seconds in true]
-    before = predicted = steps_s(spec, layouts)
-    measured: dict[int, float] = {}
-    for _ in range(PLANS):
-        best = min((place for place in range(len(layouts)) if place not in measured), key=predicted.__getitem__)
-        measured[best] = measured_s(true[best], draw)
-        runs = [Run(spec=spec, layout=layouts[one], step_s=step_s, error=0.01) for one, step_s in measured.items()]
-        predicted = steps_s(with_constants(spec, dict(calibrate(runs).constants)), layouts)
-    known = [measured.get(place, seconds) for place, seconds in enumerate(predicted)]
+    by_constants = steps_s(with_constants(spec, true_constants(spec, draw)), layouts)
+    true = [seconds * draw.uniform(1.0 - OWN, 1.0 + OWN) for seconds in by_constants]
+    before = steps_s(spec, layouts)
+
+    def calibrated(measured: Mapping[int, float]) -> Calibration:
+        return calibrate([Run(spec=spec, layout=layouts[one], step_s=s, error=NOISE) for one, s in measured.items()])
+
+    def predict(measured: Mapping[int, float]) -> list[float]:
+        return steps_s(with_constants(spec, dict(calibrated(measured).constants)), layouts) if measured else before
+
+    measured, known = measured_best(true, predict, draw)
+    _, reachable = measured_best(true, lambda _: by_constants, draw)
     others = [place for place in range(len(layouts)) if place not in measured]
+    found = calibrated(measured)
+    bands = {place: found.band(spec, layouts[place]) for place in draw.sample(others, min(BANDS, len(others)))}
 
     def error(found: Sequence[float]) -> float:
         return statistics.median(abs(found[place] / true[place] - 1.0) for place in others)
@@ -131,7 +157,15 @@ def one_draw(seed: int) -> Draw:
     def lost(found: Sequence[float]) -> float:
         return true[min(range(len(layouts)), key=found.__getitem__)] / min(true) - 1.0
 
-    return Draw(error(before), error(predicted), lost(before), lost(known))
+    return Draw(
+        before=error(before),
+        after=error(known),
+        lost_before=lost(before),
+        lost=lost(known),
+        lost_at_least=lost(reachable),
+        held=statistics.mean(abs(true[place] / known[place] - 1.0) <= band for place, band in bands.items()),
+        width=statistics.median(bands.values()),
+    )
 
 
 def main() -> None:
@@ -144,7 +178,14 @@ def main() -> None:
     within = sum(one.after <= 0.06 for one in draws) / len(draws)
     print(f"calibration, {len(draws)} simulated clusters: median error of the other plans {100 * before:.1f}% before,")
     print(f"  {100 * after:.1f}% after {PLANS} plans of {STEPS} steps; at most 6% in {100 * within:.0f}% of them")
-    for name, words in (("lost_before", "by prediction alone"), ("lost", "after calibration")):
+    held, width = statistics.mean(one.held for one in draws), statistics.median(one.width for one in draws)
+    print(f"  their bands hold {100 * held:.0f}%, and are {100 * width:.0f}% either way")
+    ways = {
+        "lost_before": "by prediction alone",
+        "lost": "after calibration",
+        "lost_at_least": "where all constants are known",
+    }
+    for name, words in ways.items():
         good = sum(getattr(one, name) <= 0.02 for one in draws) / len(draws)
         worst = max(getattr(one, name) for one in draws)
         print(f"  chosen plan within 2% of the best in {100 * good:.0f}% {words}; worst {100 * worst:.1f}%")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.samples import make_spec
 from topoplan.errors import InputError
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
-from topoplan.planner.calibrate import Run, calibrate, predicted_s
+from topoplan.planner.calibrate import KNOBS, Run, calibrate, predicted_s
 from topoplan.planner.measured import MeasuredRun, shipped_runs
 from topoplan.planner.predict import predict
 from topoplan.planner.validate import at_90_percent, spec_of_run
@@ -65,6 +66,16 @@ def test_one_layout_moves_what_it_cannot_tell_apart_by_what_was_uncertain() -> N
     assert all_three.band(SPEC, OTHERS[0]) < found.band(SPEC, OTHERS[0])
 
 
+def test_what_is_off_as_a_whole_moves_all_that_ran_but_the_host() -> None:
+    layout = LAYOUTS[2]
+    found = calibrate([run_of(layout, 1.3 * predicted_s(SPEC, layout, {}))])
+    for knob in KNOBS:
+        off = found.factors[knob.name]
+        assert off < 1.05 if knob.of_host or knob.name not in found.used else off > 1.15, knob.name
+    kernels, network = (found.covariance[name, name] for name in ("kernels", "links between machines"))
+    assert network > 0.2**2 > kernels, "what hardly ran is as unknown as before"
+
+
 def test_no_share_is_more_than_all() -> None:
     fast, faster = (predicted_s(SPEC, LAYOUTS[0], {"kernels": factor}) for factor in (0.4, 0.1))
     assert fast == faster < predicted_s(SPEC, LAYOUTS[0], {"kernels": 0.9})
@@ -76,33 +87,59 @@ def test_steps_that_are_far_off_are_of_something_else() -> None:
         calibrate([run_of(layout, 4.0 * predicted_s(SPEC, layout, {}))])
 
 
-def test_a_measured_run_makes_predictions_of_others_on_its_machine_better() -> None:
-    """Each run of a group in turn is the log, and the others of the group are predicted with what it tells."""
-    before, after = _errors(is_megatron=True)
-    assert len(before) > 50
-    assert statistics.median(after) < statistics.median(before)
-    assert at_90_percent(after) < at_90_percent(before)
-    before, after = _errors(is_megatron=False)
-    assert statistics.median(after) < statistics.median(before)
-    assert at_90_percent(after) < 1.01 * at_90_percent(before)
+@dataclass(frozen=True)
+class Graded:
+    """Sizes of errors of all other runs of a group, each run of which is the log in turn."""
+
+    before: list[float]
+    factor: list[float]
+    """With the one factor that makes the log right."""
+    after: list[float]
+    held: float
+    """Share of them inside their band."""
 
 
-def _errors(*, is_megatron: bool) -> tuple[list[float], list[float]]:
-    """Sizes of errors of throughput, as the constants were and calibrated."""
+@pytest.mark.parametrize(
+    ("is_megatron", "own_kernels", "of_before", "of_factor", "held"),
+    [
+        pytest.param(True, True, 1.0, 1.05, 0.9, id="megatron"),
+        # A machine that is off as a whole, of which nothing is known but its make.
+        pytest.param(True, False, 0.4, 0.97, 0.9, id="a machine that is off"),
+        # Two hosts, one of which waits for its CPU: a run on the other tells it nothing. Few, and off by far.
+        pytest.param(False, True, 1.01, 0.8, 0.7, id="other trainers"),
+    ],
+)
+def test_a_measured_run_makes_predictions_of_others_on_its_machine_better(
+    is_megatron: bool, own_kernels: bool, of_before: float, of_factor: float, held: float
+) -> None:
+    """At the 90th percentile at most these shares of the errors before, and of those with one factor."""
+    graded = _graded(is_megatron=is_megatron, own_kernels=own_kernels)
+    assert len(graded.before) > (50 if is_megatron else 5)
+    assert statistics.median(graded.after) < statistics.median(graded.before)
+    assert at_90_percent(graded.after) < of_before * at_90_percent(graded.before)
+    assert at_90_percent(graded.after) < of_factor * at_90_percent(graded.factor)
+    assert graded.held >= held
+
+
+def _graded(*, is_megatron: bool, own_kernels: bool) -> Graded:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in shipped_runs():
         if run.rank_group and not run.left_out and (run.document["layout"]["backend"] == "megatron") == is_megatron:
             groups[run.rank_group] += _runs(run)
-    before, after = [], []
-    for members in groups.values():
-        uncalibrated = {run.name: abs(run.step_s / predicted_s(run.spec, run.layout, {}) - 1.0) for run in members}
+    graded, held = Graded([], [], [], 0.0), list[bool]()
+    for found in [group for group in groups.values() if len(group) > 1]:
+        members = found if own_kernels else [replace(one, spec=replace(one.spec, profile=None)) for one in found]
+        ratio = {one.name: one.step_s / predicted_s(one.spec, one.layout, {}) for one in members}
         for one in members:
-            others = [other for other in members if other is not one]
-            factors = calibrate([one]).factors if others else {}
-            for other in others:
-                before.append(uncalibrated[other.name])
-                after.append(abs(other.step_s / predicted_s(other.spec, other.layout, factors) - 1.0))
-    return before, after
+            learnt = calibrate([one])
+            for other in members:
+                if other is one:
+                    continue
+                graded.before.append(abs(ratio[other.name] - 1.0))
+                graded.factor.append(abs(ratio[other.name] / ratio[one.name] - 1.0))
+                graded.after.append(abs(other.step_s / predicted_s(other.spec, other.layout, learnt.factors) - 1.0))
+                held.append(graded.after[-1] < learnt.band(other.spec, other.layout))
+    return replace(graded, held=statistics.mean(held))
 
 
 def _runs(run: MeasuredRun) -> list[Run]:

@@ -2,19 +2,25 @@
 
 A step is predicted from some fifty constants. What runs can tell is how far groups of them are off together (KNOBS):
 all rates of kernels, of links inside a machine, of the network, the fixed times of kernels and messages, the host. The
-logarithm of each group's factor has a prior around 0, and the most probable factors are found from
+logarithm of each group's factor has a prior around 0, and what is known of them after the runs follows from
 
     ln(measured step) = ln(predicted step with these factors) + what the formulas miss in this layout + noise
 
 by linearising the prediction and conditioning on one run after the other (a Kalman update), until nothing moves. The
 prediction itself is the model: its derivatives are differences of predictions.
 
-Where the widths come from: the narrowest band that a profile may have is what formulas are off by where all constants
-are known (`planner/bands.py`). Half of its variance is taken to be the layout's own, and moves that layout alone; what
-the band of this GPU is wider by is the rate of its kernels, which most of a step is spent on. So on a GPU that was
-measured well a run shifts others by half of what it was off, and on one that was not by nearly all. All other groups
-may be off by a fifth: a step's band says little of them. Two things are learnt on the way: how far off constants can
-be here (a Student t, so that a machine which is off by far is believed), and how much layouts differ from each other.
+Where the prior comes from: the narrowest band that a profile may have is what formulas are off by where all constants
+are known (`planner/bands.py`). Half of its width is taken to be the layout's own, and moves that layout alone. What the
+band of this GPU is wider by is its machine's: a power limit, a driver, a release, a slow node, what the formulas miss
+in this model. It slows kernels, links and messages together, and so it is common to all of them; the work of the
+host's CPU it leaves alone. Beside it each group but the kernels may be off by a fifth for itself: a step's band says
+little of them. So a run that is off by much shifts the other layouts by nearly as much, as one plain factor would, and
+one that spends its time otherwise than they do shifts them by less.
+
+How far constants can be off here, and how much layouts differ here, is not known either: the variances of both have a
+scaled inverse chi-squared prior, which makes a Student t of each, so that a machine which is off by far is believed.
+They are summed over on a grid, weighed by how well the runs go with them. The band of a plan is what is left: the
+factors' covariance, carried through the shares of its step, and what may be this layout's own.
 
 Layouts that use two groups in the same proportion cannot tell them apart: their shift is then divided as the prior has
 it, and `Calibration.unseparated` says so.
@@ -24,10 +30,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from types import MappingProxyType
 
 from topoplan.engines.registry import engine_of
 from topoplan.errors import InputError
@@ -51,6 +56,8 @@ class Knob:
     """Divided by the factor."""
     times: tuple[str, ...] = ()
     """Multiplied by it."""
+    of_host: bool = False
+    """Work of the host's CPU, which what slows the GPUs down leaves alone."""
 
     def factor(self, mine: Profile, base: Profile) -> float:
         """What its work takes longer by with the constants of one profile than with those of another."""
@@ -74,22 +81,34 @@ KNOBS = (
             "nvls_latency_s",
         ),
     ),
-    Knob(name="launches and work of the host", times=("eager_launch_s", "zero3_hook_s", "step_overhead_s")),
-    Knob(name="steps of Adam on the host", rates=("host_adam_bytes_per_s",)),
+    Knob(
+        name="launches and work of the host", times=("eager_launch_s", "zero3_hook_s", "step_overhead_s"), of_host=True
+    ),
+    Knob(name="steps of Adam on the host", rates=("host_adam_bytes_per_s",), of_host=True),
 )
 Factors = Mapping[str, float]
 """Knob -> what its work takes longer by, as a factor."""
+Covariance = Mapping[tuple[str, str], float]
+"""Of the logarithms of the factors of two knobs."""
+_NAMES = tuple(knob.name for knob in KNOBS)
 _UNKNOWN = 0.2
-"""Width of the prior of all but kernels: links, networks and hosts of a kind differ by so much."""
-_FREEDOM, _FREEDOM_OF_SCATTER = 4.0, 20.0
-"""Degrees of freedom of the t of a factor, and of the scatter of layouts. A machine may be slow for reasons that nobody
-has seen yet; how well formulas tell layouts apart has been seen on many."""
+"""Width of the prior of all but kernels, beside the machine's: links, networks and hosts of a kind differ by so
+much."""
+_OWN = 0.5
+"""Of the narrowest band's width, the share that is a layout's own: of its 10%, 5%."""
+_FREEDOM = 4.0
+"""Degrees of freedom of both scales: a machine may be slow for reasons that nobody has seen yet, and how much layouts
+differ has been seen on few machines."""
+_GRID = 7
+"""Points of each scale, all as likely."""
 _NEARLY = 0.005
 """Constants that are off by less are left as they are."""
-_COUNTS, _ALIKE = 0.03, 0.98
-"""Below this share of the step nobody asks what it is told apart from; above this cosine two knobs are used alike."""
+_USED, _COUNTS, _ALIKE = 0.001, 0.03, 0.98
+"""Shares of the step, below which it does not depend on a knob, or nobody asks what it is told apart from; above this
+cosine two knobs are used alike."""
 _DIFFERENCE = 0.05
-_LINEARISATIONS, _ROUNDS = 8, 40
+_CLOSE = 1e-4
+_LINEARISATIONS = 8
 _FAR = 3.0
 """A run that is off by more than this factor is not of this model, job or cluster."""
 
@@ -130,9 +149,8 @@ class Calibration:
     """What some runs tell of their cluster."""
 
     shifts: tuple[Shift, ...]
-    """In the order of KNOBS; of those that the steps of these runs depend on."""
-    covariance: Mapping[tuple[str, str], float]
-    """Of the logarithms of the factors."""
+    """In the order of KNOBS."""
+    covariance: Covariance
     scatter: float
     """Standard deviation of what the formulas miss in one layout."""
     shares: tuple[Mapping[str, float], ...]
@@ -147,6 +165,11 @@ class Calibration:
     def factors(self) -> Factors:
         """Knob -> factor."""
         return {shift.knob.name: shift.factor for shift in self.shifts}
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Knobs that the steps of these runs depend on."""
+        return tuple(name for name in self.factors if any(abs(share[name]) > _USED for share in self.shares))
 
     @property
     def unseparated(self) -> tuple[tuple[str, str], ...]:
@@ -179,30 +202,29 @@ def calibrate(runs: Sequence[Run]) -> Calibration:
             raise InputError(
                 what, where=run.name, expected="expected a log of this model, job and cluster", remedy="see --plan"
             )
-    prior, scatter = _widths(runs, base)
-    posterior, rows = _Posterior({}, {}, 0.0, {}), list[_Row]()
-    factors: Factors = {}
+    factors: Factors = dict.fromkeys(_NAMES, 1.0)
+    rows = [_row(run, factors) for run in runs]
+    prior = _prior(runs, rows, base)
     for _ in range(_LINEARISATIONS):
-        rows = [_row(run, factors) for run in runs]
-        posterior = _conditioned(rows, prior, scatter)
+        posterior = _conditioned(rows, prior)
         moved = {name: math.exp(value) for name, value in posterior.mean.items()}
-        if all(abs(math.log(value / factors.get(name, 1.0))) < 1e-4 for name, value in moved.items()):
+        if all(abs(math.log(value / factors[name])) < _CLOSE for name, value in moved.items()):
             break
         factors = moved
+        rows = [_row(run, factors) for run in runs]
     after = tuple(predicted_s(run.spec, run.layout, factors) / run.step_s - 1.0 for run in runs)
     return Calibration(
         shifts=tuple(
             Shift(
                 knob=knob,
-                factor=factors.get(knob.name, 1.0),
+                factor=factors[knob.name],
                 spread=math.sqrt(posterior.covariance[knob.name, knob.name]),
-                prior=posterior.prior[knob.name],
+                prior=math.sqrt(posterior.scale * prior.covariance[knob.name, knob.name]),
             )
             for knob in KNOBS
-            if knob.name in prior
         ),
         covariance=posterior.covariance,
-        scatter=posterior.scatter,
+        scatter=math.sqrt(posterior.own),
         shares=tuple(row.slopes for row in rows),
         constants=_constants(base, {name: value for name, value in factors.items() if abs(value - 1.0) > _NEARLY}),
         before=before,
@@ -254,17 +276,6 @@ def _constants(base: Profile, factors: Factors) -> dict[str, float]:
     return found
 
 
-def _widths(runs: Sequence[Run], base: Profile) -> tuple[dict[str, float], float]:
-    """(standard deviation of the logarithm of each knob's factor, of what is a layout's own) before any run."""
-    keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[1] for run in runs]
-    own = max(NARROWEST[key] / AT_90_PERCENT for key in keys) ** 2 / 2.0
-    machine = max(getattr(base, key) / AT_90_PERCENT for key in keys) ** 2 - own
-    shares = [slopes(run.spec, run.layout, {}) for run in runs]
-    used = [knob.name for knob in KNOBS if any(abs(share[knob.name]) > 1e-3 for share in shares)]
-    kernels = math.sqrt(max(machine, own))
-    return {name: kernels if name == KNOBS[0].name else _UNKNOWN for name in used}, math.sqrt(own)
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     """One run, linearised: `off` is slopes times the logarithms of the factors, plus what is the layout's own."""
@@ -282,41 +293,84 @@ def _row(run: Run, factors: Factors) -> _Row:
 
 
 @dataclass(frozen=True, slots=True)
+class _Prior:
+    """Before any run, with both scales at 1."""
+
+    covariance: Covariance
+    own: float
+    """Variance of what is a layout's own."""
+
+
+def _prior(runs: Sequence[Run], rows: Sequence[_Row], base: Profile) -> _Prior:
+    keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[1] for run in runs]
+    own = (_OWN * max(NARROWEST[key] for key in keys) / AT_90_PERCENT) ** 2
+    machine = max(getattr(base, key) / AT_90_PERCENT for key in keys) ** 2 - own
+    # What no run used stays as it was, however the rest of the machine turns out.
+    slowed = {knob.name for knob in KNOBS if not knob.of_host and any(row.slopes[knob.name] > _USED for row in rows)}
+    covariance = {(one, other): machine if {one, other} <= slowed else 0.0 for one in _NAMES for other in _NAMES}
+    for knob in KNOBS:
+        apart = 0.0 if knob is KNOBS[0] else _UNKNOWN**2
+        covariance[knob.name, knob.name] = apart + (0.0 if knob.of_host else machine)
+    return _Prior(covariance, own)
+
+
+@dataclass(frozen=True, slots=True)
 class _Posterior:
     mean: Mapping[str, float]
-    covariance: Mapping[tuple[str, str], float]
-    scatter: float
-    prior: Mapping[str, float]
-    """The widths of the prior, as wide as they turned out."""
+    covariance: Covariance
+    own: float
+    """Variance of what is a layout's own."""
+    scale: float
+    """Of the prior's covariance."""
+    log_likelihood: float
+    """Of the rows, but for a constant."""
 
 
-def _conditioned(rows: Sequence[_Row], prior: Mapping[str, float], scatter: float) -> _Posterior:
-    """Mean and covariance, given the rows, with the scales of the prior and of the scatter that go with them.
+def _conditioned(rows: Sequence[_Row], prior: _Prior) -> _Posterior:
+    """Mean and covariance, given the rows, whichever the scales are."""
+    grid = [_updated(rows, prior, *scales) for scales in itertools.product(_SCALES, repeat=2)]
+    most = max(one.log_likelihood for one in grid)
+    weights = [math.exp(one.log_likelihood - most) for one in grid]
+    total = sum(weights)
 
-    Both scales have an inverse chi-squared prior; expectation and maximisation take turns (Dempster, Laird and Rubin
-    1977): a normal with such a scale is a Student t.
-    """
-    names, width, own = list(prior), dict(prior), scatter**2
-    mean: dict[str, float] = {}
-    covariance: dict[tuple[str, str], float] = {}
-    for _ in range(_ROUNDS):
-        mean = dict.fromkeys(names, 0.0)
-        covariance = {(one, other): width[one] ** 2 if one == other else 0.0 for one in names for other in names}
-        for row in rows:
-            gain = {one: sum(covariance[one, other] * row.slopes[other] for other in names) for one in names}
-            variance = sum(gain[one] * row.slopes[one] for one in names) + own + row.noise**2
-            innovation = row.off - sum(row.slopes[one] * mean[one] for one in names)
-            for one in names:
-                mean[one] += gain[one] * innovation / variance
-                for other in names:
-                    covariance[one, other] -= gain[one] * gain[other] / variance
-        left = sum(
-            (row.off - sum(row.slopes[one] * mean[one] for one in names)) ** 2
-            + sum(row.slopes[one] * row.slopes[other] * covariance[one, other] for one in names for other in names)
-            for row in rows
-        )
-        for one in names:
-            seen = mean[one] ** 2 + covariance[one, one]
-            width[one] = math.sqrt((_FREEDOM * prior[one] ** 2 + seen) / (_FREEDOM + 1.0))
-        own = (_FREEDOM_OF_SCATTER * scatter**2 + left) / (_FREEDOM_OF_SCATTER + len(rows))
-    return _Posterior(MappingProxyType(mean), MappingProxyType(covariance), math.sqrt(own), width)
+    def expected(values: Iterable[float]) -> float:
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+
+    mean = {name: expected(one.mean[name] for one in grid) for name in _NAMES}
+    return _Posterior(
+        mean,
+        {
+            (a, b): expected(one.covariance[a, b] + (one.mean[a] - mean[a]) * (one.mean[b] - mean[b]) for one in grid)
+            for a, b in prior.covariance
+        },
+        expected(one.own for one in grid),
+        expected(one.scale for one in grid),
+        most,
+    )
+
+
+def _updated(rows: Sequence[_Row], prior: _Prior, scale: float, scale_of_own: float) -> _Posterior:
+    """The same where the scales are known."""
+    mean = dict.fromkeys(_NAMES, 0.0)
+    covariance = {pair: scale * value for pair, value in prior.covariance.items()}
+    own, log_likelihood = scale_of_own * prior.own, 0.0
+    for row in rows:
+        gain = {one: sum(covariance[one, other] * row.slopes[other] for other in _NAMES) for one in _NAMES}
+        variance = sum(gain[one] * row.slopes[one] for one in _NAMES) + own + row.noise**2
+        innovation = row.off - sum(row.slopes[one] * mean[one] for one in _NAMES)
+        log_likelihood -= (math.log(variance) + innovation**2 / variance) / 2.0
+        for one in _NAMES:
+            mean[one] += gain[one] * innovation / variance
+        for one, other in covariance:
+            covariance[one, other] -= gain[one] * gain[other] / variance
+    return _Posterior(mean, covariance, own, scale, log_likelihood)
+
+
+def _scales(points: int) -> tuple[float, ...]:
+    """Of a variance: quantiles of a scaled inverse chi-squared (Wilson and Hilferty 1931), each for as much of it."""
+    part = 2.0 / (9.0 * _FREEDOM)
+    normal = [NormalDist().inv_cdf(1.0 - (place + 0.5) / points) for place in range(points)]
+    return tuple((1.0 - part + z * math.sqrt(part)) ** -3 for z in normal)
+
+
+_SCALES = _scales(_GRID)

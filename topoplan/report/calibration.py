@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +22,8 @@ from topoplan.specs.profile import Calibrated, OwnProfile
 SCHEMA = "topoplan.calibrate/1"
 _TOLD = 0.1
 """Below it a part of the machine counts as not told."""
+_MOVED = 0.02
+"""A factor that is nearer to 1 is one."""
 
 
 def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
@@ -104,13 +106,27 @@ def _told(time: Calibration) -> Iterator[str]:
 
 
 def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
-    dark = [one.knob.name for one in time.shifts if one.told < _TOLD]
-    if dark:
-        yield f"these steps say nothing of {listed(dark, 'or')}: left as they were, or nearly"
-    for one, other in time.unseparated:
-        yield f"they cannot tell {one} from {other}: each is shifted as far as it was uncertain; other layouts would"
+    dark = [one for one in time.shifts if one.told < _TOLD and one.knob.name in time.used]
+    left = [one.knob.name for one in dark if one.knob.of_host or abs(one.factor - 1.0) < _MOVED]
+    moved = [f"{one.knob.name} ({one.factor:.2f})" for one in dark if one.knob.name not in left]
+    if left:
+        yield f"these steps say nothing of {listed(left, 'or')}: left as they were, or nearly"
+    if moved:
+        yield f"of {listed(moved)} they say little: taken to be off as the rest of the machine is"
+    for alike in _together(time.unseparated):
+        names = listed([name for name in time.factors if name in alike])
+        yield f"they cannot tell {names} apart: each is shifted as far as it was uncertain; other layouts would"
     if len({lesson.plan.id for lesson in learnt.of}) == 1:
         yield "a part of what one layout is off by is its own; a second, quite another, would narrow the band"
+
+
+def _together(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
+    """What is in a pair with each other, directly or through others."""
+    found: list[set[str]] = []
+    for pair in pairs:
+        touched = [one for one in found if one & set(pair)]
+        found = [one for one in found if one not in touched] + [set(pair).union(*touched)]
+    return found
 
 
 def _memory(learnt: Lessons) -> Iterator[str]:
