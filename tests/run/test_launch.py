@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,13 +17,18 @@ import pytest
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, both, hosts_of, wait_until
 from topoplan.errors import HostError
 from topoplan.hosts.result import Result
+from topoplan.planner.plan import Plan
 from topoplan.remote.connection import Connection
 from topoplan.remote.upload import upload
 from topoplan.run import record as records
+from topoplan.run.drift import Drift
 from topoplan.run.events import Event
 from topoplan.run.node import Started, start_node
 from topoplan.run.outcome import note_stop
+from topoplan.run.progress import Progress
+from topoplan.run.strain import Strain
 from topoplan.specs.source import read_source
+from topoplan.specs.spec import Spec
 
 LONG = "echo begun; sleep 600"
 
@@ -234,6 +240,43 @@ class TestARunInWhichNothingMoves:
         assert (ran.diagnosis.kind, ran.diagnosis.rank, ran.failure.stacks) == ("hang", None, ())
         assert records.load().state == "failed"
         assert ": no step for " in records.load().reason
+
+
+class TestStepsThatAreLongerThanPredicted:
+    STEPS = """for i in $(seq 16); do
+        echo "[default0]:  1%|1 | $i/4688 [00:$(printf %02d $i)<1:00:00, 1.0s/it]"; sleep 0.4
+    done"""
+
+    def test_are_told_with_what_the_hosts_say_and_kept_with_the_run(
+        self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("topoplan.run.progress._LEAST_S", 0.3)
+        monkeypatch.setattr("topoplan.run.drift._LEAST_S", 1.0)
+        of = Drift.of
+
+        def with_shorter_steps(progress: Progress, spec: Spec, plan: Plan, **more: Any) -> Drift:
+            return of(progress, spec, replace(plan, time=replace(plan.time, step_s=0.1, band_s=(0.09, 0.11))), **more)
+
+        monkeypatch.setattr(Drift, "of", with_shorter_steps)
+        asked = threading.Event()
+
+        def notable(strains: Mapping[str, Strain]) -> list[str]:
+            assert sorted(strains) == ["node-00", "node-01", "node-02", "node-03"]
+            assert all(one.cpus == os.cpu_count() and one.load > 0.0 for one in strains.values())
+            asked.set()
+            return ["node-02: a stand-in"]
+
+        monkeypatch.setattr("topoplan.run.strain.notable", notable)
+        hosts.does(self.STEPS)
+        ran = hosts.launch()
+        assert (ran.outcome.code, asked.is_set()) == (0, True)
+        [said] = ran.of("drift")
+        assert re.fullmatch(
+            r"steps take 0\.\d+ s since step \d+; predicted are 0.09 to 0.1 s\n  node-02: a stand-in", said
+        )
+        [noted] = records.load().drifts
+        assert (noted.what, noted.state, noted.reasons) == ("step", "out", ("node-02: a stand-in",))
+        hosts.assert_nothing_is_left()
 
 
 class TestAStartThatFails:

@@ -81,19 +81,30 @@ def planned(record: RunRecord) -> RecordedPlan:
 
 def fetch(record: RunRecord, spec: Spec, plan: Plan, connection: Connection | None, deadline_s: float) -> None:
     """Keep the end of the trainer's file on the first node beside the logs, where it writes one; nothing is raised."""
+    if connection is not None and (text := trainer_file(record, spec, plan, connection, deadline_s)):
+        with contextlib.suppress(OSError):
+            (record.directory() / _file_of(plan)).write_bytes(text)
+
+
+def trainer_file(
+    record: RunRecord,
+    spec: Spec,
+    plan: Plan,
+    connection: Connection,
+    deadline_s: float,
+    *,
+    most_bytes: int = _MOST_BYTES,
+) -> bytes:
+    """The end of the file that the trainer writes on this host, nothing where there is none; nothing is raised."""
     name = _file_of(plan)
-    if not name or connection is None:
-        return
     try:
-        output = str(read_source(Path(record.bundle) / MAIN_FILE).data["output_dir"])
+        output = str(read_source(Path(record.bundle) / MAIN_FILE).data["output_dir"]) if name else ""
         workdir = spec.cluster.hosts[0].workdir if spec.cluster.hosts else None
-        path = posixpath.join(workdir or record.nodes[0].run_dir, output, name)
-        words = ("tail", "-c", str(_MOST_BYTES), "--", path)
-        done = connection.run(words, deadline_s=deadline_s, keep_bytes=2 * _MOST_BYTES)
-        if done.code == 0 and done.stdout:
-            (record.directory() / name).write_bytes(done.stdout)
+        words = ("tail", "-c", str(most_bytes), "--", posixpath.join(workdir or record.nodes[0].run_dir, output, name))
+        done = connection.run(words, deadline_s=deadline_s, keep_bytes=2 * most_bytes) if name else None
     except (HostError, TopoplanError, OSError, KeyError):
-        return
+        return b""
+    return done.stdout if done is not None and done.code == 0 else b""
 
 
 def _file_of(plan: Plan) -> str:

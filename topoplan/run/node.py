@@ -198,7 +198,7 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
     done = connection.run(programs.STATE, *job_words(run_dir, started), deadline_s=deadline_s)
-    said = _said(done)
+    said = key_values(done)
     state = said.get("state")
     if done.code != 0 or state not in get_args(State):
         _refuse(connection, done, run_dir)
@@ -230,7 +230,7 @@ def tail_offsets(
         return [0 for _ in lines]
     words = (posixpath.join(_placed(run_dir), ".topoplan", "log"), str(log_bytes), *map(str, lines))
     done = connection.run(programs.TAIL_BYTES, *words, deadline_s=deadline_s)
-    sizes = [int(word) for word in _said(done).get("tail_bytes", "").split() if word.isdecimal()]
+    sizes = [int(word) for word in key_values(done).get("tail_bytes", "").split() if word.isdecimal()]
     if done.code != 0 or len(sizes) != len(lines):
         _refuse(connection, done, run_dir)
     return [log_bytes - size for size in sizes]
@@ -262,7 +262,7 @@ def stop_node(
     """
     words = (_placed(run_dir), _called(run_dir), *_times(grace_s), *_identity(started))
     done = connection.run(programs.STOP, *words, deadline_s=deadline_s)
-    said = _said(done)
+    said = key_values(done)
     if done.code != 0 or "found" not in said:
         _refuse(connection, done, run_dir)
     return Stopped(
@@ -328,7 +328,8 @@ def _identity(started: Started | None) -> tuple[str, str, str]:
     return ("", "", "") if started is None else (str(started.pid), str(started.start_ticks), started.boot_id)
 
 
-def _said(done: Completed) -> dict[str, str]:
+def key_values(done: Completed) -> dict[str, str]:
+    """The lines `topoplan:KEY=VALUE` that a program has written."""
     found = {}
     for line in done.stdout.decode(errors="replace").splitlines():
         mark, _, rest = line.partition(":")

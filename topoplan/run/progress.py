@@ -14,6 +14,7 @@ from typing import Self
 
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.effort import STARTS_S, start_up_s
+from topoplan.planner.logged import Interval
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 from topoplan.trainers import registry
@@ -88,7 +89,10 @@ class Progress:
         self._step = 0
         self._loss: float | None = None
         self._mark: tuple[int, float, int | None] | None = None
-        self._steps_s: deque[float] = deque(maxlen=_INTERVALS)
+        self._asides = tuple({log.aside for log in self._logs})
+        self._aside = False
+        self.intervals: deque[Interval] = deque(maxlen=_INTERVALS)
+        """The last that were timed; the first step is in none."""
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan) -> Self:
@@ -107,6 +111,8 @@ class Progress:
 
     def feed(self, node: int, lines: str, at_s: float) -> Status | None:
         """Read lines of a node that came at `at_s`, on any clock that does not jump. None: they say nothing new."""
+        aside = any(form.search(lines) for form in self._asides)
+        self._aside = self._aside or aside
         if "%|" not in lines and "loss" not in lines:
             return None
         before = self._step, self._loss
@@ -118,6 +124,8 @@ class Progress:
         for line in found[-_AT_ONCE:]:
             for part in pieces(line):
                 seen = self._read(node, part, at_s) or seen
+        # It may stand behind the step that ended the last interval: then it is of the next one.
+        self._aside = self._aside or aside
         return self.status() if seen and (self._step, self._loss) != before else None
 
     @property
@@ -133,7 +141,9 @@ class Progress:
     @property
     def pace_s(self) -> float:
         """From one step that is seen to the next, at the longest that is expected; 0 where nothing is known."""
-        longest_s: float = max([*self._steps_s, *(self._band_s or ()), self._predicted_s or 0.0])
+        longest_s: float = max(
+            [*(one.each_s for one in self.intervals), *(self._band_s or ()), self._predicted_s or 0.0]
+        )
         return self._logging_steps * longest_s
 
     @property
@@ -142,7 +152,8 @@ class Progress:
 
     def status(self) -> Status:
         """What is known now."""
-        step_s = median(self._steps_s) if self._steps_s else None
+        timed = [one.each_s for one in self.intervals if not one.aside] or [one.each_s for one in self.intervals]
+        step_s = median(timed) if timed else None
         total = self._total
         tokens_per_s = self._tokens / step_s if self._tokens and step_s else None
         return Status(
@@ -176,9 +187,10 @@ class Progress:
             known = self._bar_total
             better = known is None or (known != self._planned_steps and (total == self._planned_steps or total > known))
             if self._losses or not better:
+                self._aside = True
                 return
             self._bar_total, self._step, self._mark = total, 0, None
-            self._steps_s.clear()
+            self.intervals.clear()
         self._take_step(step, at_s, drawn_s)
 
     def _take_loss(self, log: Log, node: int, text: str, loss: float, at_s: float) -> None:
@@ -207,5 +219,5 @@ class Progress:
             if abs(span_s - drawn_s) > _LATE_S:
                 span_s, least_s = float(drawn_s), _LEAST_ELAPSED_S
         if span_s >= least_s:
-            self._steps_s.append(span_s / (step - marked))
-            self._mark = step, at_s, clock
+            self.intervals.append(Interval(step, step - marked, span_s, self._aside))
+            self._mark, self._aside = (step, at_s, clock), False

@@ -135,6 +135,27 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drifted:
+    """Steps or memory that left what was predicted, or were back there, while the run was watched."""
+
+    seen: str
+    """When that was told: UTC, ISO 8601."""
+    what: Literal["step", "memory"]
+    state: Literal["out", "back"]
+    since_step: int
+    step: int
+    """The last one of those that it is about."""
+    value: float
+    """Seconds a step, the mean since then; or bytes that torch's allocator has held."""
+    band: tuple[float, float] | None
+    """As predicted; None: nothing was."""
+    before: float | None = None
+    """The value before; None: it was so from the first steps on."""
+    reasons: tuple[str, ...] = ()
+    """What the numbers say of why, each as a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A start of the run that failed, and after which it was started again."""
 
@@ -186,6 +207,8 @@ class RunRecord:
     """Those before it."""
     measurement: Measurement | None = None
     """None: it has not ended, or its logs tell of too few steps."""
+    drifts: tuple[Drifted, ...] = ()
+    """In the order in which they were told."""
 
     @property
     def is_over(self) -> bool:

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from topoplan.bundle.draft import Draft
 from topoplan.bundle.plan_file import RecordedPlan
-from topoplan.errors import HostError, InputError
+from topoplan.errors import HostError, InputError, OutputError
 from topoplan.planner.exhausted import exhausted_words
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
@@ -26,12 +26,13 @@ from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run import record as records
+from topoplan.run.drift import Drift
 from topoplan.run.events import Event, Tell
 from topoplan.run.failure import FAILED, Failure, first_cause, hang
-from topoplan.run.measurement import ended_of, fetch, measured_words, measurement
+from topoplan.run.measurement import ended_of, fetch, measured_words, measurement, trainer_file
 from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
-from topoplan.run.record import Attempt, RunRecord, RunState
+from topoplan.run.record import Attempt, Drifted, RunRecord, RunState
 from topoplan.run.secrets import Mask
 from topoplan.run.settings import Settings
 from topoplan.run.stacks import stack_lines
@@ -39,6 +40,8 @@ from topoplan.run.stopping import stop_all
 from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched, failed_at, not_kept
 
+_PEEK_BYTES = 4096
+"""Of a trainer's file while it is written: the last lines."""
 T = TypeVar("T")
 
 INTERRUPTED = 130
@@ -156,13 +159,14 @@ class Session(ABC):
     # ------------------------------------------------------------------------------------------------------- to its end
 
     def _watch(self) -> Outcome:
-        planned = self._planned
+        progress, drift = self._expected()
         watch = Watch(
             sorted(self._nodes.values(), key=lambda node: node.node),
             tell=self._tell,
             reconnect=self._reconnect,
             lost_after_s=self._settings.lost_after_s,
-            progress=Progress.of(planned.spec, planned.plan) if planned is not None else None,
+            progress=progress,
+            drift=drift,
             ranks_per_node=self._ranks_per_node,
             hang_after_s=self._settings.hang_after_s,
         )
@@ -187,6 +191,20 @@ class Session(ABC):
             return self._over(watch.nodes)
         finally:
             watch.close()
+
+    def _expected(self) -> tuple[Progress, Drift]:
+        """What reads the lines of the run, with what was predicted of it."""
+        if self._planned is None:
+            progress = Progress()
+            return progress, Drift(progress, tell=self._tell, note=self._note_drift)
+        spec, plan, settings = self._planned.spec, self._planned.plan, self._settings
+
+        def peek(host: Connection) -> str:
+            end = trainer_file(self._record, spec, plan, host, settings.stop_s, most_bytes=_PEEK_BYTES)
+            return end.decode("utf-8", "replace")
+
+        progress = Progress.of(spec, plan)
+        return progress, Drift.of(progress, spec, plan, tell=self._tell, note=self._note_drift, peek=peek)
 
     @property
     def _ranks_per_node(self) -> int | None:
@@ -313,6 +331,14 @@ class Session(ABC):
             with contextlib.suppress(InputError):
                 self._record = records.update(self._run, measurement=found)
             self._tell(Event(kind="measured", text=measured_words(found), data=dataclasses.asdict(found)))
+
+    def _note_drift(self, found: Drifted) -> None:
+        """Keep it with the run, unless another process that watches has."""
+        with contextlib.suppress(InputError, OutputError):
+            known = records.load(self._run).drifts
+            same = [one for one in known if (one.what, one.state) == (found.what, found.state)]
+            if not any(one.step >= found.since_step for one in same):
+                records.update(self._run, drifts=(*known, found))
 
     # ----------------------------------------------------------------------------------------------------- small things
 

@@ -16,6 +16,7 @@ from topoplan.errors import HostError
 from topoplan.remote.connection import Bell, Ended
 from topoplan.remote.fanout import run_on_all
 from topoplan.remote.waiting import Call, Deadline
+from topoplan.run.drift import Drift
 from topoplan.run.events import Event, Tell
 from topoplan.run.following import Answer, Finder, Followed, Reconnect
 from topoplan.run.log_copy import LogCopy
@@ -45,6 +46,7 @@ class Watch:
         reconnect: Reconnect,
         lost_after_s: float | None = None,
         progress: Progress | None = None,
+        drift: Drift | None = None,
         ranks_per_node: int | None = None,
         hang_after_s: float | None = None,
         on_data: Callable[[str, bytes], None] | None = None,
@@ -53,14 +55,16 @@ class Watch:
         """Begin to follow all nodes that are not `over`.
 
         A host that was not seen for `lost_after_s`, while another one was, is given up: its node has failed. None is
-        never. `progress` reads their lines. After `hang_after_s` without a step the run `hangs`. With `on_data` the
-        output is given to that as it is, with the name of its node, and no events are made of it.
+        never. `progress` reads their lines, and `drift` what it has read. After `hang_after_s` without a step the run
+        `hangs`. With `on_data` the output is given to that as it is, with the name of its node, and no events are made
+        of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
         self._lost_after_s = lost_after_s
         self._sight = Sight({node.name: node.address for node in self.nodes}, tell)
         self._progress = progress or Progress()
+        self._drift = drift or Drift(self._progress)
         self.silence = Silence(self._progress, ranks_per_node=ranks_per_node)
         self._hang_after_s = hang_after_s
         self.stacks: dict[int, list[str]] = {}
@@ -145,6 +149,8 @@ class Watch:
         self._look_for_the_unseen(now)
         self._tell_who_is_waited_for(now)
         self._look_for_silence()
+        if self._on_data is None and not self.stopping:
+            self._drift.look({node.name: node.connection for node in self.nodes if node.connection and not node.over})
 
     def _look_for_the_unseen(self, now: float) -> None:
         """Tell of them, and give up those whose time is over."""
@@ -229,6 +235,7 @@ class Watch:
         node.tail.add(lines)
         status = self._progress.feed(node.node, lines, time.monotonic())
         self.silence.heard(node.node, node.name, lines, past=past)
+        self._drift.heard(lines)
         if status is not None and not past:
             self._tell_status(node, status)
 

@@ -34,6 +34,8 @@ class Log:
     """Finds the time of the step, or the mean of those since the last line."""
     mean_time: re.Pattern[str] | None = None
     """Finds the mean time of all steps since the start."""
+    data_time: re.Pattern[str] | None = None
+    """Finds the part of a step's time in which samples were waited for."""
     allocated: re.Pattern[str] | None = None
     """Finds torch's peak of live tensors so far."""
     reserved: re.Pattern[str] | None = None

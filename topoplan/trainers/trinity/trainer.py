@@ -124,6 +124,7 @@ _LOG = Log(
     loss=loss_key("actor/sft_loss"),
     steps=re.compile(r"\bStep (?P<step>[0-9]{1,12}): \{"),
     step_time=value_of("time/train_step", "s"),
+    data_time=value_of("time/read_experience", "s"),
     allocated=value_of("perf/max_memory_allocated_gb", "gib"),
     reserved=value_of("perf/max_memory_reserved_gb", "gib"),
 )

@@ -1,0 +1,311 @@
+"""Whether steps or memory have left what was predicted, and stayed there: told once, with what the numbers say of why.
+
+Steps are held against the upper end of their band by a cumulative sum (Page, Biometrika 41, 1954): how far each
+interval is above, in standard deviations, less a half, never below zero. A mean in the band lets it fall, however much
+single steps scatter; one interval adds little, however long. So it also says from which step on. First steps,
+evaluations and checkpoints are left out, as they are of every mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import mean, median
+from typing import Any, Literal
+
+from topoplan.planner.fragmentation import Peaks, predicted_bytes
+from topoplan.planner.logged import Interval
+from topoplan.planner.plan import Plan
+from topoplan.remote.connection import Connection
+from topoplan.remote.waiting import Call
+from topoplan.run.events import Event, Tell
+from topoplan.run.progress import Progress
+from topoplan.run.record import Drifted, now_text
+from topoplan.run.strain import strain_words
+from topoplan.specs.spec import Spec
+from topoplan.trainers.log import Log, pieces, quantity
+from topoplan.trainers.registry import TRAINERS, trainer_named
+from topoplan.units import GIB, in_seconds
+
+_WARM_UP = 5
+"""Steps after the first that is seen, in which kernels are compiled and the allocator fills."""
+_LEAST_S = 60.0
+"""A shorter stretch is not told."""
+_ALLOWED, _ENOUGH, _MOST = 0.5, 12.0, 3.0
+"""Of the sum, in standard deviations: what each interval is let off, where it is told, and what one adds at most. With
+a mean at the very end of the band it takes a million intervals until that happens by chance (Siegmund 1985, (2.57))."""
+_SCATTER = 30
+"""Intervals from which the standard deviation is known."""
+_LEAST_SCATTER = 0.02
+"""Of the bound: finer, an interval is not timed."""
+_OWN = 20
+"""Intervals that are the measure where nothing is predicted,"""
+_OWN_BAND = 1.25
+"""and so much more of them."""
+_RISES, _GROWTH = 3, 1.02
+"""Memory grows where its peak has risen so often since the first steps, and by so much."""
+_DATA = 0.5
+"""Data loading is the cause where it is so much of what steps have become longer."""
+_PEEK_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What torch's allocator was predicted to hold, of the GPU that is logged."""
+
+    reserved_bytes: float
+    band: float
+    """Half width, as a fraction."""
+
+    @classmethod
+    def of(cls, spec: Spec, plan: Plan) -> Held:
+        """Of a plan."""
+        of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_first
+        _, reserved = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
+        return cls(reserved_bytes=reserved, band=plan.memory.band)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Intervals that are, on the whole, on the far side of a bound."""
+
+    level: float = 0.0
+    since: int = 0
+    """Number of its first step."""
+    steps: int = 0
+    seconds: float = 0.0
+
+    def add(self, interval: Interval, above: float) -> None:
+        """`above` is how far it is on the far side, in standard deviations."""
+        self.level = max(0.0, self.level + min(above, _MOST) - _ALLOWED)
+        if not self.level:
+            self.steps, self.seconds = 0, 0.0
+            return
+        if not self.steps:
+            self.since = interval.last - interval.steps + 1
+        self.steps += interval.steps
+        self.seconds += interval.seconds
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is to be told."""
+        return self.level > _ENOUGH and self.seconds >= _LEAST_S
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of a step in it."""
+        return self.seconds / self.steps
+
+
+class Drift:
+    """Reads what `progress` has timed, and the memory and the times of data in the lines of all nodes."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        band_s: tuple[float, float] | None = None,
+        held: Callable[[], Held] | None = None,
+        logs: Sequence[Log] = (),
+        tell: Tell = lambda event: None,
+        note: Callable[[Drifted], None] = lambda found: None,
+        peek: Callable[[Connection], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`progress` has read all lines that are told here. `band_s` and `held` are what was predicted, where it was.
+        `note` is given what is told, for the record. `peek` gets the last lines of a file in which the trainer says
+        more than it prints, from its first node."""
+        self._progress, self._band_s, self._held = progress, band_s, held
+        self._logs = logs or [trainer.log for trainer in TRAINERS]
+        self._tell, self._note, self._peek, self._clock = tell, note, peek, clock
+        self._peeked_s = clock()
+        self._normal_s = band_s[1] if band_s else None
+        """Steps above it are too long. None: nothing is predicted, and there were too few steps."""
+        self._worse_s = 0.0
+        """The same once that was told."""
+        self._seen = 0
+        self._first: int | None = None
+        self._recent: deque[float] = deque(maxlen=_SCATTER)
+        self._slow, self._well = _Stretch(), _Stretch()
+        self._before: deque[Interval] = deque(maxlen=_SCATTER)
+        """The last that were in no stretch."""
+        self._peaks: list[tuple[int, float]] = []
+        """Step at which the peak of memory was so high, each time that it had risen."""
+        self._is_memory_told = False
+        self._data: deque[tuple[int, float]] = deque(maxlen=4 * _SCATTER)
+        """Steps and the seconds in which they waited for data."""
+        self._asks: Call[None] | None = None
+
+    @classmethod
+    def of(cls, progress: Progress, spec: Spec, plan: Plan, **more: Any) -> Drift:
+        """With the numbers of a plan."""
+        logs = (trainer_named(plan.trainer).log,) if plan.trainer else ()
+        if not any(log.file for log in logs):
+            more["peek"] = None
+        return cls(progress, band_s=plan.time.band_s, held=lambda: Held.of(spec, plan), logs=logs, **more)
+
+    def heard(self, lines: str) -> None:
+        """A node has written these lines, or they stand in a file of the trainer's."""
+        for log in self._logs:
+            forms = [form for form in (log.reserved, log.data_time) if form]
+            if any(form.search(lines) for form in forms):
+                for piece in (piece for line in lines.split("\n") for piece in pieces(line)):
+                    self._read(log, piece)
+
+    def look(self, connections: Mapping[str, Connection]) -> None:
+        """Call often. Tells what has become too long or too much; the hosts are asked why, in another thread."""
+        for interval in self._new():
+            found = self._step(interval)
+            if found and found.state == "out":
+                self._asks = Call(lambda found=found: self._say(found, strain_words(connections)))  # type: ignore[misc]
+            elif found:
+                self._say(found)
+        if (found := self._memory()) is not None:
+            self._say(found)
+        is_free = self._asks is None or self._asks.done.is_set()
+        if self._peek and connections and is_free and self._clock() - self._peeked_s > _PEEK_EVERY_S:
+            self._peeked_s, peek, first = self._clock(), self._peek, next(iter(connections.values()))
+            self._asks = Call(lambda: self.heard(peek(first)))
+
+    def _say(self, found: Drifted, of_hosts: Sequence[str] = ()) -> None:
+        found = replace(found, reasons=(*found.reasons, *of_hosts))
+        self._note(found)
+        text = "\n  ".join([drift_words(found), *(found.reasons or _UNEXPLAINED.get((found.what, found.state), ()))])
+        self._tell(Event(kind="drift", text=text, data=asdict(found)))
+
+    def _read(self, log: Log, piece: str) -> None:
+        named = log.steps.search(piece) if log.steps else None
+        step = int(named["step"]) if named else self._progress.step
+        held, data_s = quantity(log.reserved, piece), quantity(log.data_time, piece)
+        if self._first is None or step < self._first:
+            return  # of an earlier run into the same directory
+        if held and held > (self._peaks[-1][1] if self._peaks else 0.0):
+            self._peaks.append((step, held))
+        if data_s:
+            self._data.append((step, data_s))
+
+    def _new(self) -> list[Interval]:
+        """Those that count."""
+        found = [one for one in self._progress.intervals if one.last > self._seen]
+        if found and self._first is None:
+            self._first = found[0].last - found[0].steps
+        self._seen = found[-1].last if found else self._seen
+        after = (self._first or 0) + _WARM_UP
+        return [one for one in found if not one.aside and one.last - one.steps >= after]
+
+    def _step(self, interval: Interval) -> Drifted | None:
+        self._recent.append(interval.each_s)
+        middle = median(self._recent)
+        if self._normal_s is None:
+            self._before.append(interval)
+            if len(self._recent) == _OWN:
+                self._normal_s = _OWN_BAND * middle
+            return None
+        scatter_s = 1.4826 * median(abs(one - middle) for one in self._recent)
+        unit_s = max(scatter_s, _LEAST_SCATTER * self._normal_s)
+        self._slow.add(interval, (interval.each_s - (self._worse_s or self._normal_s)) / unit_s)
+        if self._slow.is_long:
+            return self._out()
+        if self._worse_s:
+            self._well.add(interval, (self._normal_s - interval.each_s) / unit_s)
+            if self._well.is_long:
+                return self._back()
+        elif not self._slow.steps:
+            self._before.append(interval)
+        return None
+
+    def _out(self) -> Drifted:
+        slow, self._slow, self._well = self._slow, _Stretch(), _Stretch()
+        usual_s = sum(self._band_s) / 2.0 if self._band_s else (self._normal_s or 0.0) / _OWN_BAND
+        self._worse_s = slow.each_s * (self._normal_s or 0.0) / usual_s
+        steps = sum(one.steps for one in self._before)
+        before = sum(one.seconds for one in self._before) / steps if steps else None
+        reasons = self._of_data(slow, before or usual_s)
+        return self._found("out", slow, before=before, reasons=reasons)
+
+    def _back(self) -> Drifted:
+        well, self._well, self._slow, self._worse_s = self._well, _Stretch(), _Stretch(), 0.0
+        return self._found("back", well)
+
+    def _found(self, state: Literal["out", "back"], stretch: _Stretch, **more: Any) -> Drifted:
+        return Drifted(
+            seen=now_text(),
+            what="step",
+            state=state,
+            since_step=stretch.since,
+            step=self._seen,
+            value=stretch.each_s,
+            band=self._band_s,
+            **more,
+        )
+
+    def _of_data(self, slow: _Stretch, usual_s: float) -> tuple[str, ...]:
+        """Data loading, where the log has it."""
+        waits = [one for step, one in self._data if step >= slow.since]
+        waited = [one for step, one in self._data if step < slow.since]
+        if not waits:
+            return ()
+        now_s, before_s = mean(waits), mean(waited) if waited else 0.0
+        if now_s - before_s < _DATA * (slow.each_s - usual_s):
+            return ()
+        was = f", before it were {in_seconds(before_s)}" if waited else ""
+        return (f"data loading: {in_seconds(now_s)} of each step wait for samples{was}",)
+
+    def _memory(self) -> Drifted | None:
+        """What torch holds is a peak: it only rises, and there is nothing to wait for."""
+        if self._held is None or self._is_memory_told or not self._peaks:
+            return None
+        peaks, planned = list(self._peaks), self._held()
+        step, now = peaks[-1]
+        most = planned.reserved_bytes * (1.0 + planned.band)
+        if now <= most:
+            return None
+        self._is_memory_told = True
+        warm = peaks[0][0] + _WARM_UP
+        base_step, base = max((one for one in peaks if one[0] <= warm), key=lambda one: one[1])
+        rises = sum(one > base for _, one in peaks)
+        grows = rises >= _RISES and now > _GROWTH * base
+        reason = (
+            f"memory grows: {_gib(base)} at step {base_step:,}, and it has risen {rises} times since"
+            if grows
+            else f"it does not grow: {_gib(base)} were held at step {base_step:,}"
+        )
+        return Drifted(
+            seen=now_text(),
+            what="memory",
+            state="out",
+            since_step=next(step for step, one in peaks if one > most),
+            step=step,
+            value=now,
+            band=(planned.reserved_bytes * (1.0 - planned.band), most),
+            before=base,
+            reasons=(reason,),
+        )
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def drift_words(found: Drifted) -> str:
+    """`steps take 4.61 s since step 431, and 2.9 to 3.4 s are predicted; 3.05 s before`."""
+    if found.what == "memory":
+        _, most = found.band or (0.0, 0.0)
+        return f"torch holds {_gib(found.value)} since step {found.since_step:,}; predicted are {_gib(most)} at most"
+    if found.state == "back":
+        return f"steps take {in_seconds(found.value)} again, since step {found.since_step:,}"
+    words = f"steps take {in_seconds(found.value)} since step {found.since_step:,}"
+    if found.band is not None:
+        low, high = map(in_seconds, found.band)
+        words += f"; predicted are {low.removesuffix(' s')} to {high}"
+    return f"{words}; before they took {in_seconds(found.before)}" if found.before is not None else words
+
+
+_UNEXPLAINED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("step", "out"): (
+        "neither the logs nor the hosts' clocks, CPUs and disks say why;",
+        "`topoplan preflight` compares the links of the nodes",
+    )
+}

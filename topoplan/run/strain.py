@@ -1,0 +1,138 @@
+"""What may slow a node down, as its host says it: clocks of GPUs, processes that want its CPUs, waits for disks.
+
+All ranks of a step wait for the slowest, so that their logs have the same times. Which node it is only the hosts know.
+What is said here is what a node has and the others have not, or what no healthy machine has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import run_on_all
+from topoplan.run import programs
+from topoplan.run.node import key_values
+from topoplan.units import named
+
+_DEADLINE_S = 40.0
+_SLOWER = 0.9
+"""A GPU is slow at less than that of the clock of the others: cards of one kind differ by less under the same work."""
+_IDLE = 0x1
+_SLOWDOWNS = {
+    0x80: "the power supply asks for less (power brake)",
+    0x40: "too hot for the hardware",
+    0x20: "too hot for the driver",
+    0x8: "slowed down by the hardware",
+    0x4: "at its power limit",
+}
+"""Bits of nvml.h, nvmlClocksEventReasons; the particular ones first."""
+_CROWDED = 1.25
+"""Processes that want to run, for each CPU."""
+_WAITS = {"io": (20.0, "a disk or a file system"), "memory": (10.0, "host memory")}
+"""Section of /proc/pressure -> percent of a minute that are too many, and what was waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One card under its work."""
+
+    index: int
+    mhz: float
+    """The highest of some looks."""
+    reasons: int
+    """Bits of why it is not higher, of all looks."""
+    celsius: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strain:
+    """One machine."""
+
+    load: float = 0.0
+    """Processes that run or want to, in the mean of the last minute."""
+    cpus: int = 1
+    waits: Mapping[str, float]
+    """Percent of the last minute in which some process waited: for `io`, for `memory`."""
+    gpus: Sequence[Gpu] = ()
+    """Those that have work."""
+
+
+def strain_words(connections: Mapping[str, Connection]) -> list[str]:
+    """Ask hosts, by names of nodes, and say what stands out; a host that does not answer says nothing."""
+    if not connections:
+        return []
+    found = run_on_all(
+        connections,
+        lambda node, host: read_strain(key_values(host.run(programs.STRAIN, deadline_s=_DEADLINE_S))),
+        deadline_s=_DEADLINE_S + 1.0,
+    )
+    return list(notable({node: one for node, one in found.items() if not isinstance(one, HostError)}))
+
+
+def read_strain(said: Mapping[str, str]) -> Strain:
+    """From the lines of strain.sh."""
+    looks: dict[int, list[list[str]]] = {}
+    for key, value in said.items():
+        if match := re.fullmatch(r"gpu\.([0-9]{1,4})\.[0-9]", key):
+            looks.setdefault(int(match[1]), []).append([word.strip() for word in value.split(",")])
+    waits = {key: _number(said.get(key, ""), r"avg60=([0-9.]+)") or 0.0 for key in _WAITS}
+    return Strain(
+        load=_number(said.get("load", ""), r"([0-9.]+)") or 0.0,
+        cpus=max(1, int(_number(said.get("cpus", ""), r"([0-9]+)") or 1)),
+        waits=waits,
+        gpus=[gpu for index, words in sorted(looks.items()) if (gpu := _gpu(index, words))],
+    )
+
+
+def _gpu(index: int, looks: Sequence[Sequence[str]]) -> Gpu | None:
+    clocks = [mhz for words in looks if (mhz := _number(words[0], r"([0-9.]+)"))]
+    reasons = [int(words[1], 16) for words in looks if len(words) > 1 and re.fullmatch("0x[0-9a-fA-F]+", words[1])]
+    if not clocks or (reasons and all(bits & _IDLE for bits in reasons)):
+        return None
+    heat = _number(looks[-1][2], r"([0-9.]+)") if len(looks[-1]) > 2 else None
+    together = 0
+    for bits in reasons:
+        together |= bits
+    return Gpu(index=index, mhz=max(clocks), reasons=together, celsius=heat)
+
+
+def _number(text: str, pattern: str) -> float | None:
+    found = re.search(pattern, text)
+    try:
+        return float(found[1]) if found else None
+    except ValueError:
+        return None
+
+
+def notable(strains: Mapping[str, Strain]) -> Iterator[str]:
+    """A line for each node and what is wrong with it."""
+    clocks = [gpu.mhz for strain in strains.values() for gpu in strain.gpus]
+    usual = median(clocks) if clocks else 0.0
+    for node, strain in strains.items():
+        slow = [gpu for gpu in strain.gpus if gpu.mhz < _SLOWER * usual]
+        if slow:
+            slowest = min(slow, key=lambda gpu: gpu.mhz)
+            many = f"GPU{'s' * (len(slow) > 1)} {named((str(gpu.index) for gpu in slow), 8)}"
+            runs = f"run{'s' * (len(slow) == 1)} at {slowest.mhz:,.0f} MHz{_why(slowest)}"
+            yield f"{node}: {many} {runs}, the others at {usual:,.0f} MHz, and all wait for the slowest"
+        hot = [gpu for gpu in strain.gpus if gpu not in slow and gpu.reasons & 0xE8]
+        if hot:
+            yield f"{node}: GPU {named((str(gpu.index) for gpu in hot), 8)} is slowed down{_why(hot[0])}"
+    crowds = {node: strain.load / strain.cpus for node, strain in strains.items()}
+    for node, strain in strains.items():
+        if crowds[node] > _CROWDED and (len(crowds) == 1 or crowds[node] > 2.0 * min(crowds.values())):
+            yield f"{node}: {strain.load:.0f} processes want to run on its {strain.cpus} CPUs"
+        for key, (most, what) in _WAITS.items():
+            if strain.waits[key] >= most:
+                yield f"{node}: in {strain.waits[key]:.0f}% of the last minute a process there waited for {what}"
+
+
+def _why(gpu: Gpu) -> str:
+    reason = next((words for bit, words in _SLOWDOWNS.items() if gpu.reasons & bit), "")
+    heat = f"{gpu.celsius:.0f} °C" if gpu.celsius else ""
+    words = ", ".join(filter(None, (reason, heat)))
+    return f" ({words})" if words else ""
