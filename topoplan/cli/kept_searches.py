@@ -98,13 +98,15 @@ def _states() -> Iterator[tuple[str, int, int, int]]:
 
     The last is the file system's own, where the other is what an installer or a copy sets it to.
     """
-    for package in topoplan.__path__:
-        for folder, _, names in os.walk(package):
-            for name in names if not folder.endswith("__pycache__") else ():
-                path = Path(folder, name)
-                with suppress(OSError):
-                    status = path.stat()
-                    yield str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    folders = [*topoplan.__path__]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders += [entry.path] if entry.name != "__pycache__" else []
+                else:
+                    status = entry.stat()
+                    yield entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _name(question: str) -> str:

@@ -79,7 +79,6 @@ def answered(
     from topoplan.cli.ways_out import led_on, with_ways_out
     from topoplan.errors import ModelError
     from topoplan.planner.liger import liger_note
-    from topoplan.planner.reordered import reordered
 
     read = options.read(spec)
     try:
@@ -88,7 +87,10 @@ def answered(
         raise led_on(error, read, spec, options, find) from None
     if (note := liger_note(ranking, find)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
-    ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
+    if read.profile is not None:
+        from topoplan.planner.reordered import reordered
+
+        ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
     return with_ways_out(ranking, spec, options, find) if has_ways_out or not ranking.plans else ranking
 
 

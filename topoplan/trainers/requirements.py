@@ -65,9 +65,9 @@ def requirements_of(
 
     Of a fault that no version which the trainer takes is free of nothing is asked; `environment_warnings` tells it.
     """
-    found = []
+    found, avoided = [], _avoided(spec, _met(spec, layout), trainer)
     for name, installs in wanted.items():
-        faults = [fault for fault in _avoided(spec, layout, trainer) if fault.package == name]
+        faults = [fault for fault in avoided if fault.package == name]
         bound, why = trainer.bound(name)
         versions = narrowed((bound, *(fault.cure for fault in faults)))
         found.append(
@@ -117,10 +117,9 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
     Without a trainer that can run the layout, packages may be of any version.
     """
     is_written, trainer = trainer is not None, trainer or Versions(title="")
-    avoided = tuple(_avoided(spec, layout, trainer))
-    for fault in FAULTS:
-        if fault.keys or not fault.met(spec, layout, {}):
-            continue
+    met = _met(spec, layout)
+    avoided = _avoided(spec, met, trainer)
+    for fault in met:
         told = f"{fault.text} ({fault.source})"
         if fault in avoided:
             stated = spec.cluster.software.get(fault.package)
@@ -135,11 +134,14 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
             yield f"{fault.when}: {told}{_reason(spec, fault, trainer)}"
 
 
-def _avoided(spec: Spec, layout: Layout, trainer: Versions) -> Iterator[Fault]:
-    """The faults that would end a run or spoil it, and that the environment can be free of."""
-    for fault in FAULTS:
-        if fault.level == "stops" and fault.cure and fault.met(spec, layout, {}) and _curable(spec, fault, trainer):
-            yield fault
+def _met(spec: Spec, layout: Layout) -> list[Fault]:
+    """The faults that a layout alone brings about."""
+    return [fault for fault in FAULTS if fault.met(spec, layout, {})]
+
+
+def _avoided(spec: Spec, met: Iterable[Fault], trainer: Versions) -> list[Fault]:
+    """Those that would end a run or spoil it, and that the environment can be free of."""
+    return [fault for fault in met if fault.level == "stops" and fault.cure and _curable(spec, fault, trainer)]
 
 
 def _curable(spec: Spec, fault: Fault, trainer: Versions) -> bool:
