@@ -10,7 +10,7 @@ from rich.text import Text
 
 from topoplan.errors import HostError
 from topoplan.report.tables import paragraph, table_of
-from topoplan.report.text import counted
+from topoplan.report.text import counted, duration
 from topoplan.run.node import NodeState, directory_words
 from topoplan.run.outcome import exit_code
 from topoplan.run.record import RunRecord
@@ -125,17 +125,6 @@ def signal_words(code: int | None) -> str:
         return f" ({signal.Signals((code or 0) - 128).name})"
     except ValueError:
         return ""
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3 min 20 s, 1 h 02 min, 2 d 3 h."""
-    whole = int(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60:02d} min"
-    return f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"
 
 
 def size(size_bytes: int) -> str:

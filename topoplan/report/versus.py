@@ -155,15 +155,17 @@ def _figures(spec: Spec, first: Plan, second: Plan) -> Table:
     table = table_of("figure", right=("A", "B", "B - A"))
 
     def row(name: str, of: Callable[[Plan], float], text: Callable[[float], str]) -> None:
-        one, two = of(first), of(second)
+        compared(name, of(first), of(second), text)
+
+    def compared(name: str, one: float, two: float, text: Callable[[float], str]) -> None:
         table.add_row(name, text(one), text(two), _signed(two - one, text))
 
     row("step, s", lambda plan: plan.time.step_s, significant)
     row("tokens/s", lambda plan: plan.tokens_per_s_per_gpu * plan.layout.world_size, lambda x: f"{x:,.0f}")
     row("tokens/s a GPU", lambda plan: plan.tokens_per_s_per_gpu, lambda x: f"{x:,.0f}")
     row("MFU, %", lambda plan: 100 * plan.mfu, lambda x: f"{x:.1f}")
-    if job_effort(spec, first) is not None:
-        row("hours", lambda plan: effort.hours if (effort := job_effort(spec, plan)) else 0.0, hours)
+    if (one := job_effort(spec, first)) and (two := job_effort(spec, second)):
+        compared("hours", one.hours, two.hours, hours)
     row("memory, GiB", lambda plan: plan.memory.device_bytes, gib)
     table.add_row("fits", *("yes" if plan.fits else "no" for plan in (first, second)), "")
     return table

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from topoplan.layout.forms import layout_to_dict
-from topoplan.planner.effort import Effort, job_effort
+from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
@@ -21,6 +21,7 @@ from topoplan.report.text import gib, hours, layout_label, significant, spec_lin
 from topoplan.specs.spec import Spec
 
 SCHEMA = "topoplan.what-if/1"
+_T = TypeVar("_T")
 _EQUAL = 0.005
 """Differences of speed below this share are not told."""
 _COLUMNS = ("GPUs", "GiB", "step\ns", "tok/s", "tok/s\n/GPU", "hours", "GPU-h", "old\nbest")
@@ -105,14 +106,11 @@ def _two_columns(before: Found, after: Found) -> Table:
         column.no_wrap, column.overflow = False, "fold"
     sides = [(found.spec, found.best) for found in (before, after)]
 
-    def row(
-        name: str,
-        of: Callable[[Spec, Plan], float | None],
-        text: Callable[[float], str],
-        *,
-        absolute: bool = False,
-    ) -> None:
-        one, two = (None if spec is None or plan is None else of(spec, plan) for spec, plan in sides)
+    def each(of: Callable[[Spec, Plan], _T | None]) -> list[_T | None]:
+        return [None if spec is None or plan is None else of(spec, plan) for spec, plan in sides]
+
+    def row(name: str, values: Sequence[float | None], text: Callable[[float], str], *, absolute: bool = False) -> None:
+        one, two = values
         if one is None and two is None:
             return
         change = ""
@@ -124,22 +122,18 @@ def _two_columns(before: Found, after: Found) -> Table:
 
     labels = ["none" if plan is None else layout_label(plan.layout) for _, plan in sides]
     table.add_row("best plan", *map(Text, labels), "same" if labels[0] == labels[1] else "")
-    row("GPUs", lambda spec, plan: spec.cluster.world_size, lambda value: f"{value:,.0f}")
-    row("step, s", lambda spec, plan: plan.time.step_s, significant)
-    row("tokens/s", lambda spec, plan: plan.tokens_per_s_per_gpu * spec.cluster.world_size, lambda x: f"{x:,.0f}")
-    row("tokens/s a GPU", lambda spec, plan: plan.tokens_per_s_per_gpu, lambda value: f"{value:,.0f}")
-    row("MFU, %", lambda spec, plan: 100 * plan.mfu, lambda value: f"{value:.1f}")
-    row("memory, GiB", lambda spec, plan: plan.memory.device_bytes, gib)
+    row("GPUs", each(lambda spec, plan: spec.cluster.world_size), lambda value: f"{value:,.0f}")
+    row("step, s", each(lambda spec, plan: plan.time.step_s), significant)
+    row("tokens/s", each(lambda spec, plan: plan.tokens_per_s_per_gpu * spec.cluster.world_size), lambda x: f"{x:,.0f}")
+    row("tokens/s a GPU", each(lambda spec, plan: plan.tokens_per_s_per_gpu), lambda value: f"{value:,.0f}")
+    row("MFU, %", each(lambda spec, plan: 100 * plan.mfu), lambda value: f"{value:.1f}")
+    row("memory, GiB", each(lambda spec, plan: plan.memory.device_bytes), gib)
     if len({plan.memory.capacity_bytes for _, plan in sides if plan}) > 1:
-        row("of a card's", lambda spec, plan: plan.memory.capacity_bytes, gib)
-    row("hours", lambda spec, plan: _hours(spec, plan, lambda effort: effort.hours), hours, absolute=True)
-    row("GPU-hours", lambda spec, plan: _hours(spec, plan, lambda effort: effort.gpu_hours), hours, absolute=True)
+        row("of a card's", each(lambda spec, plan: plan.memory.capacity_bytes), gib)
+    efforts = each(job_effort)
+    row("hours", [effort.hours if effort else None for effort in efforts], hours, absolute=True)
+    row("GPU-hours", [effort.gpu_hours if effort else None for effort in efforts], hours, absolute=True)
     return table
-
-
-def _hours(spec: Spec, plan: Plan, of: Callable[[Effort], float]) -> float | None:
-    effort = job_effort(spec, plan)
-    return None if effort is None else of(effort)
 
 
 def _fate(fate: Fate) -> str:
