@@ -109,7 +109,7 @@ def _lessons(
     from topoplan.errors import InputError
     from topoplan.planner.exhausted import Ended, read_exhausted
     from topoplan.planner.learn import Lesson
-    from topoplan.planner.logged import read_log
+    from topoplan.planner.logged import MOST_LOG_BYTES, read_log
     from topoplan.specs.source import read_text, shown_path
 
     for option, given in (("--spec", of), ("--plan", plans)):
@@ -120,7 +120,7 @@ def _lessons(
     ended: list[Ended] = []
     for number, log in enumerate(logs):
         spec, plan = _ran(of[number % len(of)], plans[number % len(plans)] if plans else None, options)
-        text, name = read_text(Path(log), most_bytes=_MOST_BYTES, wanted="a log of a trainer"), shown_path(Path(log))
+        text, name = read_text(Path(log), most_bytes=MOST_LOG_BYTES, wanted="a log of a trainer"), shown_path(Path(log))
         if exhausted := read_exhausted(text):
             ended.append(Ended(spec=spec, plan=plan, found=exhausted, name=name))
         try:
@@ -159,9 +159,6 @@ def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Le
     if not found and not ended and not given:
         raise InputError("no run tells of enough steps", where="--runs", remedy="see `topoplan runs`, or give a LOG")
     return found, ended
-
-
-_MOST_BYTES = 1 << 30
 
 
 def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, Plan]:

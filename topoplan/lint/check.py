@@ -16,6 +16,7 @@ from topoplan.lint.by_version import judged
 from topoplan.lint.choice import Choice
 from topoplan.lint.compare import predicted, unpredicted
 from topoplan.lint.fix import Copy, apart, copies, corrected
+from topoplan.lint.logs import is_log, of_logs, read_logs
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.rules.registry import rule_modules
 from topoplan.reading.finding import Finding, Severity
@@ -75,10 +76,16 @@ def check(paths: Sequence[str], against: Against | None = None, choice: Choice =
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
             _refuse_links(Path(path))
-    setup = read_setup([path for path in paths if not is_lock(path)] or paths, recognisers())
+    logs = [path for path in paths if is_log(path)]
+    others = [path for path in paths if path not in logs]
+    files = [path for path in others if not is_lock(path)] or others
+    setup = read_setup(files, recognisers()) if files else Setup(parts=())
     said = stated_versions(paths, setup) | (dict(against.cluster.software) if against.cluster else {})
     setup = replace(
-        setup, versions=said, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file())
+        setup,
+        versions=said,
+        bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()),
+        logs=read_logs(logs),
     )
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)
@@ -101,6 +108,7 @@ def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checke
         found += [one for one in told if not _is_known(one, found)]
     if against.cluster is not None:
         found += unpredicted(setup)
+    found += of_logs(setup, predictions)
     used = {id(configuration.part) for configuration in setup.configurations}
     return Checked(
         setup=setup,
@@ -141,7 +149,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
         done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
         new = {correction.before: correction.after for correction in done}
         read = setup_of([new.get(part, part) for part in parts], recognisers())
-        setup = replace(read, bundles=setup.bundles, versions=setup.versions)
+        setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs)
     except SpecError:
         return (), setup  # nothing that starts or configures a training would be left
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]

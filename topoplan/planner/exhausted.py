@@ -84,6 +84,8 @@ class Exhausted:
     """A key of `_MOMENTS`, or empty."""
     step: int | None
     """The last one that the log tells of before."""
+    line: int
+    """Of the log, from 1."""
 
     @property
     def needed_bytes(self) -> float:
@@ -108,7 +110,8 @@ def read_exhausted(text: str) -> Exhausted | None:
                     (name for name, form in _MOMENTS.items() if any(re.search(form, one) for one in before)), ""
                 )
                 step = last_step("\n".join(lines[:number]))
-                return replace(read, rank=int(rank["rank"]) if rank else None, moment=moment, step=step)
+                rank_number = int(rank["rank"]) if rank else None
+                return replace(read, rank=rank_number, moment=moment, step=step, line=number + 1)
     return None
 
 
@@ -135,6 +138,7 @@ def _read(line: str, message: re.Match[str]) -> Exhausted | None:
         rank=None,
         moment="",
         step=None,
+        line=0,
     )
 
 
@@ -168,21 +172,27 @@ def _stage(plan: Plan, found: Exhausted) -> int | None:
 
 def exhausted_words(spec: Spec, plan: Plan, found: Exhausted) -> tuple[str, ...]:
     """Sentences: what happened, how far that is from the prediction, why that may be, and what would fit."""
-    stage = _stage(plan, found)
-    where = "" if found.rank is None else f" of rank {found.rank}"
-    where += f" (stage {stage})" if stage is not None and plan.layout.pp > 1 else ""
-    when = " and ".join(filter(None, (f"in {found.moment}" if found.moment else "", _after(found))))
     allocated, reserved = predicted_bytes(exhausted_peaks(spec, plan, found))
     live = found.allocated_bytes + found.tried_bytes
     more = live / allocated - 1.0
     return (
-        f"out of memory on GPU {found.gpu}{where}{f', {when}' if when else ''}: {_gib(found.tried_bytes)} more did not"
-        f" fit beside {_gib(found.allocated_bytes)} of live tensors and {_gib(found.held_bytes)} that torch held back",
+        happened(found, _stage(plan, found) if plan.layout.pp > 1 else None),
         f"it needed {_gib(live)} of live tensors at least, and {_gib(allocated)} are predicted of {plan.id}:"
         f" {abs(100 * more):.0f}% {'more' if more > 0 else 'less'},"
         f" {'outside of' if more > plan.memory.band else 'within'} the band of {100 * plan.memory.band:.0f}%",
         *_reasons(spec, plan, found, live - allocated, reserved - allocated),
         _way_out(spec, plan, found),
+    )
+
+
+def happened(found: Exhausted, stage: int | None = None) -> str:
+    """The message in a sentence."""
+    where = "" if found.rank is None else f" of rank {found.rank}"
+    where += f" (stage {stage})" if stage is not None else ""
+    when = " and ".join(filter(None, (f"in {found.moment}" if found.moment else "", _after(found))))
+    return (
+        f"out of memory on GPU {found.gpu}{where}, {when}: {_gib(found.tried_bytes)} more did not fit beside"
+        f" {_gib(found.allocated_bytes)} of live tensors and {_gib(found.held_bytes)} that torch held back"
     )
 
 

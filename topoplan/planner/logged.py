@@ -29,6 +29,7 @@ from topoplan.trainers.registry import TRAINERS
 
 Why = Literal["first", "evaluation or checkpoint", "slow"]
 """Why steps are left out."""
+MOST_LOG_BYTES = 1 << 30
 _LEAST_TICKS = 10
 """Intervals on a clock of whole seconds are as long at least, in seconds: an end of one is off by half of one."""
 FEWEST = 3

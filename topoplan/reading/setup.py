@@ -123,6 +123,8 @@ class Setup:
     """Directories that `topoplan generate` wrote, among what was given."""
     recognisers: Recognisers = ()
     """Of the trainers that are known."""
+    logs: tuple[Part, ...] = ()
+    """What runs have written."""
 
     @property
     def unread_programs(self) -> tuple[str, ...]:

@@ -152,11 +152,12 @@ def _wrapped(console: Console, text: Text, *, indent: int, first: int) -> None:
 
 
 def _closing_line(checked: Checked) -> str:
-    if not checked.setup.parts:
+    parts = (*checked.setup.parts, *checked.setup.logs)
+    if not parts:
         return "No configuration and no command was found."
     ignored = f" {counted(checked.ignored, 'finding')} ignored." if checked.ignored else ""
     if not checked.findings:
-        files = len(dict.fromkeys(part.name for part in checked.setup.parts))
+        files = len(dict.fromkeys(part.name for part in parts))
         return f"Nothing to say about {counted(files, 'file')}.{ignored}"
     counts = ", ".join(counted(checked.count(one), one) for one in SEVERITIES if checked.count(one))
     return f"{counts}.{ignored}"

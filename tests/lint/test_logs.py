@@ -1,0 +1,61 @@
+"""Logs among the files of `check`: how a run ended that had too little memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.page.asked import ROOT, run
+from topoplan.lint.against import Against
+from topoplan.lint.check import check
+from topoplan.specs.load import load_cluster
+
+BUNDLE, SPEC = str(ROOT / "generated" / "h100-4x8"), str(ROOT / "cluster_specs" / "h100-4x8.yaml")
+MESSAGE = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of"
+    " 79.19 GiB of which 1.06 GiB is free. Including non-PyTorch memory, this process has 78.12 GiB memory in use. Of"
+    " the allocated memory 75.10 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    path = tmp_path / "train.log"
+    path.write_text(f'Traceback\n  File "model.py", line 10, in forward\n{MESSAGE}\n', encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("beside", [[BUNDLE], [f"{BUNDLE}/train.yaml"]], ids=["bundle", "configuration"])
+def test_out_of_memory_is_told_beside_what_was_predicted(log: str, beside: list[str]) -> None:
+    against = Against() if beside == [BUNDLE] else Against(cluster=load_cluster(SPEC))
+    [found] = [one for one in check([*beside, log], against).findings if one.rule == "log-out-of-memory"]
+    assert (found.severity, found.place) == ("error", f"{log}:3")
+    assert found.what.startswith("out of memory on GPU 3 of rank 3, in forward and before the first step was told: 2.0")
+    assert "and 59.3 GiB are predicted of tp2-pp1-dp16-mbs2-nosp: 30% more, outside of the band of 4%" in found.why
+    assert found.remedy.startswith("with that learnt, ")
+
+
+def test_a_log_alone_is_told_without_a_prediction(log: str) -> None:
+    ran = run("check", log)
+    assert ran.exit_code == 1
+    assert "give what ran beside it" in ran.stdout
+    assert ran.stdout.endswith("1 error.\n")
+
+
+def test_of_two_plans_none_is_blamed(log: str, tmp_path: Path) -> None:
+    files = [f"{BUNDLE}/train.yaml", str(tmp_path / "again.yaml")]
+    text = Path(files[0]).read_text(encoding="utf-8")
+    Path(files[1]).write_text(
+        text.replace("device_train_batch_size: 2", "device_train_batch_size: 1"), encoding="utf-8"
+    )
+    against = Against(cluster=load_cluster(SPEC))
+    [found] = [one for one in check([*files, log], against).findings if one.part.name == log]
+    assert found.remedy.endswith("2 plans are given")
+
+
+def test_a_log_that_ended_well_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("{'loss': 1.0}\n", encoding="utf-8")
+    ran = run("check", str(path))
+    assert (ran.exit_code, ran.stdout) == (0, "Nothing to say about 1 file.\n")

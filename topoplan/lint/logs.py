@@ -1,0 +1,72 @@
+"""A log of a run among the files: where it ended out of memory, what that says of the plan that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from topoplan.bundle.plan_file import read_plan_file
+from topoplan.errors import InputError
+from topoplan.lint.prediction import Prediction
+from topoplan.planner.exhausted import Exhausted, exhausted_words, happened, read_exhausted
+from topoplan.planner.logged import MOST_LOG_BYTES
+from topoplan.planner.plan import Plan
+from topoplan.reading.finding import Finding
+from topoplan.reading.parts import Part
+from topoplan.reading.setup import Setup
+from topoplan.specs.source import read_text, shown_path
+from topoplan.specs.spec import Spec
+
+_SUFFIXES = (".log", ".out", ".err", ".jsonl")
+
+
+def is_log(path: str) -> bool:
+    """Whether a file is what a run has written, by its name."""
+    return Path(path).suffix.lower() in _SUFFIXES and not Path(path).is_dir()
+
+
+def read_logs(paths: Sequence[str]) -> tuple[Part, ...]:
+    """Logs as parts. Raises InputError for one that cannot be read."""
+    return tuple(
+        Part(
+            kind="log",
+            name=shown_path(Path(path)),
+            text=read_text(Path(path), most_bytes=MOST_LOG_BYTES, wanted="a log of a run"),
+        )
+        for path in paths
+    )
+
+
+def of_logs(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[Finding]:
+    """What the logs say that ended out of memory, beside what was predicted of the plan that ran."""
+    ran = list(_ran(setup, predictions))
+    for part in setup.logs:
+        if (found := read_exhausted(part.text)) is not None:
+            yield _finding(part, found, ran)
+
+
+def _ran(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[tuple[Spec, Plan]]:
+    """What may have run: the plan of a bundle, or what is predicted of a configuration."""
+    for bundle in setup.bundles:
+        try:
+            recorded = read_plan_file(str(bundle))
+        except InputError:
+            continue  # a finding of its own says why
+        yield recorded.spec, recorded.plan
+    for one in predictions:
+        if one.translation and one.plan and setup.bundle_of(one.configuration) is None:
+            yield one.translation.spec, one.plan
+
+
+def _finding(part: Part, found: Exhausted, ran: Sequence[tuple[Spec, Plan]]) -> Finding:
+    what, why = happened(found), ""
+    if len(ran) == 1:
+        what, *more, remedy = exhausted_words(*ran[0], found)
+        why = "; ".join(more)
+    elif ran:
+        remedy = f"check it with what it is the log of alone: {len(ran)} plans are given"
+    else:
+        remedy = "give what ran beside it, a bundle or its configuration with --cluster: how far it was off is told"
+    return Finding(
+        rule="log-out-of-memory", severity="error", part=part, line=found.line, what=what, why=why, remedy=remedy
+    )
