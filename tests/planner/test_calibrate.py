@@ -58,7 +58,7 @@ def test_a_cluster_that_is_off_is_found_from_three_layouts(truth: dict[str, floa
 def test_one_layout_moves_what_it_cannot_tell_apart_by_what_was_uncertain() -> None:
     layout = LAYOUTS[1]
     found = calibrate([run_of(layout, 1.1 * predicted_s(SPEC, layout, {}))])
-    assert all(1.0 <= shift.factor < 1.2 for shift in found.shifts)
+    assert all(1.0 <= shift.factor < 1.25 for shift in found.shifts)
     assert ("kernels", "links inside a machine") in found.unseparated
     assert 1.02 < (1.0 + found.after[0]) / (1.0 + found.before[0]) < 1.09, "a part is the layout's own"
     all_three = calibrate([run_of(one, 1.1 * predicted_s(SPEC, one, {})) for one in LAYOUTS])
@@ -104,7 +104,7 @@ class Graded:
     [
         pytest.param(True, True, 1.0, 1.05, 0.9, id="megatron"),
         # A machine that is off as a whole, of which nothing is known but its make.
-        pytest.param(True, False, 0.4, 0.97, 0.9, id="a machine that is off"),
+        pytest.param(True, False, 0.4, 0.9, 0.85, id="a machine that is off"),
         # Two hosts, one of which waits for its CPU: a run on the other tells it nothing. Few, and off by far.
         pytest.param(False, True, 1.01, 0.8, 0.7, id="other trainers"),
     ],

@@ -13,8 +13,8 @@ Where the prior comes from: the narrowest band that a profile may have is what f
 are known (`planner/bands.py`). Half of its width is taken to be the layout's own, and moves that layout alone. What the
 band of this GPU is wider by is its machine's: a power limit, a driver, a release, a slow node, what the formulas miss
 in this model. It slows kernels, links and messages together, and so it is common to all of them; the work of the
-host's CPU it leaves alone. Beside it each group but the kernels may be off by a fifth for itself: a step's band says
-little of them. So a run that is off by much shifts the other layouts by nearly as much, as one plain factor would, and
+host's CPU it leaves alone. Beside it each group but the kernels may be off by 40% for itself: a step's band says little
+of them. So a run that is off by much shifts the other layouts by nearly as much, as one plain factor would, and
 one that spends its time otherwise than they do shifts them by less.
 
 How far constants can be off here, and how much layouts differ here, is not known either: the variances of both have a
@@ -91,16 +91,16 @@ Factors = Mapping[str, float]
 Covariance = Mapping[tuple[str, str], float]
 """Of the logarithms of the factors of two knobs."""
 _NAMES = tuple(knob.name for knob in KNOBS)
-_UNKNOWN = 0.2
-"""Width of the prior of all but kernels, beside the machine's: links, networks and hosts of a kind differ by so
-much."""
+_UNKNOWN = 0.4
+"""Half width of the prior of all but kernels, beside the machine's, as of a band: links, networks and hosts of a kind
+differ by so much."""
 _OWN = 0.5
 """Of the narrowest band's width, the share that is a layout's own: of its 10%, 5%."""
-_FREEDOM = 4.0
+_FREEDOM, _AT_90_OF_T = 4.0, 2.132
 """Degrees of freedom of both scales: a machine may be slow for reasons that nobody has seen yet, and how much layouts
-differ has been seen on few machines."""
-_GRID = 7
-"""Points of each scale, all as likely."""
+differ has been seen on few machines. A band's half width, in scales of a Student t that has so many."""
+_GRID = 5
+"""Points of each scale, all as likely; with more nothing changes."""
 _NEARLY = 0.005
 """Constants that are off by less are left as they are."""
 _USED, _COUNTS, _ALIKE = 0.001, 0.03, 0.98
@@ -303,13 +303,13 @@ class _Prior:
 
 def _prior(runs: Sequence[Run], rows: Sequence[_Row], base: Profile) -> _Prior:
     keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[1] for run in runs]
-    own = (_OWN * max(NARROWEST[key] for key in keys) / AT_90_PERCENT) ** 2
-    machine = max(getattr(base, key) / AT_90_PERCENT for key in keys) ** 2 - own
+    own = (_OWN * max(NARROWEST[key] for key in keys) / _AT_90_OF_T) ** 2
+    machine = max(getattr(base, key) / _AT_90_OF_T for key in keys) ** 2 - own
     # What no run used stays as it was, however the rest of the machine turns out.
     slowed = {knob.name for knob in KNOBS if not knob.of_host and any(row.slopes[knob.name] > _USED for row in rows)}
     covariance = {(one, other): machine if {one, other} <= slowed else 0.0 for one in _NAMES for other in _NAMES}
     for knob in KNOBS:
-        apart = 0.0 if knob is KNOBS[0] else _UNKNOWN**2
+        apart = 0.0 if knob is KNOBS[0] else (_UNKNOWN / _AT_90_OF_T) ** 2
         covariance[knob.name, knob.name] = apart + (0.0 if knob.of_host else machine)
     return _Prior(covariance, own)
 
@@ -367,10 +367,16 @@ def _updated(rows: Sequence[_Row], prior: _Prior, scale: float, scale_of_own: fl
 
 
 def _scales(points: int) -> tuple[float, ...]:
-    """Of a variance: quantiles of a scaled inverse chi-squared (Wilson and Hilferty 1931), each for as much of it."""
+    """Of a variance: the means of parts, all as likely, of a scaled inverse chi-squared.
+
+    The parts end at quantiles by Wilson and Hilferty (1931). With four degrees of freedom the integral is closed.
+    """
     part = 2.0 / (9.0 * _FREEDOM)
-    normal = [NormalDist().inv_cdf(1.0 - (place + 0.5) / points) for place in range(points)]
-    return tuple((1.0 - part + z * math.sqrt(part)) ** -3 for z in normal)
+    normal = [NormalDist().inv_cdf(place / points) for place in range(1, points)]
+    ends = [0.0, *(_FREEDOM * (1.0 - part + z * math.sqrt(part)) ** 3 for z in normal), math.inf]
+    return tuple(
+        2.0 * points * (math.exp(-below / 2.0) - math.exp(-above / 2.0)) for below, above in itertools.pairwise(ends)
+    )
 
 
 _SCALES = _scales(_GRID)
