@@ -15,7 +15,7 @@ from tests.samples import no_search
 from topoplan import trainers
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
-from topoplan.errors import InputError
+from topoplan.errors import InputError, SpecError
 from topoplan.lint import check as whole
 from topoplan.lint.against import Against
 from topoplan.lint.check import check, check_setup, fix
@@ -291,6 +291,23 @@ def test_a_bundle_is_predicted_for_the_lengths_that_it_was_planned_for(tmp_path:
     ).predictions
     assert alone.plan is not None
     assert alone.plan.time.step_s > 2 * plan.time.step_s
+
+
+def test_what_cannot_be_read_is_a_finding_beside_what_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "rule_modules", LISTED)
+    texts = {"a.yaml": FULL_YAML, "b.yaml": "a: [1\nb: 2\n", "c.yaml": "services: {web: 1}\n", "d.yaml": ""}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    names = [str(tmp_path / name) for name in (*texts, "e.yaml")]
+    told = [one for one in check(names).findings if one.rule == "file-unreadable"]
+    assert {(Path(one.part.name).name, one.severity, one.line) for one in told} == {
+        ("b.yaml", "error", 2),
+        ("c.yaml", "warning", None),
+        ("d.yaml", "error", None),
+        ("e.yaml", "error", None),
+    }
+    with pytest.raises(SpecError, match="not valid YAML"):
+        check(names[1:2])
 
 
 def test_a_directory_is_read_without_what_is_about_something_else(tmp_path: Path) -> None:

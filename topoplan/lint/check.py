@@ -149,7 +149,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
         done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
         new = {correction.before: correction.after for correction in done}
         read = setup_of([new.get(part, part) for part in parts], recognisers())
-        setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs)
+        setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs, unread=setup.unread)
     except SpecError:
         return (), setup  # nothing that starts or configures a training would be left
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]

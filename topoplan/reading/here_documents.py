@@ -18,7 +18,7 @@ _TARGET = re.compile(r"(?:>|\btee\b)[ \t]*[\"']?([^\s\"'<>|;&]+\.(ya?ml|json))[\
 
 def here_documents(script: Part) -> Iterator[Part]:
     """The YAML and JSON files that a script writes, each with its lines in the script."""
-    if "<<" not in script.text:
+    if "<<" not in script.text or _TARGET.search(script.text) is None:
         return
     lines = script.text.split("\n")
     for document in Shell(script.text, name=script.name).here_documents():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, k
 from topoplan.reading.recogniser import Recognisers, keys_of, of_program
 from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
-from topoplan.reading.shell import read_script
+from topoplan.reading.shell import Script, read_script
 from topoplan.reading.versions import pins
 from topoplan.specs.source import Source, below, is_there, read_text, shown_path
 
@@ -26,24 +26,27 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
-    """Everything that these files say. Raises SpecError for what cannot be read, or is no configuration of training."""
-    files = [file for path in paths for file in _in_directory(path, recognisers) or [path]]
-    return setup_of(read_parts(files, keys_of(recognisers)), recognisers)
+    """Everything that these files say; those that cannot be read are left out, and named.
+
+    Raises SpecError where none of them can be read, or is a configuration of training.
+    """
+    parts: list[Part] = []
+    unread: list[tuple[Part, SpecError]] = []
+    beside = {file for path in paths for file in _in_directory(path)}
+    for file in dict.fromkeys(file for path in paths for file in _in_directory(path) or [path]):
+        try:
+            parts += read_parts([file], keys_of(recognisers))
+        except SpecError as error:
+            unread.append((Part(kind="shell", name=file, text=""), error))
+    return _Reader(recognisers, unread).read(parts, beside)
 
 
-def _in_directory(path: str, recognisers: Recognisers) -> list[str]:
-    """The files of a directory that is no bundle, without those that are about something else."""
+def _in_directory(path: str) -> list[str]:
+    """The files of a directory that is no bundle; some may be about something else."""
     directory = Path(path)
     if path == STANDARD_INPUT or not _is_directory(directory) or is_bundle(directory):
         return []
-    found = []
-    for file in known_files(directory):
-        try:
-            setup_of(read_parts([str(file)], keys_of(recognisers)), recognisers)
-        except SpecError:
-            continue
-        found.append(str(file))
-    return found
+    return [str(file) for file in known_files(directory)]
 
 
 def _is_directory(path: Path) -> bool:
@@ -59,8 +62,9 @@ def setup_of(parts: Sequence[Part], recognisers: Recognisers) -> Setup:
 
 
 class _Reader:
-    def __init__(self, recognisers: Recognisers) -> None:
-        self.recognisers = recognisers
+    def __init__(self, recognisers: Recognisers, unread: Sequence[tuple[Part, SpecError]] = ()) -> None:
+        self.recognisers, self.unread = recognisers, list(unread)
+        self.scripts: list[Script] = []
         self.parts: list[Part] = []
         self.configurations: list[Configuration] = []
         self.launches: list[Launch] = []
@@ -68,25 +72,33 @@ class _Reader:
         self.pins: list[tuple[str, str]] = []
         self._by_path: dict[Path, Configuration] = {}
 
-    def read(self, parts: Sequence[Part]) -> Setup:
+    def read(self, parts: Sequence[Part], beside: Collection[str] = ()) -> Setup:
+        """Files `beside` others are left out where they are about something else. Raises SpecError."""
         for part in parts:
             if part.kind != "shell" and not part.is_piece:
                 try:
                     self._add(configuration_of(part, self.recognisers))
                 except SpecError as error:
+                    # A block of a document, or what a script writes, may be about anything.
                     if not part.file and not (part.label and isinstance(error, UnknownKindError)):
-                        raise
-                    continue  # a block of a document, or what a script writes, may be about anything
+                        self.unread.append((part, error))
+                    continue
             self.parts.append(part)
         environments: dict[str, Environment | None] = {}
         for part in parts:
             if part.kind == "shell":
-                # The blocks of one document are one session in a shell; files are not.
-                environments[part.name] = self._script(part, environments.get(part.name))
+                try:
+                    # The blocks of one document are one session in a shell; files are not.
+                    environments[part.name] = self._script(part, environments.get(part.name))
+                except SpecError as error:
+                    self.unread.append((part, error))
         if not (self.configurations or self.launches or self.variables):
+            if self.unread:
+                raise self.unread[0][1]
             raise SpecError(
                 "starts no training and holds no configuration", where=parts[0].name if parts else "", expected=READ
             )
+        self._leave_out(beside)
         self.launches = [self._followed(launch) for launch in self.launches]
         for configuration in tuple(self.configurations):
             self._follow_deepspeed(configuration)
@@ -94,14 +106,24 @@ class _Reader:
             parts=tuple(self.parts),
             configurations=tuple(self.configurations),
             launches=tuple(self.launches),
+            scripts=tuple(self.scripts),
             variables=tuple(self.variables),
             pins=tuple(self.pins),
             recognisers=self.recognisers,
+            unread=tuple(self.unread),
         )
+
+    def _leave_out(self, beside: Collection[str]) -> None:
+        parts = (one.part for found in (self.configurations, self.launches, self.variables) for one in found)
+        others = set(beside).difference(part.name for part in parts)
+        self.parts = [part for part in self.parts if part.name not in others]
+        self.scripts = [script for script in self.scripts if script.part.name not in others]
+        self.unread = [(part, error) for part, error in self.unread if part.name not in others]
 
     def _script(self, part: Part, environment: Environment | None) -> Environment | None:
         script = read_script(part, self.recognisers, environment)
         self.launches += launches(script, self.recognisers)
+        self.scripts.append(script)
         self.variables += script.variables
         self.pins += (pin for one in script.commands for pin in pins([word.text for word in one.words]))
         return script.environment

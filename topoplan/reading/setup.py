@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from topoplan.errors import SpecError
 from topoplan.reading.interpolation import filled
 from topoplan.reading.parts import Part
 from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
 from topoplan.specs.source import KeyPath, Source, at, path_of
+
+if TYPE_CHECKING:
+    from topoplan.reading.shell import Script
 
 Trainer = str
 """Whose keys a configuration holds: the `trainer` of a Recogniser."""
@@ -113,6 +117,8 @@ class Setup:
     configurations: tuple[Configuration, ...] = ()
     """Of files and of commands."""
     launches: tuple[Launch, ...] = ()
+    scripts: tuple[Script, ...] = ()
+    """Of the parts in shell."""
     variables: tuple[Variable, ...] = ()
     """All that are set anywhere, in order."""
     pins: tuple[tuple[str, str], ...] = ()
@@ -125,6 +131,8 @@ class Setup:
     """Of the trainers that are known."""
     logs: tuple[Part, ...] = ()
     """What runs have written."""
+    unread: tuple[tuple[Part, SpecError], ...] = ()
+    """What could not be read beside what was, and why."""
 
     @property
     def unread_programs(self) -> tuple[str, ...]:

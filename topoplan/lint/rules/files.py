@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 
 from topoplan.lint.rules.launch_facts import RULES, line_of
+from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.finding import Finding
 from topoplan.reading.named_files import close_name, find, has_directory, is_relative
 from topoplan.reading.parts import Part
@@ -17,13 +19,24 @@ _JSON = (".json", ".yaml", ".yml")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """Trainers' files that commands name, and the files of DeepSpeed and accelerate."""
+    """What could not be read; trainers' files that commands name, and the files of DeepSpeed and accelerate."""
+    yield from _unread(setup)
     yield from _of_trainers(setup)
     given = {PurePath(part.name).name for part in setup.parts}
     for part, line, key, name in _of_starters(setup):
         if PurePath(name).name not in given and not part.label and is_relative(name) and find(part, name) is None:
             rule = RULES["file-missing" if _is_sure(setup, part, name) else "file-missing.elsewhere"]
             yield rule.found(part, line, key=key, name=name, remedy=close_name(part, name))
+
+
+def _unread(setup: Setup) -> Iterator[Finding]:
+    for part, error in setup.unread:
+        unknown = isinstance(error, UnknownKindError)
+        rule = RULES["file-unreadable.unknown" if unknown else "file-unreadable"]
+        line = re.fullmatch(r":(\d+)(?::\d+)?", error.where.removeprefix(part.name))
+        why = "; ".join(filter(None, (rule.why, error.expected)))
+        place = int(line[1]) if line else None
+        yield rule.found(replace(part, lines=()), place, what=error.what, why=why, remedy=error.remedy)
 
 
 def _of_trainers(setup: Setup) -> Iterator[Finding]:

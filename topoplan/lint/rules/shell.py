@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from topoplan.reading.finding import Edit, Finding
-from topoplan.reading.launches import launches
 from topoplan.reading.parts import Part
-from topoplan.reading.recogniser import Recognisers
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Launch, Setup, Variable
-from topoplan.reading.shell import Script, read_script
+from topoplan.reading.shell import Script
 from topoplan.units import shown
 
 RULES = read_rules(__package__, "shell.toml")
@@ -27,21 +25,19 @@ _READ_BY_TRAINERS = frozenset(["NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """What bash makes of each script."""
-    for part in setup.parts:
-        if part.kind == "shell" and not part.unfolded:
-            yield from _of_part(part, setup.recognisers)
+    for script in setup.scripts:
+        if not script.part.unfolded:
+            yield from _of_script(script, [one for one in setup.launches if one.part is script.part])
 
 
-def _of_part(part: Part, recognisers: Recognisers) -> Iterator[Finding]:
-    script = read_script(part, recognisers)
-    if "\r" in part.text:
-        yield from _windows_lines(part)
+def _of_script(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
+    if "\r" in script.part.text:
+        yield from _windows_lines(script.part)
         return  # every other finding would follow from it
     if script.unclosed is not None:
         opening, line = script.unclosed
-        yield RULES["shell-unclosed-quote"].found(part, line, opening=opening)
+        yield RULES["shell-unclosed-quote"].found(script.part, line, opening=opening)
         return
-    started = list(launches(script, recognisers))
     yield from _options_as_commands(script, started)
     yield from _not_exported(script, started)
     yield from _typographic(script, started)
