@@ -5,47 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.samples import GIB, H100, make_spec
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.planner.plan import Memory, Plan, StageMemory, Time
-from topoplan.specs.cluster import Cluster, Fabric, Host
-from topoplan.specs.gpu import Gpu
+from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.job import Job
-from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, VisionTower
+from topoplan.specs.model import Attention, LatentAttention, Layer, Model, Moe, VisionTower
 from topoplan.specs.spec import Spec
 
-GIB = 2**30
-
-H100 = Gpu(
-    name="h100-sxm-80gb",
-    architecture="hopper",
-    memory_bytes=81559 * 2**20,
-    memory_bytes_per_s=3.35e12,
-    bf16_flops=989e12,
-    fp16_flops=989e12,
-    fp8_flops=1979e12,
-    sm_count=132,
-    nvlink_bytes_per_s=450e9,
-    nvlink_domain_gpus=8,
-    pcie_bytes_per_s=64e9,
-    gpus_per_node=8,
-    nics_per_node=8,
-    nic_bytes_per_s=50e9,
-)
+SPEC = make_spec()
 B200 = replace(H100, name="b200-sxm-180gb", architecture="blackwell", memory_bytes=183359 * 2**20)
 V100 = replace(H100, name="v100-sxm-32gb", architecture="volta", fp8_flops=None)
 
-CLUSTER = Cluster(
-    name="h100-4x8",
-    nodes=4,
-    gpus_per_node=8,
-    gpu=H100,
-    nvlink_bytes_per_s=450e9,
-    nvlink_domain_gpus=8,
-    pcie_bytes_per_s=64e9,
-    nics_per_node=8,
-    nic_bytes_per_s=50e9,
-    fabric=Fabric(),
-)
+CLUSTER = SPEC.cluster
 ONE_NODE = replace(CLUSTER, name="h100-1x8", nodes=1)
 HOSTS = tuple(
     Host(
@@ -59,24 +31,11 @@ HOSTS = tuple(
     for node in range(4)
 )
 
-_DENSE_LAYER = Layer(
-    attention=Attention(heads=32, kv_heads=8, head_dim=128, qk_norm=True), ffn=Mlp(intermediate_size=12288)
-)
-QWEN3_8B = Model(
-    name="Qwen/Qwen3-8B",
-    model_type="qwen3",
-    hidden_size=4096,
-    vocab_size=151936,
-    layers=(_DENSE_LAYER,) * 36,
-    tie_word_embeddings=False,
-)
-QWEN3_VL_8B = Model(
+QWEN3_8B = SPEC.model
+QWEN3_VL_8B = replace(
+    QWEN3_8B,
     name="Qwen/Qwen3-VL-8B-Instruct",
     model_type="qwen3_vl",
-    hidden_size=4096,
-    vocab_size=151936,
-    layers=(_DENSE_LAYER,) * 36,
-    tie_word_embeddings=False,
     vision=VisionTower(
         layers=27,
         hidden_size=1152,

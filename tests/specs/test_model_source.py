@@ -8,19 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.specs.test_config_json import LLAMA
 from topoplan.errors import ModelError
 from topoplan.specs import known
 from topoplan.specs.model_source import load_model
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
 
 
 def write(directory: Path, text: str, name: str = "config.json") -> Path:

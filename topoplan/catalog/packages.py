@@ -36,16 +36,19 @@ class Package:
     options: str = ""
     """Further options of `pip install`."""
     python: tuple[tuple[str, str], ...] = ()
-    """Versions of the package, and the Python that they need, both as pip writes them."""
+    """Versions of the package, and the Python of their metadata (Requires-Python), both as pip writes them."""
+
+    def pythons(self, version: str) -> list[str]:
+        """The Python that a version needs, as pip writes it; none where nothing is known of it."""
+        return [needed for versions, needed in self.python if is_version(version) and allows(versions, version)]
 
 
 _PACKAGES = (
     Package(name="torch", module="torch"),
-    Package(name="transformers", module="transformers"),
+    Package(name="transformers", module="transformers", python=((">=5,<5.20", ">=3.10"), (">=5.20", ">=3.11"))),
     Package(name="accelerate", module="accelerate"),
     Package(name="peft", module="peft"),
-    Package(name="llamafactory", module="llamafactory"),
-    # Wheels of 0.17 and later are for Python 3.12 and newer alone.
+    Package(name="llamafactory", module="llamafactory", python=((">=0.9.5", ">=3.11"),)),
     Package(name="megatron-core", module="megatron.core", python=((">=0.17", ">=3.12"),)),
     Package(
         name="transformer-engine",
@@ -57,10 +60,10 @@ _PACKAGES = (
     Package(name="bitsandbytes", module="bitsandbytes"),
     Package(name="liger-kernel", module="liger_kernel"),
     Package(name="flash-attn", module="flash_attn", options="--no-build-isolation"),
-    Package(name="ms-swift", module="swift"),
+    Package(name="ms-swift", module="swift", python=((">=3", ">=3.9"),)),
     Package(name="mcore-bridge", module="mcore_bridge"),
     Package(name="pyyaml", module="yaml"),
-    Package(name="trinity-rft", module="trinity"),
+    Package(name="trinity-rft", module="trinity", python=((">=0.1", ">=3.10,<3.13"),)),
     Package(name="verl", module="verl"),
     Package(name="vllm", module="vllm"),
     Package(name="ray", module="ray"),

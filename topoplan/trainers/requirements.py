@@ -153,8 +153,7 @@ def _curable(spec: Spec, fault: Fault, trainer: Versions) -> bool:
 
 def _python_allows(spec: Spec, package: str, version: str) -> bool:
     python = spec.cluster.software.get(PYTHON)
-    needed = [wanted for versions, wanted in packages()[package].python if allows(versions, version)]
-    return python is None or all(allows(wanted, python) for wanted in needed)
+    return python is None or all(allows(wanted, python) for wanted in packages()[package].pythons(version))
 
 
 def _free(spec: Spec, fault: Fault, trainer: Versions, avoided: Iterable[Fault]) -> bool:
@@ -184,7 +183,7 @@ def _reason(spec: Spec, fault: Fault, trainer: Versions) -> str:
 
 def _python_needed(fault: Fault) -> str:
     """`3.12 or newer`; empty where any will do."""
-    needed = [python for versions, python in packages()[fault.package].python if allows(versions, _least(fault.cure))]
+    needed = packages()[fault.package].pythons(_least(fault.cure))
     return in_words(needed[0]).replace(" and newer", " or newer") if needed else ""
 
 
