@@ -6,9 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from topoplan.specs.cluster import Cluster
 
 pytest_plugins = ["tests.bed.fixtures"]
 
@@ -72,6 +76,24 @@ def _no_kept_searches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.devnull)
         yield
+
+
+@pytest.fixture(scope="session")
+def h100s() -> "Cluster":
+    """A shipped cluster: four machines of eight."""
+    return _shipped("h100-4x8")
+
+
+@pytest.fixture(scope="session")
+def a100s() -> "Cluster":
+    """A shipped cluster: one machine of eight."""
+    return _shipped("a100-1x8")
+
+
+def _shipped(name: str) -> "Cluster":
+    from topoplan.specs.load import load_cluster
+
+    return load_cluster(str(Path(__file__).parents[1] / "cluster_specs" / f"{name}.yaml"))
 
 
 def _is_on_hosts(path: Path) -> bool:

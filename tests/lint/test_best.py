@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.reading.setups import all_of, configuration, mca, swift_zero2
 from topoplan.lint.best import any_samples, backends_of, best_of, sentence, ways_to_fit
 from topoplan.lint.translate import Translation, translate
@@ -13,14 +11,8 @@ from topoplan.planner.plan import Ranking
 from topoplan.planner.predict import memory_of
 from topoplan.planner.search import rank
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
-
-
-@pytest.fixture(scope="module")
-def a100s() -> Cluster:
-    return load_cluster("cluster_specs/a100-1x8.yaml")
 
 
 def zero(cluster: Cluster, **keys: object) -> Translation:

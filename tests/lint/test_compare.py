@@ -24,11 +24,6 @@ from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
 
 @pytest.fixture(scope="module")
-def h100s() -> Cluster:
-    return load_cluster("cluster_specs/h100-4x8.yaml")
-
-
-@pytest.fixture(scope="module")
 def one_node() -> Cluster:
     return load_cluster("cluster_specs/h100-4x8.yaml", overrides=["nodes=1"])
 

@@ -9,12 +9,6 @@ from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.prediction import Prediction
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
-
-
-@pytest.fixture(scope="module")
-def a100s() -> Cluster:
-    return load_cluster("cluster_specs/a100-1x8.yaml")
 
 
 def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> None:

@@ -6,24 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.lint.translating import translated
 from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca, setup_of
 from topoplan.errors import InputError, SpecError
 from topoplan.layout.layout import Layout
-from topoplan.lint.translate import Translation, translate
+from topoplan.lint.translate import translate
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
-
-SPECS = "cluster_specs"
-
-
-@pytest.fixture(scope="module")
-def h100s() -> Cluster:
-    return load_cluster(f"{SPECS}/h100-4x8.yaml")
-
-
-def translated(cluster: Cluster, **keys: Any) -> Translation:
-    one = mca(**keys)
-    return translate(one, all_of(one), cluster)
 
 
 def test_the_articles_scheme_becomes_the_layout_that_it_describes(h100s: Cluster) -> None:

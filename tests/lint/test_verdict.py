@@ -15,17 +15,11 @@ from topoplan.lint.verdict import process_findings, verdict
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import Processes
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
 
 TEXT = (
     "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\nbf16: true\n"
     "deepspeed: ds_z3_config.json\nper_device_train_batch_size: {}\n"
 )
-
-
-@pytest.fixture(scope="module")
-def a100s() -> Cluster:
-    return load_cluster("cluster_specs/a100-1x8.yaml")
 
 
 def told(cluster: Cluster, micro_batch: int, more: str = "") -> tuple[Prediction, dict[str, Finding]]:

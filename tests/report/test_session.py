@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.report.test_failure import DIAGNOSIS
+from tests.report.test_failure import FAILURE as DIAGNOSED
 from topoplan.errors import HostError
 from topoplan.report.session import (
     ATTACH,
@@ -16,7 +17,6 @@ from topoplan.report.session import (
     launch_lines,
     outcome_to_dict,
 )
-from topoplan.run.diagnose import Diagnosis
 from topoplan.run.events import Event
 from topoplan.run.failure import Failure
 from topoplan.run.record import Attempt
@@ -28,20 +28,7 @@ FAILED = Outcome(
     end="failed",
     code=7,
     run="a-run",
-    failure=replace(
-        FAILURE,
-        diagnosis=Diagnosis(
-            node=1,
-            rank=9,
-            kind="gpu-memory",
-            cause="out of memory",
-            remedy="take a smaller micro batch",
-            evidence=("OOM",),
-            certain=True,
-        ),
-        tail=tuple(f"line {number}" for number in range(30)),
-        log=Path("/state/a-run/node-01.log"),
-    ),
+    failure=replace(DIAGNOSED, diagnosis=replace(DIAGNOSIS, certain=True)),
 )
 
 

@@ -6,24 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.reading.setups import all_of, mca
+from tests.lint.translating import translated
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Recompute
-from topoplan.lint.translate import Translation, translate
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
-
-SPECS = "cluster_specs"
-
-
-@pytest.fixture(scope="module")
-def h100s() -> Cluster:
-    return load_cluster(f"{SPECS}/h100-4x8.yaml")
-
-
-def translated(cluster: Cluster, **keys: Any) -> Translation:
-    one = mca(**keys)
-    return translate(one, all_of(one), cluster)
 
 
 @pytest.mark.parametrize(

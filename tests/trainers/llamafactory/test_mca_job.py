@@ -6,22 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.reading.setups import all_of, mca
-from topoplan.lint.translate import Translation, translate
+from tests.lint.translating import translated
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
-
-SPECS = "cluster_specs"
-
-
-@pytest.fixture(scope="module")
-def h100s() -> Cluster:
-    return load_cluster(f"{SPECS}/h100-4x8.yaml")
-
-
-def translated(cluster: Cluster, **keys: Any) -> Translation:
-    one = mca(**keys)
-    return translate(one, all_of(one), cluster)
 
 
 def test_what_is_left_out_is_as_the_adapter_has_it(h100s: Cluster) -> None:

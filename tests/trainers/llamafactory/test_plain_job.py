@@ -12,14 +12,8 @@ from topoplan.lint.translate import Translation, translate
 from topoplan.reading.setup import Launch
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
 
 FULL_RECOMPUTE = Recompute(granularity="full", method="uniform", num_layers=1)
-
-
-@pytest.fixture(scope="module")
-def a100s() -> Cluster:
-    return load_cluster("cluster_specs/a100-1x8.yaml")
 
 
 def translated(cluster: Cluster, start: Launch | None = None, **keys: Any) -> Translation:

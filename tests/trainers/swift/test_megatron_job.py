@@ -13,15 +13,6 @@ from topoplan.lint.translate import Translation, translate
 from topoplan.planner.predict import predict
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
-
-SPECS = "cluster_specs"
-
-
-@pytest.fixture(scope="module")
-def h100s() -> Cluster:
-    return load_cluster(f"{SPECS}/h100-4x8.yaml")
-
 
 MEGATRON_SFT = """\
 model: Qwen/Qwen3-30B-A3B

@@ -10,12 +10,6 @@ from tests.reading.setups import all_of, configuration, launch, swift_zero2
 from topoplan.lint.translate import Translation, translate
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.load import load_cluster
-
-
-@pytest.fixture(scope="module")
-def a100s() -> Cluster:
-    return load_cluster("cluster_specs/a100-1x8.yaml")
 
 
 def translated(cluster: Cluster, **keys: Any) -> Translation:

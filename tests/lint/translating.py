@@ -1,0 +1,15 @@
+"""Keys of LLaMA-Factory's Megatron path, translated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.reading.setups import all_of, mca
+from topoplan.lint.translate import Translation, translate
+from topoplan.specs.cluster import Cluster
+
+
+def translated(cluster: Cluster, **keys: Any) -> Translation:
+    """What a train.yaml with these keys is on a cluster."""
+    one = mca(**keys)
+    return translate(one, all_of(one), cluster)
