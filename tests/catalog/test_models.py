@@ -110,12 +110,12 @@ def test_a_short_name_of_two_organisations_must_be_completed(monkeypatch: pytest
 
 def test_an_unknown_model_gets_the_nearest_name_and_the_ways_out() -> None:
     with pytest.raises(ModelError) as caught:
-        known.model("Qwen/Qwen3-9B")
+        known.model("Qwen/Qwen3-8C")
     message = str(caught.value)
-    assert "model 'Qwen/Qwen3-9B' is not known; did you mean 'Qwen/Qwen3-8B'?" in message
+    assert "model 'Qwen/Qwen3-8C' is not known; did you mean 'Qwen/Qwen3-8B'?" in message
     assert "topoplan show models" in message
     assert "config.json" in message
-    assert not catalog.knows_model("Qwen/Qwen3-9B")
+    assert not catalog.knows_model("Qwen/Qwen3-8C")
 
 
 def test_a_config_is_given_as_a_copy() -> None:

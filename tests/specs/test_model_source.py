@@ -87,10 +87,10 @@ def test_an_unknown_hub_id_says_what_was_tried_where_the_hub_client_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError) as caught:
-        load_model("Qwen/Qwen3-9B", base=tmp_path)
+        load_model("Qwen/Qwen3-8C", base=tmp_path)
     message = str(caught.value)
     assert "did you mean 'Qwen/Qwen3-8B'?" in message
-    assert f"there is no directory {tmp_path / 'Qwen/Qwen3-9B'}" in message
+    assert f"there is no directory {tmp_path / 'Qwen/Qwen3-8C'}" in message
     assert "huggingface_hub is not installed" in message
     assert "download the model's config.json" in message
 
