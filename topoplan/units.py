@@ -253,11 +253,6 @@ def format_bit_rate(rate_bytes_per_s: float) -> str:
     return f"{_number(rate / 1e9)}Gb/s" if rate >= 1e9 else _scaled(rate, "b/s")
 
 
-def format_flops(rate_flops: float) -> str:
-    """`989TFLOPS`. A PFLOPS is shown as 1000TFLOPS, as the vendors' tables do."""
-    return f"{_number(rate_flops / 1e12)}TFLOPS" if rate_flops >= 1e12 else _scaled(rate_flops, "FLOPS")
-
-
 def format_seconds(time_s: float) -> str:
     """`5us`, `1.5ms`, `12s`, `4min` or `2.5h`: the unit in which the number reads best."""
     for unit, least in (("h", 3600.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

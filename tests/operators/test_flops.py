@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, spec_of
+from tests.operators.test_params import active_parameter_count
 from topoplan.operators.flops import flops_per_sequence, model_flops_per_step
-from topoplan.operators.params import active_parameter_count
 from topoplan.operators.vision import patches_per_image
 from topoplan.specs import known
 from topoplan.specs.model import Attention

@@ -10,12 +10,13 @@ from topoplan.engines.megatron.states import stage_parameters
 from topoplan.operators.layers import layer_tensors
 from topoplan.operators.params import (
     RankParameters,
-    active_parameter_count,
+    embedding_tensors,
     layer_parameters,
     padded_vocab_size,
     parameter_count,
 )
 from topoplan.specs import known
+from topoplan.specs.model import Model, Moe
 from topoplan.trainers.case import case_of
 from topoplan.trainers.traits import MCA, MEGATRON
 
@@ -133,6 +134,18 @@ def test_megatron_pads_the_vocabulary_and_the_adapter_does_not() -> None:
     qwen = known.model(DENSE)
     assert padded_vocab_size(qwen, 8, MEGATRON.vocab_multiple) == 152_576
     assert padded_vocab_size(qwen, 1, MEGATRON.vocab_multiple) == qwen.vocab_size == 151_936
+
+
+def active_parameter_count(model: Model) -> int:
+    """Parameters that one token passes through: of the experts only the chosen ones, the embedding not at all."""
+    inactive = sum(tensor.elements for tensor in embedding_tensors(model))
+    for layer in model.layers:
+        if isinstance(layer.ffn, Moe):
+            routed = sum(t.elements for t in layer_tensors(model, layer) if t.split in ("expert", "expert_replicated"))
+            inactive += routed * (layer.ffn.experts - layer.ffn.experts_per_token) // layer.ffn.experts
+    vision = model.vision.parameters if model.vision else 0
+    tied = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
+    return parameter_count(model) - inactive - vision + tied
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,15 @@ def config_of(model: Model, layout: Layout, mtp_layers: int = 0) -> Any:
             qk_head_dim=latent.qk_nope_head_dim,
             qk_pos_emb_head_dim=latent.qk_rope_head_dim,
             v_head_dim=latent.v_head_dim,
+            qk_layernorm=True,
         )
-    return TransformerConfig(**keys, num_query_groups=grouped.kv_heads, kv_channels=grouped.head_dim)
+    return TransformerConfig(
+        **keys,
+        num_query_groups=grouped.kv_heads,
+        kv_channels=grouped.head_dim,
+        add_qkv_bias=grouped.qkv_bias,
+        qk_layernorm=grouped.qk_norm,
+    )
 
 
 def refused_by_megatron(spec: Spec, layout: Layout) -> str | None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from tests.engines.samples import spec_of
+from tests.verify.megatron import config_of
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout, changed
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.specs import known
-from topoplan.specs.model import Attention, LatentAttention, Model, Moe
+from topoplan.specs.model import Attention, Model, Moe
 from topoplan.trainers.case import case_of
 
 pytestmark = pytest.mark.verify
@@ -65,66 +66,6 @@ def layout_of(model: Model, degrees: tuple[int, ...]) -> Layout | None:
     )
 
 
-def transformer_config(model: Model, layout: Layout, mtp_layers: int = 0):
-    """The model as megatron-core's configuration, local implementation (Transformer Engine needs a GPU)."""
-    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-
-    dense = next((layer.ffn for layer in model.layers if not isinstance(layer.ffn, Moe)), None)
-    moe = next((layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)), None)
-    attention = model.layers[0].attention
-    shape = {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": attention.heads,
-        "ffn_hidden_size": dense.intermediate_size if dense else moe.intermediate_size,
-        "add_bias_linear": False,
-        "gated_linear_unit": True,
-        "activation_func": torch.nn.functional.silu,
-        "normalization": "RMSNorm",
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "context_parallel_size": layout.cp,
-        "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": layout.etp,
-        "pipeline_model_parallel_layout": layout.pipeline_layout,
-        "mtp_num_layers": mtp_layers or None,
-        "pipeline_dtype": torch.bfloat16,
-        "bf16": True,
-        "params_dtype": torch.bfloat16,
-        "perform_initialization": False,
-        "use_cpu_initialization": True,
-        "init_model_with_meta_device": True,
-    }
-    if moe:
-        shape |= {
-            "num_moe_experts": moe.experts,
-            "moe_router_topk": moe.experts_per_token,
-            "moe_ffn_hidden_size": moe.intermediate_size,
-            "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
-            "moe_layer_freq": [int(isinstance(layer.ffn, Moe)) for layer in model.layers],
-            "moe_token_dispatcher_type": "alltoall",
-        }
-    if isinstance(attention, LatentAttention):
-        return MLATransformerConfig(
-            **shape,
-            multi_latent_attention=True,
-            q_lora_rank=attention.q_lora_rank or None,
-            kv_lora_rank=attention.kv_lora_rank,
-            qk_head_dim=attention.qk_nope_head_dim,
-            qk_pos_emb_head_dim=attention.qk_rope_head_dim,
-            v_head_dim=attention.v_head_dim,
-            qk_layernorm=True,
-        )
-    return TransformerConfig(
-        **shape,
-        num_query_groups=attention.kv_heads,
-        kv_channels=attention.head_dim,
-        add_qkv_bias=attention.qkv_bias,
-        qk_layernorm=attention.qk_norm,
-    )
-
-
 class DuplicatedLinear(torch.nn.Module):
     """What MLA's down projections are with Transformer Engine: a whole copy on every tensor-parallel rank."""
 
@@ -175,7 +116,8 @@ def built_parameters(model: Model, layout: Layout, mtp_layers: int = 0) -> list[
                 expert_tensor_parallel_size=layout.etp,
                 create_gloo_process_groups=False,
             )
-            config = transformer_config(model, layout, mtp_layers)
+            config = config_of(model, layout, mtp_layers)
+            config.moe_grouped_gemm = False  # which the local layers do not have
             total = 0
             for virtual in range(layout.vpp):
                 vp_stage = virtual if layout.vpp > 1 else None

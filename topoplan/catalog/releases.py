@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from packaging.version import Version
-
 from topoplan.catalog import key_list
 
 
@@ -47,11 +45,3 @@ def _release(block: Mapping[str, Any]) -> Release:
         megatron_core=block.get("megatron_core", ""),
         mcore_adapter_commit=block.get("mcore_adapter_commit", ""),
     )
-
-
-def release_of(version: str) -> Release | None:
-    """The newest that is no newer than a version; None where that is older than all of them.
-
-    Raises packaging.version.InvalidVersion for what is no version.
-    """
-    return next((one for one in reversed(releases()) if Version(one.version) <= Version(version)), None)

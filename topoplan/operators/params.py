@@ -12,7 +12,7 @@ from functools import lru_cache
 from topoplan.operators.adapters import Adapters
 from topoplan.operators.layers import WHOLE, layer_tensors, te_ops
 from topoplan.operators.op import Linear, Weight
-from topoplan.specs.model import Layer, Model, Moe
+from topoplan.specs.model import Layer, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,6 @@ def parameter_count(model: Model) -> int:
     if model.vision:
         total += model.vision.parameters
     return total
-
-
-def active_parameter_count(model: Model) -> int:
-    """Parameters that one token passes through: of the experts only the chosen ones, the embedding not at all."""
-    inactive = sum(tensor.elements for tensor in embedding_tensors(model))
-    for layer in model.layers:
-        if isinstance(layer.ffn, Moe):
-            routed = sum(t.elements for t in layer_tensors(model, layer) if t.split in ("expert", "expert_replicated"))
-            inactive += routed * (layer.ffn.experts - layer.ffn.experts_per_token) // layer.ffn.experts
-    vision = model.vision.parameters if model.vision else 0
-    tied = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    return parameter_count(model) - inactive - vision + tied
 
 
 def cut(weight: Weight, tp: int, ep: int, etp: int) -> int:
