@@ -210,6 +210,17 @@ def test_experts_trade_tokens_only_when_they_are_spread() -> None:
     assert inside["experts.linear_fc1"].forward_s == pytest.approx(across["experts.linear_fc1"].forward_s, rel=0.3)
 
 
+def test_the_second_bias_of_experts_is_added_in_fp32_outside_of_the_product() -> None:
+    name, ep8 = "experts.linear_fc2 bias", operators("openai/gpt-oss-120b", tp=1, ep=8)
+    launch_s, elements = profile_of(known.gpu("b200-sxm-180gb")).kernel_launch_s, 4096 * 4 * 2880
+    bytes_s = elementwise_s(elements, known.gpu("b200-sxm-180gb"), profile_of(known.gpu("b200-sxm-180gb")), kernels=0)
+    assert ep8[name].forward_s == pytest.approx(28 * bytes_s + (2 * 16 + 2) * launch_s, rel=0.01)
+    assert ep8[name].backward_s == pytest.approx(40 * bytes_s + (5 * 16 + 2) * launch_s, rel=0.01)
+    frozen = operators("openai/gpt-oss-120b", tp=1, ep=8, finetuning="lora")[name]
+    assert frozen.backward_s == pytest.approx(28 * bytes_s + (3 * 16 + 2) * launch_s, rel=0.01)
+    assert name not in operators(MIXED, tp=1, ep=8)
+
+
 def test_flex_permutes_less_and_leaves_no_collectives_of_expert_tensor_parallelism() -> None:
     form = {"ep": 16, "tp": 2, "etp": 2}
     plain = operators(MIXED, moe_token_dispatcher_type="alltoall", **form)

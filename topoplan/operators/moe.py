@@ -37,6 +37,8 @@ def te(build: TeBuilder, moe: Moe) -> None:
     build.keep("routing weights and row maps", 2 * FP32 * routed, by)
     experts = Mlp(intermediate_size=moe.intermediate_size, gated=moe.gated, bias=moe.bias)
     into, _ = te_feed_forward(build, experts, by, "experts.", moe)
+    if moe.bias:
+        _second_bias(build, moe)
     # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
     # all-to-all and after the sort by expert, then the experts' own.
     gradients = BF16 * (local * hidden + routed * (4 * hidden + into.outputs))
@@ -49,6 +51,20 @@ def te(build: TeBuilder, moe: Moe) -> None:
         gate = Weight("shared_experts.gate", hidden, is_matrix=True)
         build.add("shared_experts.gate", "gemm", None, weights=(gate,))
     _dispatch(build, moe)
+
+
+def _second_bias(build: TeBuilder, moe: Moe) -> None:
+    """The bias behind the experts' second product, times a token's fp32 weight: no part of the product.
+
+    Each expert's tokens apart, in fp32, then put together and cast back (`moe/experts.py::TEGroupedMLP._apply_bias`).
+    Bytes an element, forward: the product 4, the sum 10, the whole 8, the cast 6. Backward: the cast 6, that of the
+    sum's first term 6, the weight's gradient and, unless it is frozen, the bias's 12 each, the whole 4.
+    """
+    elements, experts = build.shard.routed_tokens(moe) * build.hidden, round(moe.experts / build.shard.ep)
+    gradients = 1 if build.shard.adapters else 2
+    ahead, back = 28 * elements, (16 + 12 * gradients) * elements
+    work = Moved(ahead, back, 2 * experts + 2, (1 + 2 * gradients) * experts + 2)
+    build.add("experts.linear_fc2 bias", "elementwise", work, freed_by=("moe",))
 
 
 def _shared(moe: Moe) -> Mlp:
