@@ -301,15 +301,20 @@ class _Prior:
     """Variance of what is a layout's own."""
 
 
+def _scale_of(band: float) -> float:
+    """Of the Student t of a logarithm, nine of ten of which are in a band of this half width."""
+    return math.log1p(band) / _AT_90_OF_T
+
+
 def _prior(runs: Sequence[Run], rows: Sequence[_Row], base: Profile) -> _Prior:
     keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[1] for run in runs]
-    own = (_OWN * max(NARROWEST[key] for key in keys) / _AT_90_OF_T) ** 2
-    machine = max(getattr(base, key) / _AT_90_OF_T for key in keys) ** 2 - own
+    own = _scale_of(_OWN * max(NARROWEST[key] for key in keys)) ** 2
+    machine = max(_scale_of(getattr(base, key)) for key in keys) ** 2 - own
     # What no run used stays as it was, however the rest of the machine turns out.
     slowed = {knob.name for knob in KNOBS if not knob.of_host and any(row.slopes[knob.name] > _USED for row in rows)}
     covariance = {(one, other): machine if {one, other} <= slowed else 0.0 for one in _NAMES for other in _NAMES}
     for knob in KNOBS:
-        apart = 0.0 if knob is KNOBS[0] else (_UNKNOWN / _AT_90_OF_T) ** 2
+        apart = 0.0 if knob is KNOBS[0] else _scale_of(_UNKNOWN) ** 2
         covariance[knob.name, knob.name] = apart + (0.0 if knob.of_host else machine)
     return _Prior(covariance, own)
 
