@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.bed.jobs import LABELS, SETTINGS, Hosts, Once, Ran
+from tests.run.test_attach import Client
 from topoplan.remote.identities import Access
 from topoplan.run.attempts import LaunchAgain, begun_at, lost_steps
 from topoplan.run.events import Event
 from topoplan.run.record import Attempt, load
+from topoplan.run.session import Outcome
 from topoplan.run.settings import Settings
 
 BEGINS = """\
@@ -92,6 +94,28 @@ def test_who_stops_the_run_meanwhile_is_heard(hosts: Hosts) -> None:
     does(hosts, "kill -KILL $$")
     ran = launch(hosts, on=Once("starting it again", hosts.stop_from_another_client, ""))
     assert (ran.outcome.end, load().state) == ("stopped", "stopped")
+    hosts.assert_nothing_is_left()
+
+
+def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
+    """And leaves what is to be done to the launch."""
+    does(hosts, f"echo loss; until [ -e {hosts.root}/go ]; do sleep 0.1; done; kill -KILL $$")
+    watched: list[Outcome] = []
+    client: list[Client] = []
+
+    def watch() -> None:
+        client.append(Client(hosts))
+        go = Once("loss", lambda: (hosts.root / "go").touch())
+        watched.append(client[0].attach(on=go))
+
+    thread = threading.Thread(target=watch)
+    ran = launch(hosts, on=Once("loss", thread.start))
+    thread.join(timeout=60)
+    assert (ran.outcome.end, len(ran.outcome.attempts)) == ("ended", 1)
+    [outcome] = watched
+    assert (outcome.end, outcome.code) == ("ended", 0), outcome.failure
+    assert "the launch of this run is still there, and may start it again; Ctrl-C leaves" in client[0].of("note")
+    assert load().state == "ended"
     hosts.assert_nothing_is_left()
 
 

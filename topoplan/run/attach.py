@@ -7,7 +7,7 @@ look at what hangs they are left, and what still runs is said; their own hosts e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
@@ -17,6 +17,7 @@ from topoplan.remote.identities import Access
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell, host_failure
+from topoplan.run.held import is_held
 from topoplan.run.reach import targets_of
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Outcome, Session
@@ -45,8 +46,36 @@ class AttachSession(Session):
 
     @property
     def _stops(self) -> bool:
-        """One that is just being started is its launch's to stop."""
-        return self._settings.stop_on_failure and self._record.state != "starting"
+        """One that is just being started, or would be again, is its launch's to stop."""
+        return self._settings.stop_on_failure and self._record.state != "starting" and not is_held(self._record)
+
+    def _watch(self) -> Outcome:
+        outcome = super()._watch()
+        while outcome.end == "failed" and self._is_started_again():
+            for node in self._nodes.values():
+                if node.connection is not None:
+                    node.connection.close()
+            outcome = self._begin() or super()._watch()
+        return outcome
+
+    def _is_started_again(self) -> bool:
+        """Wait for what the launch makes of a failure, as long as it is there."""
+        before = self._record
+        if is_held(before):
+            text = "the launch of this run is still there, and may start it again; Ctrl-C leaves"
+            self._tell(Event(kind="note", text=text))
+        while is_held(before) and not self._is_interrupted():
+            now = records.load(self._run)
+            if len(now.attempts) > len(before.attempts) or now.is_over:
+                break
+            time.sleep(INTERRUPT_LOOK_S)
+        self._record = records.load(self._run)
+        return len(self._record.attempts) > len(before.attempts)
+
+    def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
+        """What its launch sees to is noted by that."""
+        if not is_held(self._record):
+            super()._note_failure(outcome, nodes)
 
     def _begin(self) -> Outcome | None:
         self._wait_for_start()

@@ -14,6 +14,7 @@ from topoplan.remote.waiting import Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event
 from topoplan.run.failure import Failure
+from topoplan.run.held import held
 from topoplan.run.launch import LaunchSession, called_on_host
 from topoplan.run.outcome import stopped_with_grace_s
 from topoplan.run.record import Attempt
@@ -68,6 +69,12 @@ class LaunchAgain(LaunchSession):
     """A launch that starts the run again after a failure that is worth it, as often as the settings have it."""
 
     def _watch(self) -> Outcome:
+        if not self._settings.retries:
+            return super()._watch()
+        with held(self._record):
+            return self._watch_all()
+
+    def _watch_all(self) -> Outcome:
         outcome = super()._watch()
         while self._is_worth_another(outcome):
             if (ended := self._again(outcome)) is not None:

@@ -1,0 +1,46 @@
+"""Whether the launch of a run is still there to start it again: a lock, which the system lets go of when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from topoplan.run.record import RunRecord
+
+
+def _file(record: RunRecord) -> Path:
+    return record.directory() / "launch.lock"
+
+
+@contextlib.contextmanager
+def held(record: RunRecord) -> Iterator[None]:
+    """Others see that this process sees to the run. Where files cannot be locked, they do not."""
+    handle = None
+    try:
+        with contextlib.suppress(OSError):
+            handle = os.open(_file(record), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def is_held(record: RunRecord) -> bool:
+    """Whether another process sees to it."""
+    try:
+        handle = os.open(_file(record), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
