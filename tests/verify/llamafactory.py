@@ -7,15 +7,13 @@ everything around it is real: OmegaConf, HfArgumentParser, the argument classes 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.verify.answers import ONE_RANK, answers
 from topoplan.trainers.llamafactory.key_list import known_keys
 
 ROOT = Path(__file__).parents[2]
@@ -93,28 +91,15 @@ def parse(
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     if megatron and importlib.util.find_spec("mcore_adapter") is None:
         search.append(str(stand_in(folder)))
-    wanted = folder / "wanted.json"
-    wanted.write_text(json.dumps({str(path): str(checkpoint or "") for path, checkpoint in paths.items()}))
+    environment = {
+        **(ONE_RANK if checked else {}),
+        "USE_MCA": str(int(megatron)),
+        "PYTHONPATH": os.pathsep.join(search),
+        "DISABLE_VERSION_CHECK": "1",
+    }
+    wanted = {str(path): str(checkpoint or "") for path, checkpoint in paths.items()}
     read = "get_train_args" if checked else "_parse_train_mca_args"
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    answer = subprocess.run(
-        [sys.executable, "-c", PARSE, str(wanted), read],
-        env={
-            **os.environ,
-            **(rank if checked else {}),
-            "USE_MCA": str(int(megatron)),
-            "PYTHONPATH": os.pathsep.join(search),
-            "DISABLE_VERSION_CHECK": "1",
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert answer.returncode == 0, answer.stderr[-4000:]
-    found: dict[str, dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])
-    return found
+    return answers(PARSE, wanted, folder, read, environment=environment)
 
 
 def stand_in(folder: Path) -> Path:

@@ -6,14 +6,12 @@ which imports kernels of Transformer Engine. All else is real, with every check 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.verify.answers import ONE_RANK, answers
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,19 +64,7 @@ def parse(
 
     {"error": ...} where it refuses it. `folder` is the working directory.
     """
-    wanted = folder / "wanted.json"
-    wanted.write_text(json.dumps({str(path): further for path, further in paths.items()}))
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANKS": str(ranks)}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    answer = subprocess.run(
-        [sys.executable, "-c", PARSE, str(wanted), "megatron" if megatron else "plain"],
-        env={**os.environ, **rank, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert answer.returncode == 0, answer.stderr[-4000:]
-    found: dict[str, dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])
-    return found
+    environment = {**ONE_RANK, "LOCAL_WORLD_SIZE": "1", "RANKS": str(ranks)}
+    environment |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    wanted = {str(path): further for path, further in paths.items()}
+    return answers(PARSE, wanted, folder, "megatron" if megatron else "plain", environment=environment)
