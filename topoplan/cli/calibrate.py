@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, SpecOptions
+from topoplan.cli.options import AsJson, SpecOptions, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +42,7 @@ def calibrate(
     runs: Annotated[
         bool, typer.Option("--runs", help="Learn from the runs of `topoplan runs --measured`, beside LOGs or alone.")
     ] = False,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the profile, which --profile takes.")
-    ] = None,
+    output: Annotated[str | None, output_option("Write the profile, which --profile takes.")] = None,
     plan: Annotated[
         list[str] | None,
         typer.Option("--plan", metavar="ID", help="The plan of a spec that ran, by its id; one for all, or one each."),

@@ -16,6 +16,7 @@ from topoplan.cli.options import (
     OptionalSpecPath,
     SpecOptions,
     TrainerChoice,
+    output_option,
 )
 from topoplan.cli.plan_choice import PlanChoice, place_in_ranking, plan_of_id
 
@@ -38,9 +39,7 @@ def generate(
     ] = None,
     directory: Annotated[
         str | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Where to write; by default generated/<name of the cluster>."
-        ),
+        output_option("Where to write; by default generated/<name of the cluster>.", "DIR"),
     ] = None,
     scheduler: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, missing, not_both
+from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, missing, not_both, output_option
 from topoplan.cli.probe import HostsFile, Machines, Venv, Workdir
 from topoplan.cli.ssh_options import AcceptNew
 
@@ -43,9 +43,7 @@ def init(
     venv: Venv = None,
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
-    ] = "cluster.yaml",
+    output: Annotated[str, output_option("Where to write; - is standard output.")] = "cluster.yaml",
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     accept_new: AcceptNew = False,
 ) -> None:

@@ -100,6 +100,13 @@ TrainerChoice = Annotated[
         autocompletion=completion.trainers,
     ),
 ]
+
+
+def output_option(help_words: str, metavar: str = "FILE") -> Any:
+    """Where a verb writes what it would print."""
+    return typer.Option("--output", "-o", metavar=metavar, help=help_words)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NoCache = Annotated[
     bool,

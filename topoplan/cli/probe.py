@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, output_option
 from topoplan.cli.ssh_options import AcceptNew, access
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ HostsFile = Annotated[
 ]
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the spec to a file; by default to stdout.", show_default=False
-    ),
+    output_option("Write the spec to a file; by default to stdout."),
 ]
 Name = Annotated[
     str | None,

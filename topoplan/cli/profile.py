@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.completion import gpus
-from topoplan.cli.options import AsJson, ProfilePath, not_both
+from topoplan.cli.options import AsJson, ProfilePath, not_both, output_option
 
 
 def profile(
@@ -17,12 +17,7 @@ def profile(
     profile: ProfilePath = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the constants as a YAML file to change, which --profile takes.",
-        ),
+        output_option("Write the constants as a YAML file to change, which --profile takes."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

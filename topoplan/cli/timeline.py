@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, output_option
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 if TYPE_CHECKING:
@@ -22,12 +22,7 @@ def timeline(
     run: RunPath = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write a picture (.svg), or a trace for chrome://tracing and Perfetto (.json).",
-        ),
+        output_option("Write a picture (.svg), or a trace for chrome://tracing and Perfetto (.json)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that topoplan did not write.")] = False,
     *,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both, output_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write a drawing (SVG) to a file, with the groups of the layout or plan.",
-    ),
+    output_option("Write a drawing (SVG) to a file, with the groups of the layout or plan."),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, ProfilePath, not_both
+from topoplan.cli.options import AsJson, ProfilePath, not_both, output_option
 
 if TYPE_CHECKING:
     from topoplan.planner.validate import Validation
@@ -28,12 +28,7 @@ def validate(
     profile: ProfilePath = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write a page (Markdown) to a file; with --bands, profiles.json with these bands.",
-        ),
+        output_option("Write a page (Markdown) to a file; with --bands, profiles.json with these bands."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
