@@ -8,6 +8,8 @@ from topoplan.network.collectives import point_to_point_s
 from topoplan.network.placement import Group
 from topoplan.operators.machine import Machine
 from topoplan.operators.op import BF16, Collective, Seconds, Work
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.gpu_profile import Profile
 
 HEAD_DIM = 128
 """Width of the heads that the profile's rates of attention are of."""
@@ -20,6 +22,11 @@ def attended_tokens(seq_len: float, window: int) -> float:
     if 0 < window < seq_len:
         return window * (1.0 - window / (2.0 * seq_len))
     return seq_len / 2
+
+
+def flash2_share(profile: Profile, gpu: Gpu) -> float:
+    """Share of the peak that FlashAttention 2 reaches at most, which has no instructions of Hopper's and later."""
+    return profile.flash2_flops_per_sm * gpu.sm_count / gpu.fp16_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +69,10 @@ class CoreAttention(Work):
         # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
         width, softmax = min(HEAD_DIM, (self.key_dim + self.value_dim) / 2), profile.attention_softmax_width
         rate = gpu.fp16_flops * width / (width + softmax) * (HEAD_DIM + softmax) / HEAD_DIM
+        highest = flash2_share(profile, gpu) if shard.flash_attn_2 else 1.0
         return Seconds(
-            profile.kernel_launch_s + flops / (rate * profile.attention_forward_efficiency),
-            profile.kernel_launch_s + 2.5 * flops / (rate * profile.attention_backward_efficiency),
+            profile.kernel_launch_s + flops / (rate * min(highest, profile.attention_forward_efficiency)),
+            profile.kernel_launch_s + 2.5 * flops / (rate * min(highest, profile.attention_backward_efficiency)),
             launches=(self.launched, self.launched),
         )
 

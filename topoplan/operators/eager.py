@@ -21,6 +21,7 @@ from functools import lru_cache
 
 from topoplan.network.placement import Group
 from topoplan.operators.builder import Builder
+from topoplan.operators.core_attention import flash2_share
 from topoplan.operators.machine import Calls, Machine, Moved, Product, Repeated, gemm_s
 from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Side, Weight, Work, linear_weight
 from topoplan.operators.shard import Shard
@@ -38,7 +39,7 @@ RMSNORM_KERNELS = (8, 14)
 @lru_cache(maxsize=64)
 def eager_profile(profile: Profile, gpu: Gpu) -> Profile:
     """A profile of eager PyTorch, whose attention is no faster than FlashAttention 2."""
-    highest = profile.flash2_flops_per_sm * gpu.sm_count / gpu.fp16_flops
+    highest = flash2_share(profile, gpu)
     return replace(
         profile,
         gemm_efficiency=profile.gemm_efficiency * profile.eager_gemm_share,

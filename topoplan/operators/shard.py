@@ -37,6 +37,8 @@ class Shard:
     """Attention's kernel has batches before sequences, so that its output is kept in either order."""
     flash_attention: bool = True
     """Attention never writes its score matrix to memory."""
+    flash_attn_2: bool = False
+    """The kernel is that of FlashAttention 2, not cuDNN's."""
     token_imbalance: float = 1.0
     """Tokens that this rank's experts get, over the average of the expert-parallel group."""
     dispatcher: str = "alltoall"
@@ -81,6 +83,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         user_buffers=layout.tp_comm_overlap and degrees.tp > 1,
         cp_all_to_all=degrees.cp > 1 and layout.cp_comm_type == "a2a",
         transposes_output=_takes_flash_attn(case, layout),
+        flash_attn_2=_takes_flash_attn(case, layout) or (case.traits.flash_attn and layout.attention_backend == "auto"),
         flash_attention=case.profile.flash_attention and layout.attention_backend != "unfused",
         token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),

@@ -178,7 +178,8 @@ class Switches:
         "Whose kernel Transformer Engine takes.",
         of=MEGATRON_BACKENDS,
     )
-    """flash-attn's, cuDNN's, or none, with every score in memory; auto is cuDNN's."""
+    """flash-attn's, cuDNN's, or none, with every score in memory; auto is cuDNN's, but where the
+    trainer takes flash-attn's (`Traits.flash_attn`)."""
     deterministic_mode: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     precision_aware_optimizer: bool = _key(
         False, Switch(), "Transformer Engine's Adam, which may keep less than fp32.", of=MEGATRON_BACKENDS

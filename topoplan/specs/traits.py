@@ -47,6 +47,9 @@ class Traits:
     """The vocabulary is padded to a multiple of this times tp (make_vocab_size_divisible_by); 1: not padded."""
     vocab_must_divide: bool = False
     """A vocabulary that tp does not divide is refused instead of padded."""
+    flash_attn: bool = False
+    """Attention of Transformer Engine is flash-attn's where the layout leaves that open; version 2, for version 3 has
+    to be built from its source."""
     dispatcher: str = "alltoall"
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
     routes_freely: bool = False

@@ -21,8 +21,9 @@ Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has De
 NVL72. ms-swift's own default is alltoall everywhere: say so in the layout. Padding: ms-swift 4.6
 `megatron/arguments/megatron_args.py` (padding_free is on), `megatron/utils/utils.py::get_packed_seq_params`."""
 
-FINE_TUNING = replace(MEGATRON, routes_freely=True)
-"""The same in fine-tuning, as `megatron sft` of ms-swift does it."""
+FINE_TUNING = replace(MEGATRON, routes_freely=True, flash_attn=True)
+"""The same in fine-tuning, as `megatron sft` of ms-swift does it. Attention: `megatron/arguments/megatron_args.py`
+(attention_backend flash), and version 2.8.3 is what its Quick-start installs."""
 
 MCA = Traits(
     name="mca",
