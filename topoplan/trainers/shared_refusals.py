@@ -52,17 +52,6 @@ def megatron_optimizer(job: Job, where: str = "") -> Iterator[Refusal]:
         yield Refusal("optimizer", what, where=where, remedy="leave it out")
 
 
-def token_prediction(job: Job) -> Iterator[Refusal]:
-    """Multi-token prediction, which transformers does not train."""
-    if job.mtp_num_layers:
-        yield Refusal(
-            "token-prediction",
-            "Hugging Face models are trained without their multi-token-prediction layers",
-            where="job.mtp_num_layers",
-            remedy="leave it out",
-        )
-
-
 def pure_fp16(job: Job) -> Iterator[Refusal]:
     """Two precisions at once."""
     if job.pure_bf16 and job.precision != "bf16":
@@ -83,12 +72,7 @@ def quantized_weights(job: Job) -> Iterator[Refusal]:
 
 
 def offload(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """Parts in host memory that DeepSpeed does not put there, or that nobody knows to have room."""
-    if layout.offload_param and layout.zero_stage != 3:
-        # DeepSpeed runtime/zero/config.py: offload_param is "valid only with stage 3".
-        yield Refusal(
-            "offload-stage", "offload_param needs ZeRO-3", where="layout.offload_param", remedy="pin zero_stage=3"
-        )
+    """Parts in host memory that nobody knows to have room."""
     if (layout.offload_optimizer or layout.offload_param or layout.offload) and spec.cluster.host_memory_bytes is None:
         yield Refusal(
             "host-memory",

@@ -111,19 +111,11 @@ def test_keys_of_the_user_win_or_are_added() -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ({"backend": "deepspeed", "zero_stage": 0}, "zero_stage 0"),
-        ({"backend": "deepspeed", "zero_stage": 2, "offload_param": True}, "offload_param needs ZeRO-3"),
         ({"cluster": ONE_NODE, "backend": "fsdp2", "offload": True}, "offload needs host memory"),
         ({"backend": "fsdp2", "sharding": "hybrid"}, "sharding hybrid"),
         ({"backend": "fsdp2", "job": {"optimizer": "adamw_8bit"}}, "adamw_8bit"),
-        (
-            {"backend": "fsdp2", "job": {"finetuning": "qlora", "quantization_bit": 8}},
-            "8-bit weights cannot be sharded",
-        ),
-        ({"backend": "deepspeed", "job": {"finetuning": "qlora", "quantization_bit": 8}}, "cannot be sharded"),
         ({"job": {"finetuning": "qlora", "quantization_bit": 3}}, "quantization_bit 3"),
         ({"job": {"finetuning": "lora", "quantization_bit": 4}}, "only LoRA trains beside"),
-        ({"backend": "deepspeed", "job": {"pure_bf16": True}}, "fp32 copies only"),
         ({"job": {"pure_bf16": True, "precision": "fp16"}}, "pure_bf16 with precision fp16"),
         ({"job": {"finetuning": "freeze"}}, "in one dtype"),
         ({"cp": 2}, "cp 2"),
@@ -132,7 +124,6 @@ def test_keys_of_the_user_win_or_are_added() -> None:
         ({"recompute": Recompute(granularity="selective", modules=("mlp",))}, "recompute selective"),
         ({"job": {"precision": "fp8"}}, "precision fp8"),
         ({"job": {"stage": "dpo"}}, "stage dpo"),
-        ({"job": {"mtp_num_layers": 1}}, "multi-token-prediction"),
         ({"cluster": replace(CLUSTER, gpu=V100), "job": {"precision": "fp16", "packing": True}}, "FlashAttention 2"),
         ({"dp": 16}, "16 GPUs, and the cluster has 32"),
     ],

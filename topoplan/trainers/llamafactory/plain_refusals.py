@@ -11,7 +11,7 @@ from topoplan.errors import LayoutError, ModelError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.shared_refusals import offload, pure_fp16, quantized_weights, token_prediction
+from topoplan.trainers.shared_refusals import offload, pure_fp16, quantized_weights
 
 FREEZABLE_MODEL_TYPES = frozenset(
     [
@@ -38,7 +38,7 @@ _PRECISIONS = ("bf16", "fp16")
 
 
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """What the trainer would refuse, ignore in part or train otherwise than planned."""
+    """What the trainer would refuse, ignore in part or train otherwise than planned, of what its engine allows."""
     if layout.world_size != spec.cluster.world_size:
         yield Refusal(
             "world-size",
@@ -56,13 +56,6 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _splits(layout: Layout) -> Iterator[Refusal]:
-    if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
-        yield Refusal(
-            "zero-stage",
-            f"zero_stage {layout.zero_stage}",
-            where="layout.zero_stage",
-            expected="expected 1, 2 or 3 with deepspeed",
-        )
     if layout.ulysses > 1 or layout.cp > 1:
         # Its experimental v1 trainer has Ulysses (v1/plugins/model_plugins/parallelization), and takes other YAML.
         key = "ulysses" if layout.ulysses > 1 else "cp"
@@ -101,7 +94,6 @@ def _job(spec: Spec) -> Iterator[Refusal]:
             where="job.precision",
             expected="expected bf16 or fp16",
         )
-    yield from token_prediction(job)
     if model.vision is None:
         return
     freezes = job.freeze_vision_tower or job.freeze_multi_modal_projector or job.freeze_language_model
@@ -125,18 +117,7 @@ def _job(spec: Spec) -> Iterator[Refusal]:
 
 def _packed_weights(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """Of QLoRA, as they are split over ranks."""
-    job = spec.job
-    if job.finetuning != "qlora":
-        return
-    if job.quantization_bit == 8 and (layout.backend == "fsdp2" or layout.zero_stage == 3):
-        # model/model_utils/quantization.py, configure_quantization.
-        yield Refusal(
-            "packed-weights",
-            "LLaMA-Factory splits 4-bit weights over ranks, and no 8-bit ones (ZeRO-3, FSDP)",
-            where="job.quantization_bit",
-            remedy="set quantization_bit: 4, or pin backend ddp or zero_stage 2",
-        )
-    if layout.backend == "fsdp2":
+    if spec.job.finetuning == "qlora" and layout.backend == "fsdp2":
         # accelerate utils/fsdp_utils.py, fsdp2_prepare_model: `model.to(torch.float32)` unless the model is fp32.
         yield Refusal(
             "packed-weights",
@@ -149,15 +130,6 @@ def _packed_weights(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 def _numbers(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     job = spec.job
     yield from pure_fp16(job)
-    if job.pure_bf16 and layout.backend == "deepspeed":
-        # hparams/parser.py refuses ZeRO-3; DeepSpeed stage_1_and_2.py, single_partition_of_fp32_groups, for the others.
-        yield Refusal(
-            "pure-bf16",
-            "pure_bf16 with DeepSpeed: LLaMA-Factory refuses it for ZeRO-3, and ZeRO-1 and 2 keep fp32 weights and"
-            " moments whatever it says",
-            where="job.pure_bf16",
-            remedy="leave it out, or pin backend ddp or fsdp2",
-        )
     if job.optimizer != "adamw_8bit":
         return
     if layout.backend == "fsdp2":

@@ -22,7 +22,6 @@ from topoplan.trainers.shared_refusals import (
     offload,
     pure_fp16,
     quantized_weights,
-    token_prediction,
 )
 
 MEGATRON_MODEL_TYPES = frozenset(
@@ -61,14 +60,13 @@ def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
             f"precision {job.precision}: `swift sft` trains in bf16 or fp16, fp8 is for `megatron sft`",
             where="job.precision",
         )
-    yield from token_prediction(job)
     if job.packing and spec.cluster.gpu.architecture in ("volta", "turing"):
         # swift/arguments/sft_args.py, _check_padding_free; the README of flash-attention 2 starts at Ampere.
         what = f"packing needs FlashAttention 2, which has no kernels for {spec.cluster.gpu.name}"
         yield Refusal("packing", what, where="job.packing")
     yield from _weights(job, layout)
     yield from quantized_weights(job)
-    yield from _packed_weights(job, layout)
+    yield from _packed_weights(job)
     yield from _sequence_split(spec.model, layout)
     yield from _shards(spec, layout)
 
@@ -90,10 +88,6 @@ def _common(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
-        yield Refusal(
-            "zero-stage", f"zero_stage {layout.zero_stage}", where="layout.zero_stage", expected="expected 1, 2 or 3"
-        )
     yield from offload(spec, layout)
     if layout.fused_linear_cross_entropy and spec.model.model_type not in LIGER_MODEL_TYPES:
         # transformers integrations/liger.py; liger_kernel _apply_liger_kernel logs it and goes on.
@@ -124,14 +118,6 @@ def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
     """The dtypes that weights and moments are planned in, where ms-swift has no way to get them."""
     yield from pure_fp16(job)
-    if job.pure_bf16 and layout.backend == "deepspeed":
-        # DeepSpeed runtime/engine.py: bf16 weights without `bf16.enabled` are refused, with it there are fp32 copies.
-        yield Refusal(
-            "pure-bf16",
-            "pure_bf16: DeepSpeed trains bf16 weights with fp32 copies only",
-            where="job.pure_bf16",
-            remedy="leave it out, or take backend fsdp2 or ddp",
-        )
     if job.finetuning == "freeze" and layout.backend == "ddp" and not job.pure_bf16:
         # pipelines/train/tuner.py, prepare_model sets requires_grad alone; all weights have torch_dtype.
         yield Refusal(
@@ -150,25 +136,13 @@ def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
         yield Refusal("optimizer", what, where="layout.offload_optimizer")
 
 
-def _packed_weights(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Of QLoRA, as they are made and split over ranks."""
-    if job.finetuning != "qlora":
-        return
+def _packed_weights(job: Job) -> Iterator[Refusal]:
+    """Of QLoRA, as they are made."""
     bits = job.quantization_bit or 4
-    if bits not in (4, 8):
+    if job.finetuning == "qlora" and bits not in (4, 8):
         # swift/arguments/base_args/quant_args.py, get_quantization_config
         what = f"quantization_bit {bits}"
         yield Refusal("packed-weights", what, where="job.quantization_bit", expected="expected 4 or 8")
-    if bits == 8 and (layout.backend == "fsdp2" or layout.zero_stage == 3):
-        # Only Params4bit has a storage type that can be sharded (bnb_4bit_quant_storage).
-        how = "FSDP2" if layout.backend == "fsdp2" else "ZeRO-3"
-        yield Refusal(
-            "packed-weights",
-            f"quantization_bit 8 with {how}: bitsandbytes' 8-bit weights cannot be sharded",
-            where="job.quantization_bit",
-            remedy="take 4 bits, or a layout that does not shard weights",
-            kind=LayoutError,
-        )
 
 
 def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
