@@ -19,6 +19,7 @@ from topoplan.operators.times import layer_kernels, layer_time
 from topoplan.specs import known
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Attention
+from topoplan.specs.traits import Traits
 from topoplan.trainers.case import case_of
 from topoplan.trainers.traits import FINE_TUNING, MEGATRON
 
@@ -237,6 +238,20 @@ def test_the_second_bias_of_experts_is_added_in_fp32_outside_of_the_product() ->
     frozen = operators("openai/gpt-oss-120b", tp=1, ep=8, finetuning="lora")[name]
     assert frozen.backward_s == pytest.approx(28 * bytes_s + (3 * 16 + 2) * launch_s, rel=0.01)
     assert name not in operators(MIXED, tp=1, ep=8)
+
+
+def test_experts_in_eight_bits_are_copied_where_the_router_does_not_pad() -> None:
+    def copies(gpu: str, traits: Traits, precision: str = "fp8") -> list[Kernel]:
+        spec = spec_of(MIXED, nodes=1, gpu=gpu, seq_len=4096, global_batch_size=64, precision=precision)
+        case = replace(case_of(spec, "megatron"), traits=traits)
+        kernels = layer_kernels(case, spec.model.layers[0], shard_of(case, layout_of(spec, tp=1, ep=8)))
+        return [kernel for kernel in kernels if kernel.name == "experts padded for 8 bits"]
+
+    (hopper,) = copies("h100-sxm-80gb", MEGATRON)
+    assert hopper.forward_s == hopper.backward_s
+    assert copies("b200-sxm-180gb", FINE_TUNING)
+    assert not copies("b200-sxm-180gb", MEGATRON)
+    assert not copies("h100-sxm-80gb", FINE_TUNING, "bf16")
 
 
 def test_flex_permutes_less_and_leaves_no_collectives_of_expert_tensor_parallelism() -> None:

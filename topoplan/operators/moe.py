@@ -39,6 +39,11 @@ def te(build: TeBuilder, moe: Moe) -> None:
     into, _ = te_feed_forward(build, experts, by, "experts.", moe)
     if moe.bias:
         _second_bias(build, moe)
+    if shard.eight_bit and not shard.router_pads:
+        # Each expert's tokens are copied to as many as its products take, and back behind them (`moe/experts.py`,
+        # quantization_padding and quantization_unpadding), each a read and a write.
+        copied = 2 * 2 * BF16 * routed * hidden
+        build.moved("experts padded for 8 bits", copied, copied, kernels=2, freed_by=by)
     # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
     # all-to-all and after the sort by expert, then the experts' own.
     gradients = BF16 * (local * hidden + routed * (4 * hidden + into.outputs))

@@ -43,6 +43,8 @@ class Shard:
     """Tokens that this rank's experts get, over the average of the expert-parallel group."""
     dispatcher: str = "alltoall"
     """Which one brings tokens to their experts: alltoall or flex."""
+    router_pads: bool = False
+    """In 8 bits the router pads what an expert gets, which is else copied to be padded."""
     gradient_bytes: int = FP32
     """Of an element of the buffer that a weight's gradient is added to."""
     adapters: Adapters | None = None
@@ -87,6 +89,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         flash_attention=case.profile.flash_attention and layout.attention_backend != "unfused",
         token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),
+        router_pads=case.cluster.gpu.architecture in case.traits.router_pads_on,
         gradient_bytes=FP32 if layout.grad_reduce_in_fp32 else BF16,
         adapters=adapters_of(job),
     )

@@ -50,6 +50,9 @@ class Traits:
     flash_attn: bool = False
     """Attention of Transformer Engine is flash-attn's where the layout leaves that open; version 2, for version 3 has
     to be built from its source."""
+    router_pads_on: tuple[str, ...] = ()
+    """Architectures on which runs in 8 bits have the router pad what an expert gets
+    (moe_router_padding_for_quantization, which megatron-core leaves off)."""
     dispatcher: str = "alltoall"
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
     routes_freely: bool = False

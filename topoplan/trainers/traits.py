@@ -11,6 +11,7 @@ MEGATRON = Traits(
     name="megatron",
     padding=Padding(end_to_end=True, packs_apart=True),
     vocab_multiple=128,
+    router_pads_on=("blackwell",),
     dispatcher_across_nodes="flex",
 )
 """Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
@@ -19,9 +20,11 @@ Dispatchers: Megatron-LM's `core/transformer/moe/README.md` (table "Token Dispat
 for "Standard EP > 1 setups", flex with DeepEP for "Cross-node EP" and flex with HybridEP for "Multi-Node NVLink";
 Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has DeepEP for H100 and B200 and HybridEP for
 NVL72. ms-swift's own default is alltoall everywhere: say so in the layout. Padding: ms-swift 4.6
-`megatron/arguments/megatron_args.py` (padding_free is on), `megatron/utils/utils.py::get_packed_seq_params`."""
+`megatron/arguments/megatron_args.py` (padding_free is on), `megatron/utils/utils.py::get_packed_seq_params`. That of
+experts: most of Megatron-Bridge's recipes for Blackwell have moe_router_padding_for_quantization, those for Hopper have
+not (067f987, `perf_recipes/`)."""
 
-FINE_TUNING = replace(MEGATRON, routes_freely=True, flash_attn=True)
+FINE_TUNING = replace(MEGATRON, routes_freely=True, flash_attn=True, router_pads_on=())
 """The same in fine-tuning, as `megatron sft` of ms-swift does it. Attention: `megatron/arguments/megatron_args.py`
 (attention_backend flash), and version 2.8.3 is what its Quick-start installs."""
 
