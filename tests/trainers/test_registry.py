@@ -48,6 +48,14 @@ def test_every_backend_has_a_trainer() -> None:
     assert {backend for backend in BACKENDS if has_way(backend, None)} == set(BACKENDS)
 
 
+def test_files_are_written_for_the_cluster_of_the_layout_alone() -> None:
+    larger = spec_of(DENSE, nodes=4)
+    for way in {id(way): way for trainer in TRAINERS for way in trainer.ways}.values():
+        layout = changed(WHOLE, backend=next(iter(way.traits)))
+        with pytest.raises(LayoutError, match="the layout is for 8 GPUs, and the cluster has 32"):
+            way.written(larger, layout)
+
+
 def test_the_first_that_can_run_a_layout_is_the_default() -> None:
     assert trainer_of(SPEC, WHOLE) == "llamafactory"
     assert trainer_of(SPEC, SPLIT) == "swift"  # LLaMA-Factory splits no sequences

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.reading.recogniser import Recogniser
 from topoplan.specs.job import Job
@@ -160,7 +161,10 @@ class Way:
     """What its files mean, for `check`; None where they are not predicted."""
 
     def written(self, spec: Spec, layout: Layout) -> TrainerFiles:
-        """Its files. Raises what it refuses, as an error."""
+        """Its files. Raises what it refuses, as an error, and LayoutError for a layout of another cluster."""
+        gpus = spec.cluster.world_size
+        if layout.world_size != gpus:
+            raise LayoutError(f"the layout is for {layout.world_size} GPUs, and the cluster has {gpus}")
         refuse(self.refusals(spec, layout))
         return self.files(spec, layout)
 

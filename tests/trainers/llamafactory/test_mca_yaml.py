@@ -10,7 +10,6 @@ from tests.bundle.samples import (
     B200,
     CLUSTER,
     DEEPSEEK,
-    ONE_NODE,
     QWEN3_8B,
     QWEN3_30B,
     QWEN3_VL_8B,
@@ -324,12 +323,6 @@ def test_what_the_trainer_cannot_do_is_refused() -> None:
     assert "wait for ever" in refused(job={"samples": 5})
     assert "division by zero after a step" in refused(job={"samples": 63})
     assert written(job={"samples": 64})["warmup_steps"] == 1
-
-
-def test_a_layout_of_another_cluster_is_refused() -> None:
-    spec, plan = make_spec_and_plan()
-    with pytest.raises(LayoutError, match="the cluster has 8"):
-        MEGATRON.written(replace(spec, cluster=ONE_NODE), plan.layout)
 
 
 def test_lengths_that_the_padding_cannot_bring_about_are_refused() -> None:

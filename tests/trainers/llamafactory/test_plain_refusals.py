@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.bundle.samples import CLUSTER, ONE_NODE, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
 from topoplan.trainers.llamafactory.plain_refusals import refusals
@@ -86,9 +86,3 @@ def test_what_the_trainer_can_do_passes(what: dict[str, Any]) -> None:
 def test_what_it_refuses_or_ignores_is_an_error(what: dict[str, Any], error: type[InputError], message: str) -> None:
     with pytest.raises(error, match=message):
         check(**what)
-
-
-def test_a_layout_for_other_gpus_is_refused() -> None:
-    spec, plan = make_spec_and_plan(model=QWEN3_8B, backend="ddp")
-    with pytest.raises(LayoutError, match="dp 32 = 32 GPUs, and the cluster has 8"):
-        refuse(refusals(replace(spec, cluster=ONE_NODE), plan.layout))

@@ -125,7 +125,6 @@ def test_keys_of_the_user_win_or_are_added() -> None:
         ({"job": {"precision": "fp8"}}, "precision fp8"),
         ({"job": {"stage": "dpo"}}, "stage dpo"),
         ({"cluster": replace(CLUSTER, gpu=V100), "job": {"precision": "fp16", "packing": True}}, "FlashAttention 2"),
-        ({"dp": 16}, "16 GPUs, and the cluster has 32"),
     ],
 )
 def test_what_ms_swift_cannot_do_or_does_otherwise_is_refused(what: dict[str, Any], message: str) -> None:

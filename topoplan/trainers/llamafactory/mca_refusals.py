@@ -152,14 +152,7 @@ def _token_prediction(spec: Spec) -> Iterator[Refusal]:
 
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """A model, job or layout that the trainer would refuse, or train otherwise than planned."""
-    job, model, cluster = spec.job, spec.model, spec.cluster
-    if layout.world_size != cluster.world_size:
-        yield Refusal(
-            "world-size",
-            f"tp {layout.tp} * pp {layout.pp} * cp {layout.cp} * dp {layout.dp} = {layout.world_size} GPUs,"
-            f" and the cluster has {cluster.world_size}",
-            kind=LayoutError,
-        )
+    job, model = spec.job, spec.model
     if model.model_type not in SUPPORTED_MODEL_TYPES:
         yield Refusal(
             "model-type",

@@ -39,13 +39,6 @@ _PRECISIONS = ("bf16", "fp16")
 
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """What the trainer would refuse, ignore in part or train otherwise than planned, of what its engine allows."""
-    if layout.world_size != spec.cluster.world_size:
-        yield Refusal(
-            "world-size",
-            f"cp {layout.cp} * ulysses {layout.ulysses} * dp {layout.dp} = {layout.world_size} GPUs,"
-            f" and the cluster has {spec.cluster.world_size}",
-            kind=LayoutError,
-        )
     yield from _splits(layout)
     yield from _job(spec)
     yield from quantized_weights(spec.job)

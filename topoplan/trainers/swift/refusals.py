@@ -53,7 +53,7 @@ _HALF = ("bf16", "fp16")
 def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """A model, job or layout that `swift sft` would refuse, or train otherwise than planned."""
     job = spec.job
-    yield from _common(spec, layout)
+    yield from _stage(spec.job)
     if job.precision not in _HALF:
         yield Refusal(
             "precision",
@@ -71,17 +71,11 @@ def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     yield from _shards(spec, layout)
 
 
-def _common(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    if layout.world_size != spec.cluster.world_size:
-        yield Refusal(
-            "world-size",
-            f"the layout is for {layout.world_size} GPUs, and the cluster has {spec.cluster.world_size}",
-            kind=LayoutError,
-        )
-    if spec.job.stage not in _STAGES:
+def _stage(job: Job) -> Iterator[Refusal]:
+    if job.stage not in _STAGES:
         yield Refusal(
             "stage",
-            f"stage {spec.job.stage}: no `rlhf` command of ms-swift is written yet",
+            f"stage {job.stage}: no `rlhf` command of ms-swift is written yet",
             where="job.stage",
             expected="expected pt or sft",
         )
@@ -270,7 +264,7 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
 def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """A model, job or layout that `megatron sft` would refuse, or train otherwise than planned."""
     job, model, gpu = spec.job, spec.model, spec.cluster.gpu
-    yield from _common(spec, layout)
+    yield from _stage(spec.job)
     yield from _model_type(model)
     if gpu.architecture == "volta":
         what = f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}"
