@@ -7,7 +7,7 @@ plan.json, README.md, preflight) is made from these values alone, and nothing as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from topoplan.errors import LayoutError
@@ -21,9 +21,11 @@ from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.codec import Codec, none
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log
+from topoplan.trainers.made_up import is_made_up
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.requirements import Requirement, Versions
+from topoplan.trainers.trials import Trial
 
 MAIN_FILE = "train.yaml"
 """The file that a trainer reads first; a bundle has it whatever the trainer."""
@@ -157,6 +159,8 @@ class Way:
     there is no whole one; `torchrun_command` is the usual one."""
     versions: Callable[[], Mapping[str, Any]]
     """Package -> version that the files are for, as plan.json has them."""
+    trial: Trial | None = None
+    """How a few steps of a job are measured; None where they are not."""
     codec: Codec | None = None
     """What its files mean, for `check`; None where they are not predicted."""
 
@@ -166,7 +170,10 @@ class Way:
         if layout.world_size != gpus:
             raise LayoutError(f"the layout is for {layout.world_size} GPUs, and the cluster has {gpus}")
         refuse(self.refusals(spec, layout))
-        return self.files(spec, layout)
+        found = self.files(spec, layout)
+        if self.trial is None or not is_made_up(spec.job):
+            return found
+        return replace(found, files={**found.files, **self.trial.samples(spec)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,19 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.catalog.releases import releases
+from topoplan.specs.job import Job
+from topoplan.trainers import made_up
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.requirements import Versions
 from topoplan.trainers.trainer import Checkpoints
 
-LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
+_LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
 """What each process runs: launcher.py calls `run_exp` as a module; `read_args` takes argv[1] as the YAML, and what
 follows in place of its keys."""
+
+
+def launcher(job: Job, further: str = "") -> str:
+    """What each process runs, with a key whose value is a file of the bundle."""
+    words = [_LAUNCHER, further, beside("dataset_dir", made_up.DIRECTORY) if made_up.is_made_up(job) else ""]
+    return " ".join(filter(None, words))
+
+
+def beside(key: str, file: str) -> str:
+    """A key in place of train.yaml's, for `launcher`: what lies beside it, by its whole path. It is YAML again."""
+    quote = "\\'"
+    return f"\"{key}='${{bundle_dir//{quote}/{quote}{quote}}}/{file}'\""
+
 
 RESUME_FROM = """\
 resume=()
 [[ -z "$last_checkpoint" ]] || resume=("resume_from_checkpoint='${last_checkpoint//\\'/\\'\\'}'")
 """
-"""Bash, ahead of LAUNCHER."""
+"""Bash, ahead of `launcher`."""
 
 RESUME = """\
 start the same again. The script names the last whole checkpoint in `output_dir` to the trainer, which skips
@@ -52,8 +67,11 @@ VERSIONS = Versions(
 
 
 def dataset_directory(values: Mapping[str, Any]) -> str | None:
-    """The directory with dataset_info.json; None when the data comes from a hub or an earlier tokenising."""
+    """The directory with dataset_info.json; None when the data comes from a hub, an earlier tokenising
+    or the bundle."""
     directory = str(values["dataset_dir"])
+    if values["dataset"] == made_up.MADE_UP:
+        return None
     if directory == "ONLINE" or directory.startswith("REMOTE:") or values.get("tokenized_path"):
         return None
     return directory

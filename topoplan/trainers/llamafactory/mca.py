@@ -15,12 +15,12 @@ from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
     CHECKPOINTS,
-    LAUNCHER,
     RECORD_VRAM,
     RESUME,
     RESUME_FROM,
     VERSIONS,
     dataset_directory,
+    launcher,
 )
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
@@ -30,6 +30,7 @@ from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, j
 from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
 from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.trial import TRIAL
 from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, step_limit
@@ -118,7 +119,7 @@ def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bo
 
 
 def _start(spec: Spec, layout: Layout, node: int) -> str:
-    return _START + torchrun_command(spec, node, LAUNCHER)
+    return _START + torchrun_command(spec, node, launcher(spec.job))
 
 
 def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
@@ -145,5 +146,6 @@ MEGATRON = Way(
     run=trainer_run,
     start=_start,
     versions=trainer_versions,
+    trial=TRIAL,
     codec=CODEC,
 )

@@ -13,18 +13,20 @@ from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
     CHECKPOINTS,
-    LAUNCHER,
     RECORD_VRAM,
     RESUME,
     RESUME_FROM,
     VERSIONS,
+    beside,
     dataset_directory,
+    launcher,
 )
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC
 from topoplan.trainers.llamafactory.plain_refusals import refusals
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.llamafactory.trial import TRIAL
 from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.plain_storage import plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
@@ -124,9 +126,9 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
     if layout.backend == "fsdp2":
         return _ACCELERATE_START + RESUME_FROM + _accelerate_command(spec, node)
     if layout.backend == "deepspeed":
-        config = f"\"deepspeed='${{bundle_dir//\\'/\\'\\'}}/{deepspeed_file.FILE}'\""
-        return _DEEPSPEED_START + RESUME_FROM + torchrun_command(spec, node, f"{LAUNCHER} {config}")
-    return _START + RESUME_FROM + torchrun_command(spec, node, LAUNCHER)
+        words = launcher(spec.job, beside("deepspeed", deepspeed_file.FILE))
+        return _DEEPSPEED_START + RESUME_FROM + torchrun_command(spec, node, words)
+    return _START + RESUME_FROM + torchrun_command(spec, node, launcher(spec.job))
 
 
 def _accelerate_command(spec: Spec, node: int) -> str:
@@ -136,7 +138,7 @@ exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{fsdp_fi
   --num_machines {cluster.nodes} --machine_rank {node} --num_processes {cluster.world_size} \\
   --main_process_ip "$master_addr" --main_process_port "$master_port" \\
   --max_restarts 0 --log_dir "$log_dir" --tee 3 \\
-  {LAUNCHER}
+  {launcher(spec.job)}
 """
 
 
@@ -154,5 +156,6 @@ PLAIN = Way(
     run=plain_run,
     start=_start,
     versions=_versions,
+    trial=TRIAL,
     codec=CODEC,
 )

@@ -35,6 +35,12 @@ def files_in(value: Any) -> tuple[str, ...]:
     return tuple(_bare(name) for name in names if isinstance(name, str) and is_file(name))
 
 
+def limited(job: Job, count: int) -> str | None:
+    """The job's data sets with so many samples each, as `dataset` of a job; None where it names none."""
+    names = [name.strip() for name in (job.dataset or "").split(",") if name.strip()]
+    return ",".join(name if _COUNT.search(name) else f"{name}#{count}" for name in names) or None
+
+
 def is_file(name: str) -> bool:
     """Whether a data set is named by its path."""
     bare = _bare(name)

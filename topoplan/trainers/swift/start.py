@@ -11,6 +11,7 @@ from __future__ import annotations
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
+from topoplan.trainers.swift.trial import samples_argument
 from topoplan.trainers.templating import render
 from topoplan.trainers.torchrun import torchrun_command
 
@@ -33,5 +34,5 @@ def start_megatron(spec: Spec, layout: Layout, node: int) -> str:
 
 
 def _text(spec: Spec, node: int, module: str, **context: str | bool) -> str:
-    context |= {"stage": spec.job.stage, "adapters": spec.job.finetuning == "lora"}
+    context |= {"samples": samples_argument(spec), "stage": spec.job.stage, "adapters": spec.job.finetuning == "lora"}
     return render("swift/start.sh.j2", context) + torchrun_command(spec, node, f'-m {module} "${{arguments[@]}}"')

@@ -31,6 +31,7 @@ from topoplan.trainers.swift.samples import files_in
 from topoplan.trainers.swift.sft import sft_files
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
 from topoplan.trainers.swift.start import start, start_megatron
+from topoplan.trainers.swift.trial import MEGATRON_TRIAL, TRIAL
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, Trainer, TrainerRun, Way
 from topoplan.trainers.traits import PACKED_APART
 
@@ -229,6 +230,7 @@ _MEGATRON = Way(
     run=_run_megatron,
     start=start_megatron,
     versions=_versions,
+    trial=MEGATRON_TRIAL,
     codec=megatron_job.CODEC,
 )
 _SFT = Way(
@@ -241,6 +243,7 @@ _SFT = Way(
     run=_run,
     start=start,
     versions=_versions,
+    trial=TRIAL,
     codec=sft_job.CODEC,
 )
 _LOG = Log(

@@ -20,6 +20,7 @@ from topoplan.trainers.model_directory import model_directory
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.trainers.trinity.refusals import TRINITY, VERL
 from topoplan.trainers.trinity.support import rope_scaling
+from topoplan.trainers.trinity.trial import samples_path
 from topoplan.trainers.user_keys import place_of
 from topoplan.trainers.usual import run_name, save_steps, warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
@@ -108,7 +109,7 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
                 "experience_buffer": {
                     "name": "samples",
                     "storage_type": "file",
-                    "path": job.dataset or DATASET_TO_FILL_IN,
+                    "path": samples_path(job) or job.dataset or DATASET_TO_FILL_IN,
                     "split": "train",
                     "format": {"prompt_type": "messages", "messages_key": "messages"},
                 }

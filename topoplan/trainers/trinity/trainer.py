@@ -12,6 +12,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log, loss_key, value_of
+from topoplan.trainers.made_up import DIRECTORY, is_made_up
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
@@ -21,6 +22,7 @@ from topoplan.trainers.trinity.document import output_directory, training_steps,
 from topoplan.trainers.trinity.job import CODEC
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
 from topoplan.trainers.trinity.support import ROPE_THETA, rope_scaling
+from topoplan.trainers.trinity.trial import SAMPLES, TRIAL
 
 _EXPANDABLE = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF",
@@ -112,6 +114,8 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
         "verl": VERL,
         "wait_s": _WAIT_S,
         "theta": ROPE_THETA,
+        "samples": SAMPLES if is_made_up(spec.job) else "",
+        "directory": DIRECTORY,
     }
     return render("trinity/start.sh.j2", context)
 
@@ -141,6 +145,7 @@ _FSDP2 = Way(
     run=trinity_run,
     start=_start,
     versions=_versions,
+    trial=TRIAL,
     codec=CODEC,
 )
 TRINITY_RFT = Trainer(

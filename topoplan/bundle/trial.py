@@ -1,0 +1,27 @@
+"""The bundle of a trial: a plan's own, for a few steps, that saves nothing, on made-up samples where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from topoplan.bundle.draft import NO_SCHEDULER, Draft, draft_of
+from topoplan.errors import InputError
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+from topoplan.trainers.made_up import MADE_UP, refuse_images
+from topoplan.trainers.registry import writer_of
+
+
+def trial_draft(spec: Spec, plan: Plan, steps: int, output: str, *, made_up: bool) -> Draft:
+    """The draft of a trial, with an output directory of its own.
+
+    Raises SpecError where samples cannot be made up, InputError for a trainer without trials, and what `draft_of`
+    raises.
+    """
+    if made_up:
+        refuse_images(spec)
+        spec = replace(spec, job=replace(spec.job, dataset=MADE_UP, dataset_dir=None))
+    writer, way = writer_of(spec, plan.layout, plan.trainer)
+    if way.trial is None:
+        raise InputError(f"no trials are known of {writer.title}", where=f"plan {plan.id}")
+    return draft_of(replace(spec, job=way.trial.job(spec, steps, output)), plan, NO_SCHEDULER, writer.name)

@@ -1,0 +1,35 @@
+"""A trial with ms-swift: its job, and the samples beside train.yaml where nobody names any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from topoplan.specs.job import Job
+from topoplan.specs.spec import Spec
+from topoplan.trainers import made_up, trials
+from topoplan.trainers.swift.samples import limited
+
+_FILE = f"{made_up.DIRECTORY}/samples.jsonl"
+
+
+def _job(spec: Spec, steps: int, output: str, *, length: str) -> Job:
+    """Of the user's own samples no more are tokenised than it can need."""
+    job = trials.trial_job(spec.job, steps, output, length=length)
+    return job if made_up.is_made_up(job) else replace(job, dataset=limited(job, made_up.how_many(spec)))
+
+
+def _samples(spec: Spec) -> dict[str, str]:
+    found = made_up.records(spec)
+    if spec.job.stage == "pt":
+        found = [{"messages": [{"role": "assistant", "content": one["text"]}]} for one in found]
+    return {_FILE: made_up.lines(found)}
+
+
+TRIAL = trials.Trial(job=partial(_job, length="max_steps"), samples=_samples)
+MEGATRON_TRIAL = trials.Trial(job=partial(_job, length="train_iters"), samples=_samples)
+
+
+def samples_argument(spec: Spec) -> str:
+    """The value of `--dataset` below the bundle; empty where train.yaml says it. `#N` takes samples again."""
+    return f"{_FILE}#{made_up.how_many(spec)}" if made_up.is_made_up(spec.job) else ""
