@@ -1,0 +1,152 @@
+"""What trials have taught so far: the profile, the plans in their new order, and what to try next."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from topoplan.errors import InputError
+from topoplan.planner.calibrate import Calibration, calibrate
+from topoplan.planner.choosing import NOISE, Contender, Standing, as_predicted, standing
+from topoplan.planner.effort import start_up_s
+from topoplan.planner.exhausted import Ended
+from topoplan.planner.learn import Lesson, Lessons, learn_from
+from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.search import rank
+from topoplan.specs.spec import Spec
+
+_LONGER, _SPARE_S = 3.0, 300.0
+"""A trial may take so many times the predicted start-up, which is assumed of most machines, and so much more."""
+_LEAST_S = 60.0
+"""Of steps: trainers have a clock of whole seconds, of which `logged.py` takes stretches of ten and leaves some out."""
+_SLOWER = 1.5
+"""And its steps so many times the end of their band."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A trial that is over."""
+
+    plan: Plan
+    """As it was predicted then."""
+    lesson: Lesson | None = None
+    """None: too few steps came."""
+    ended: Ended | None = None
+    """It ended out of memory."""
+    why: str = ""
+    """What went wrong, in a line; of no interest where its steps are known."""
+    is_lost: bool = False
+    """A host or a rank was lost, which may not happen again."""
+    took_s: float = 0.0
+    """For so long it had the GPUs."""
+    run: str = ""
+    """Id of the run; empty where nothing was started."""
+
+    @property
+    def step_s(self) -> float | None:
+        """What its steps took; None where it cannot run, or too few came."""
+        return self.lesson.logged.step_s if self.lesson and not self.ended else None
+
+    @property
+    def gpu_hours(self) -> float:
+        """What it cost."""
+        return self.took_s * self.plan.layout.world_size / 3600.0
+
+
+def trial_steps(plan: Plan, steps: int) -> int:
+    """So many steps, or more where they are too short to be timed."""
+    return max(steps, math.ceil(_LEAST_S / plan.time.band_s[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a trial takes, from its start on the hosts to its end."""
+
+    steps: int
+    seconds: float
+    at_most_s: float
+    """After so long it is ended."""
+
+
+def expected(spec: Spec, plan: Plan, steps: int) -> Expected:
+    """Of a trial of so many steps, or more where they are short."""
+    steps, start_s, (_, slow_s) = trial_steps(plan, steps), start_up_s(spec), plan.time.band_s
+    return Expected(steps, start_s + steps * plan.time.step_s, _LONGER * start_s + _SLOWER * steps * slow_s + _SPARE_S)
+
+
+def hang_after_s(spec: Spec, plan: Plan) -> float:
+    """So long without a sign of life, a trial hangs."""
+    return max(_LONGER * start_up_s(spec), 20.0 * plan.time.band_s[1])
+
+
+class Tuning:
+    """The trials of one job. Nothing is run here."""
+
+    def __init__(self, spec: Spec, ranking: Ranking) -> None:
+        """`ranking` is of the spec, before any trial."""
+        self._spec, self.ranking = spec, ranking
+        self.tried: list[Tried] = []
+        self.learnt: Lessons | None = None
+
+    def add(self, tried: Tried) -> None:
+        """Learn from a trial, and rank again. One whose log is not of its plan has failed."""
+        self.tried.append(tried)
+        lessons = [one.lesson for one in self.tried if one.lesson]
+        ended = [one.ended for one in self.tried if one.ended and one.ended.found.is_taught]
+        if not (tried.lesson or tried.ended) or not (lessons or ended):
+            return
+        try:
+            self.learnt = learn_from(lessons, ended)
+        except InputError as error:
+            self.tried[-1] = replace(tried, lesson=None, ended=None, why=str(error))
+            return
+        self.ranking = rank(replace(self._spec, profile=self.learnt.profile, trainer=self.trainer))
+
+    @property
+    def trainer(self) -> str | None:
+        """The one of all trials: a profile is of one."""
+        return self.tried[0].plan.trainer if self.tried else self._spec.trainer
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What steps have told; None before the first."""
+        return self.learnt.time if self.learnt else None
+
+    @property
+    def standing(self) -> Standing | None:
+        """Which plan leads, how sure that is, and what to try next; None where no plan fits any more."""
+        measured = {
+            one.plan.id: Contender(plan=one.plan, step_s=one.lesson.logged.step_s, error=one.lesson.logged.error)
+            for one in self.tried
+            if one.lesson and not one.ended
+        }
+        without = Counter(one.plan.id for one in self.tried if one.plan.id not in measured)
+        lost = {one.plan.id for one in self.tried if one.is_lost}
+        failed = {plan for plan, times in without.items() if plan not in lost or times > 1}
+        return standing(self._spec, self.ranking, self.calibration, measured, failed)
+
+    @property
+    def measured(self) -> int:
+        """Trials that told of their steps."""
+        return sum(one.step_s is not None for one in self.tried)
+
+    @property
+    def gpu_hours(self) -> float:
+        """What all trials cost."""
+        return sum(one.gpu_hours for one in self.tried)
+
+    def ahead(self, count: int) -> Sequence[Plan]:
+        """The next trials, if all of them take what is predicted."""
+        found: dict[str, Contender] = {}
+        calibration, runs = self.calibration, []
+        while len(found) < count:
+            stands = standing(self._spec, self.ranking, calibration, found)
+            if stands is None or stands.next is None:
+                break
+            plan = stands.next
+            found[plan.id] = Contender(plan=plan, step_s=plan.time.step_s, error=NOISE)
+            runs.append(as_predicted(self._spec, plan))
+            calibration = calibrate(runs)
+        return [one.plan for one in found.values()]
