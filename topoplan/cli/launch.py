@@ -141,7 +141,7 @@ def _launch(
             bundle,
             targets,
             output.access(accept_new=accept_new),
-            preflight=_preflight(bundle) if preflight else None,
+            preflight=preflight_of(bundle) if preflight else None,
             settings=settings,
             tell=output.tell,
             interrupts=lambda: interrupts.count,
@@ -163,7 +163,7 @@ def _needs(bundle: Bundle) -> RunNeeds:
     return needs_of(draft.spec, draft.plan, edited, draft.writer.name, own=draft.trainer)
 
 
-def _preflight(bundle: Bundle) -> Preflight:
+def preflight_of(bundle: Bundle) -> Preflight:
     """The checks of `topoplan preflight BUNDLE`."""
     from topoplan.hosts.preflight.preflight import preflight
 

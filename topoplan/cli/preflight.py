@@ -44,7 +44,7 @@ def preflight(
 
     refuse_unknown(skip or (), option="--skip")
     cluster, needs = _read(subject)
-    targets = _targets(cluster)
+    targets = targets_of(cluster)
 
     from topoplan.hosts.preflight.preflight import preflight as preflight_over
     from topoplan.remote.connection import Connection
@@ -97,7 +97,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
     return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
 
 
-def _targets(cluster: Cluster) -> dict[str, Target]:
+def targets_of(cluster: Cluster) -> dict[str, Target]:
     """How to log in to each host of the cluster. Raises SpecError where it has none, too few or one twice."""
     from topoplan.errors import SpecError
     from topoplan.remote.ssh_config import SshConfig

@@ -115,6 +115,12 @@ VERBS = (
         "Learn the constants of a cluster from the logs of its runs.",
         "calibrate trainer_log.jsonl --spec bundle -o profile.yaml",
     ),
+    Verb(
+        "tune",
+        "Learn",
+        "Try a few plans on your hosts for some steps, and find the best one.",
+        "tune cluster.yaml --plans 3 --steps 20",
+    ),
     Verb(SHOW, "About", "Show what topoplan knows: gpus, models, profile, recipes, schema.", "show gpus"),
     Verb("show gpus", "About", "List the GPUs that can be named in a spec.", "show gpus", was="gpus"),
     Verb("show models", "About", "List the models that can be named in a spec.", "show models --json", was="models"),

@@ -20,6 +20,8 @@ from topoplan.specs.gpu_profile import BANDS, Profile, profile_of
 from topoplan.specs.profile import Calibrated, OwnProfile
 
 SCHEMA = "topoplan.calibrate/1"
+MARK = "# Constants of this cluster, from its own runs"
+"""How a profile that was learnt begins."""
 _TOLD = 0.1
 """Below it a part of the machine counts as not told."""
 _MOVED = 0.02
@@ -172,7 +174,7 @@ def calibrated_text(profile: OwnProfile) -> str:
     """The profile as a file."""
     found = profile.calibrated or Calibrated(date="")
     lines = [
-        "# Constants of this cluster, from its own runs, as `topoplan calibrate` wrote them. Use it with --profile,",
+        f"{MARK}, as `topoplan calibrate` wrote them. Use it with --profile,",
         "# or as `profile: FILE` in a cluster spec. What is left out is the GPU's own (`topoplan show profile`).",
         f"gpu: {profile.gpu}",
         f"source: {json.dumps(profile.source)}",

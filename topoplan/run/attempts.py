@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from topoplan.bundle.node_script import GOES_ON
 from topoplan.remote.waiting import Deadline
@@ -68,6 +69,8 @@ def _beside(run_dir: str) -> str:
 class LaunchAgain(LaunchSession):
     """A launch that starts the run again after a failure that is worth it, as often as the settings have it."""
 
+    WAITS: ClassVar[str] = "it is started again when nothing of it can be left"
+
     def _watch(self) -> Outcome:
         if not self._settings.retries:
             return super()._watch()
@@ -123,7 +126,7 @@ class LaunchAgain(LaunchSession):
         if left:
             hosts = ", ".join(f"{name} ({error.what})" for name, error in left.items())
             most = age(self._settings.back_s)
-            text = f"it is started again when nothing of it can be left; waiting up to {most} for {hosts}"
+            text = f"{self.WAITS}; waiting up to {most} for {hosts}"
             self._tell(Event(kind="note", text=text))
         while True:
             self._end_if_interrupted()

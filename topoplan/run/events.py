@@ -20,6 +20,7 @@ EventKind = Literal[
     "silence",  # no step has come for too long: what each rank wrote last
     "stacks",  # where ranks are in their programs
     "drift",  # steps or memory have left what was predicted for a while, or are back there
+    "trial",  # one of several short runs begins, or has ended
     "measured",  # what the run took, beside what was predicted, when it is over
     "note",  # something to know, and nothing to do
     "ended",  # the script of one node has ended

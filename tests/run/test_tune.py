@@ -1,0 +1,164 @@
+"""Trials on real sshd hosts, with a stand-in for the trainer whose speed and memory follow a hidden model."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.bed.jobs import SETTINGS, Hosts
+from topoplan.layout.layout import Layout
+from topoplan.planner.calibrate import KNOBS, predicted_s
+from topoplan.planner.predict import memory_of
+from topoplan.planner.search import rank
+from topoplan.planner.tuning import Tuning
+from topoplan.remote.identities import Access
+from topoplan.run import record as records
+from topoplan.run.events import Event, Tell
+from topoplan.run.tune import Trials, Why, tried_before
+from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
+from topoplan.units import GIB
+
+HIDDEN = {KNOBS[0].name: 1.25, KNOBS[1].name: 1.4, KNOBS[2].name: 2.6, KNOBS[3].name: 0.8}
+"""What the machines take longer by than the catalog says."""
+MORE_MEMORY, CARD = 1.19, 79.1 * GIB
+"""What torch holds there, over what is predicted; and what there is."""
+TRAINER = r"""
+bundle=$(printf '%s\n' "$@" | grep train.yaml)
+bundle=${bundle%/train.yaml}
+output=$(sed -n 's/^output_dir: \([^ ]*\).*/\1/p' "$bundle/train.yaml")
+IFS='|' read -r step_s fault <ROOT/hidden
+[[ "$HOSTNAME" == one ]] || sleep 600
+echo "${fault:=begins}"
+[[ "$fault" != *memory* ]] || exit 1
+[[ "$fault" == begins ]] || sleep 600
+mkdir -p "$output"
+awk -v step_s="$step_s" -v log_file="$output/trainer_log.jsonl" 'BEGIN {
+  for (step = 1; step <= 40; step++) {
+    clock = int(60 + step_s * step)
+    printf "{\"current_steps\": %d, \"total_steps\": 40, \"loss\": 1.5, \"elapsed_time\": \"%d:%02d:%02d\"}\n", \
+      step, clock / 3600, clock / 60 % 60, clock % 60 > log_file
+    printf "\r[default0]: %d%%|#| %d/40 [%02d:%02d<00:00, %.2fs/it]", step, step, clock / 60, clock % 60, step_s
+  }
+  printf "\n"
+}'
+sleep 600
+"""
+"""As LLaMA-Factory logs. A step is long on its clock, which costs nothing."""
+
+
+class Bench:
+    """The hosts, and what is true of them."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.spec: Spec = hosts.bundle.draft.spec
+        self.tuning = Tuning(self.spec, rank(self.spec))
+        self.faults: dict[int, str] = {}
+        """By trial: what its trainer says in place of steps."""
+        self.hung: set[str] = set()
+        hosts.does(TRAINER.replace("ROOT", str(hosts.root)))
+
+    def true_s(self, layout: Layout) -> float:
+        return predicted_s(self.spec, layout, HIDDEN)
+
+    def tell(self, event: Event) -> None:
+        """Say to the stand-ins what the trial that begins will be like."""
+        if "trial" not in event.data:
+            return
+        standing, number = self.tuning.standing, event.data["trial"]
+        assert standing is not None
+        assert standing.next is not None
+        said = self.faults.get(number) or out_of_memory(self.spec, standing.next.layout)
+        (self.hosts.root / "hidden").write_text(f"{self.true_s(standing.next.layout):.6f}|{said}\n")
+
+    def tune(self, plans: int, *, tell: Tell = lambda event: None) -> Why:
+        def both(event: Event) -> None:
+            self.tell(event)
+            tell(event)
+
+        return Trials(
+            spec=self.spec,
+            directory=self.hosts.root / "trials",
+            steps=20,
+            made_up=True,
+            targets=self.hosts.targets(),
+            access=Access(),
+            settings=replace(SETTINGS, hang_after_s=6.0, back_s=60.0),
+            tell=both,
+        ).run(self.tuning, plans)
+
+    def lost(self) -> float:
+        """By how much the chosen plan is slower than the truly best of those that have room, by what was learnt."""
+        standing = self.tuning.standing
+        assert standing is not None
+        assert standing.leader.is_measured
+        rest = [self.true_s(one) for one in self.tuning.ranking.plans.layouts if one.id not in self.hung]
+        return self.true_s(standing.leader.plan.layout) / min(rest) - 1.0
+
+
+def out_of_memory(spec: Spec, layout: Layout) -> str:
+    """What PyTorch says where it does not fit, for all that is predicted."""
+    memory, tried = memory_of(case_of(spec, layout.backend), layout), 4.0
+    held = memory.reserved_bytes * MORE_MEMORY
+    if memory.device_bytes - memory.reserved_bytes + held <= CARD:
+        return ""
+    worst = max(memory.by_stage, key=lambda one: one.allocated_bytes).stage
+    rank = worst * layout.world_size // layout.pp
+    live = memory.allocated_bytes / GIB
+    free = held / GIB - tried - live
+    return (
+        f"[rank{rank}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried:.2f} GiB. GPU 0 has a"
+        f" total capacity of {CARD / GIB:.2f} GiB of which 1.29 GiB is free. Including non-PyTorch memory, this process"
+        f" has 77.80 GiB memory in use. Of the allocated memory {live:.2f} GiB is allocated by PyTorch,"
+        f" and {free:.2f} GiB is reserved by PyTorch but unallocated."
+    )
+
+
+@pytest.fixture
+def bench(hosts: Hosts) -> Bench:
+    return Bench(hosts)
+
+
+def test_finds_the_hidden_best(bench: Bench) -> None:
+    why, tried = bench.tune(4), bench.tuning.tried
+    assert bench.lost() <= 0.02
+    assert why == "clear" or len(tried) == 4
+    first, *others = tried
+    assert first.ended is not None
+    assert "out of memory" in first.why
+    for one in others:
+        assert one.step_s == pytest.approx(bench.true_s(one.plan.layout), rel=0.02)
+        assert one.gpu_hours == pytest.approx(one.took_s * 8 / 3600)
+        assert "save_steps: 1000000" in (bench.hosts.root / "trials" / one.plan.id / "train.yaml").read_text()
+    bench.hosts.assert_nothing_is_left()
+    states = [record.state for record in records.runs() if isinstance(record, records.RunRecord)]
+    assert states == ["failed", *("stopped" for _ in others)]
+    before = list(tried_before(bench.hosts.root / "trials", bench.spec))
+    assert [one.step_s for one in before] == [one.step_s for one in tried]
+    other = replace(bench.spec, job=replace(bench.spec.job, seq_len=1024))
+    assert not list(tried_before(bench.hosts.root / "trials", other))
+
+
+def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
+    """The first ends out of memory, the second hangs, and a host of the third dies."""
+    bench.faults = {2: "hangs", 3: "dies"}
+
+    def on(event: Event) -> None:
+        if event.text.startswith("running on") and len(bench.tuning.tried) == 2:
+            threading.Timer(0.5, bench.hosts.bed.reboot, ("three", 1.0)).start()
+
+    bench.tune(6, tell=on)
+    memory, hang, died = bench.tuning.tried[:3]
+    assert memory.ended is not None
+    assert "no step for" in hang.why
+    assert died.is_lost
+    assert "node-02" in died.why
+    bench.hung = {hang.plan.id}
+    standing = bench.tuning.standing
+    assert standing is not None
+    assert {memory.plan.id, hang.plan.id}.isdisjoint(one.plan.id for one in standing.contenders)
+    assert bench.lost() <= 0.02
+    bench.hosts.assert_nothing_is_left()

@@ -1,0 +1,262 @@
+"""`topoplan tune`: short trials of the plans that teach most, on the user's own hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topoplan.cli.completion import bundles
+from topoplan.cli.options import AsJson, NoCache, SpecOptions
+from topoplan.cli.ssh_options import AcceptNew, Grace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from topoplan.planner.tuning import Tuning
+    from topoplan.run.settings import Settings
+    from topoplan.run.tune import Why
+    from topoplan.specs.spec import Spec
+
+
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC|BUNDLE",
+        help="The cluster spec, or a bundle, whose job is tuned.",
+        show_default=False,
+        autocompletion=bundles,
+    ),
+]
+Plans = Annotated[int, typer.Option("--plans", metavar="N", min=1, max=50, help="Trials at most.")]
+Steps = Annotated[int, typer.Option("--steps", metavar="N", min=5, max=1000, help="Optimizer steps of a trial.")]
+
+
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Where to write the profile; by default NAME-profile.yaml, with the name of the cluster.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the trials and what they would cost, and touch nothing.")]
+Synthetic = Annotated[
+    bool, typer.Option("--synthetic", help="Train on made-up samples though the job names a data set.")
+]
+GoOn = Annotated[bool, typer.Option("--go-on", help="Count the trials of before, and write the profile over theirs.")]
+
+
+def tune(
+    subject: Subject,
+    plans: Plans = 3,
+    steps: Steps = 20,
+    output: Output = None,
+    dry_run: DryRun = False,
+    synthetic: Synthetic = False,
+    go_on: GoOn = False,
+    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
+    accept_new: AcceptNew = False,
+    grace: Grace = 10.0,
+    *,
+    options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer", "margin", "profile")],
+    as_json: AsJson = False,
+    no_cache: NoCache = False,
+) -> None:
+    """One trial after another is launched over SSH on the hosts of the spec: a few steps of the job that save and
+    evaluate nothing, on made-up samples as long as the job's where it names no data set. After each the constants of
+    the cluster are learnt as `topoplan calibrate` does, the plans are ranked again, and the next is the one that may
+    change the answer most. It ends when no other plan's band reaches below the best one.
+
+    A trial has a time, after which it is ended. One that runs out of memory, hangs or loses a host is a result too. A
+    plan whose memory may reach above the card is not tried while there are others. Ctrl-C ends the trial on its hosts,
+    and what was measured is kept.
+
+    It writes the profile, and the bundle of the best plan. Exit code: 0: a best plan is known; 1: no trial could be
+    measured, or no layout fits; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
+    """
+    from topoplan.run.settings import Settings
+
+    spec = _read(subject, options)
+    if spec.cluster.slurm and not dry_run:
+        _refuse_slurm(subject)
+    profile = _profile_path(output, spec, go_on=go_on)
+    words = ["--plans", str(plans), "--steps", str(steps), "-o", str(profile), *(["--synthetic"] if synthetic else [])]
+    wanted = _Wanted(
+        spec=spec,
+        plans=plans,
+        steps=steps,
+        made_up=synthetic or spec.job.dataset is None,
+        preflight=not no_preflight,
+        accept_new=accept_new,
+        settings=Settings(grace_s=grace),
+        profile=profile,
+        again=["topoplan", "tune", *options.words(subject), *words],
+        as_json=as_json,
+    )
+    tuning = _tuning(spec, go_on=go_on, fresh=no_cache)
+    if dry_run:
+        from topoplan.cli.output import show
+        from topoplan.report.tune import ahead_to_dict, print_ahead
+
+        show(as_json, ahead_to_dict, print_ahead, spec, tuning.ahead(plans), steps, made_up=wanted.made_up)
+        return
+    raise typer.Exit(_tune(tuning, wanted))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What the command line asks for."""
+
+    spec: Spec
+    plans: int
+    steps: int
+    made_up: bool
+    preflight: bool
+    accept_new: bool
+    settings: Settings
+    profile: Path
+    again: list[str]
+    """The command."""
+    as_json: bool
+
+
+def _read(subject: str, options: SpecOptions) -> Spec:
+    """The spec, or that of a bundle, searched for the trainer that its plan is written for."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from topoplan.bundle.plan_file import read_plan_file
+    from topoplan.errors import InputError
+    from topoplan.trainers.trainer import PLAN_FILE
+
+    if not Path(subject).is_dir() and Path(subject).name != PLAN_FILE:
+        return options.read(subject)
+    if options:
+        raise InputError("a bundle says its job and its cluster", where=subject, remedy="leave the other options out")
+    recorded = read_plan_file(subject)
+    return replace(recorded.spec, trainer=recorded.plan.trainer)
+
+
+def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> Tuning:
+    """Nothing is tried yet, or what was tried before. Raises NoLayoutFitsError where there is no plan."""
+    from topoplan.cli.search import search
+    from topoplan.planner.tuning import Tuning
+    from topoplan.report.nothing_fits import nothing_fits
+    from topoplan.run.tune import trials_directory, tried_before
+
+    ranking = search(spec, fresh=fresh)
+    if not ranking.plans:
+        raise nothing_fits(ranking)
+    tuning = Tuning(spec, ranking)
+    for one in tried_before(trials_directory(spec), spec) if go_on else ():
+        tuning.add(one)
+    return tuning
+
+
+def _refuse_slurm(subject: str) -> None:
+    from topoplan.errors import InputError
+
+    remedy = "allocate them, and give a spec of these hosts without `slurm`; or see --dry-run"
+    raise InputError("its machines are Slurm's, and trials are launched over SSH", where=subject, remedy=remedy)
+
+
+def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
+    """Where the profile goes. Raises OutputError before anything is spent, where it cannot be written."""
+    from pathlib import Path
+
+    from topoplan.bundle.write import refuse_no_file
+    from topoplan.errors import OutputError
+    from topoplan.units import file_name
+
+    name = f"{file_name(spec.cluster.name, 'cluster')}-profile.yaml" if output is None else output
+    refuse_no_file(name)
+    if Path(name).exists() and not go_on:
+        remedy = "name another with -o, or remove it first; with --go-on the trials of before count, and it is replaced"
+        raise OutputError("exists", where=name, remedy=remedy)
+    return Path(name)
+
+
+def _tune(tuning: Tuning, wanted: _Wanted) -> int:
+    """Run the trials, write what they taught, and say it. The exit code."""
+    from topoplan.bundle.node_script import script_name
+    from topoplan.cli.event_output import EventOutput
+    from topoplan.cli.interrupts import Interrupts
+    from topoplan.cli.launch import preflight_of
+    from topoplan.cli.preflight import targets_of
+    from topoplan.report.session import OUTPUT
+    from topoplan.report.tune import SCHEMA, tuned_to_dict
+    from topoplan.run.secrets import take
+    from topoplan.run.tune import Trials, trials_directory
+
+    spec = wanted.spec
+    by_address = targets_of(spec.cluster)
+    names = (script_name(node).removesuffix(".sh") for node in range(spec.cluster.nodes))
+    secrets = take(spec.cluster.secrets)
+    output = EventOutput(SCHEMA if wanted.as_json else None)
+    with Interrupts(endings=True) as interrupts:
+        why = Trials(
+            spec=spec,
+            directory=trials_directory(spec),
+            steps=wanted.steps,
+            made_up=wanted.made_up,
+            targets=dict(zip(names, by_address.values(), strict=True)),
+            access=output.access(accept_new=wanted.accept_new),
+            settings=wanted.settings,
+            preflight=preflight_of if wanted.preflight else None,
+            secrets=secrets,
+            # What a trial printed is in the log of its run.
+            tell=lambda event: None if event.kind in OUTPUT else output.tell(event),
+            interrupts=lambda: interrupts.count,
+            ending=lambda: interrupts.ending,
+        ).run(tuning, wanted.plans)
+        code = _code(tuning, why, interrupts.ending)
+        written = _write(tuning, wanted, why)
+        document = tuned_to_dict(tuning, why, **written)
+        output.end(document, (), code, interrupts)
+    if not wanted.as_json:
+        from topoplan.cli.output import stdout_console
+        from topoplan.report.tune import print_tuned
+
+        print_tuned(stdout_console(), tuning, why, **written)
+    return code
+
+
+def _code(tuning: Tuning, why: Why, ending: int) -> int:
+    from topoplan.run.failure import FAILED
+    from topoplan.run.session import INTERRUPTED
+
+    if why == "interrupted":
+        return 128 + ending if ending else INTERRUPTED
+    return 0 if tuning.measured and why in ("clear", "enough", "none left") else FAILED
+
+
+def _write(tuning: Tuning, wanted: _Wanted, why: Why) -> dict[str, Any]:
+    """The profile and the bundle of the best plan, as far as there are any; with what to type next."""
+    from dataclasses import replace
+    from shlex import join
+
+    from topoplan.bundle.bundle import generate
+    from topoplan.bundle.write import write_bundle, write_file
+    from topoplan.report.calibration import MARK, calibrated_text
+    from topoplan.run.tune import trials_directory
+
+    standing, learnt, commands = tuning.standing, tuning.learnt, list[str]()
+    if learnt is not None:
+        write_file(wanted.profile, calibrated_text(learnt.profile), mark=MARK, writer="topoplan calibrate")
+    best = None
+    if standing is not None and tuning.measured:
+        best = trials_directory(wanted.spec) / "best"
+        plan = standing.leader.plan
+        spec = replace(wanted.spec, profile=learnt.profile if learnt else wanted.spec.profile)
+        write_bundle(generate(spec, plan, trainer=plan.trainer), best)
+        commands.append(join(["topoplan", "launch", str(best)]))
+    if why != "clear":
+        commands.append(join([*wanted.again, *(["--go-on"] if tuning.tried else [])]))
+    return {
+        "profile": str(wanted.profile) if learnt else None,
+        "bundle": str(best) if best else None,
+        "commands": commands,
+    }

@@ -1,0 +1,65 @@
+"""A launch that ends its run itself: once enough steps are there to measure, or when it takes too long."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from topoplan.run.attempts import LaunchAgain
+from topoplan.run.session import Outcome
+from topoplan.run.sight import age
+from topoplan.run.watch import Watch
+
+
+class TrialSession(LaunchAgain):
+    """A session whose run is ended before its trainer comes to its end, where it would save the model."""
+
+    WAITS: ClassVar[str] = "the next trial waits until nothing of this one can be left"
+
+    def __init__(self, *launch: Any, steps: int, at_most_s: float, **options: Any) -> None:
+        """`launch` and `options` are those of a launch; the trial may take `at_most_s` from its start on the hosts."""
+        super().__init__(*launch, **options)
+        self._wanted_steps, self._at_most_s = steps, at_most_s
+        self._started_s: float | None = None
+        self._watched: Watch | None = None
+        self.took_s = 0.0
+        """For so long it had the hosts."""
+
+    def go(self) -> Outcome:
+        """Do it, and say how it went. Raises what a launch raises."""
+        try:
+            return super().go()
+        finally:
+            self.took_s = self._age_s
+
+    @property
+    def _age_s(self) -> float:
+        return 0.0 if self._started_s is None else time.monotonic() - self._started_s
+
+    def _start_all(self) -> Outcome | None:
+        self._started_s = time.monotonic()
+        return super()._start_all()
+
+    def _may_leave(self, watch: Watch) -> bool:
+        self._watched = watch
+        return watch.status.step >= self._wanted_steps or self._age_s >= self._at_most_s
+
+    def _detached(self) -> Outcome:
+        """Enough: the run is stopped in place of being left."""
+        watch = self._watched
+        step = watch.status.step if watch is not None else 0
+        enough = step >= self._wanted_steps
+        reason = f"{step} steps are enough" if enough else f"{step} steps after {age(self._at_most_s)}"
+        self._step("stop", f"{reason}: ending the trial")
+        left = self._stop_all(watch)
+        if not left:
+            self._note("stopped", 0, reason=f"topoplan tune: {reason}", nodes=watch.nodes if watch is not None else ())
+        return Outcome(end="stopped", code=0, run=self._run, errors=left, running=tuple(left))
+
+    def _watch(self) -> Outcome:
+        """Where a host was lost, the next trial has to wait until nothing is left of this one there."""
+        outcome = super()._watch()
+        if outcome.end not in ("failed", "stopped") or not outcome.errors:
+            return outcome
+        return self._wait_until_nothing_is_left(outcome) or replace(outcome, errors={}, running=())

@@ -1,0 +1,168 @@
+"""Trials of plans one after another, on the hosts of their spec: each is launched, measured and learnt from."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from topoplan.bundle.bundle import files_of, usual_directory
+from topoplan.bundle.trial import trial_draft
+from topoplan.bundle.write import write_bundle
+from topoplan.errors import TopoplanError
+from topoplan.planner.plan import Plan
+from topoplan.planner.tuning import Tried, Tuning, expected, hang_after_s
+from topoplan.planner.view import spec_to_dict
+from topoplan.remote.identities import Access
+from topoplan.remote.ssh_config import Target
+from topoplan.run import record as records
+from topoplan.run.attempts import WORTH_IT
+from topoplan.run.bundle_reader import Bundle, read_bundle
+from topoplan.run.events import Event, Tell
+from topoplan.run.launch import Preflight
+from topoplan.run.measurement import ended_of, lesson_of, planned
+from topoplan.run.record import RunRecord
+from topoplan.run.session import Outcome
+from topoplan.run.settings import Settings
+from topoplan.run.trial import TrialSession
+from topoplan.specs.spec import Spec
+
+Why = Literal["clear", "enough", "none left", "interrupted", "refused", "held"]
+"""Why there are no more trials: the best plan is clear; as many were run as was wanted; no other plan is left; the user
+wants to end; the hosts refuse; or something of a trial may still be running there."""
+_LOST_AFTER_S = 120.0
+"""A host that was not seen for so long ends a trial. A run would wait, and has more to lose."""
+
+
+def trials_directory(spec: Spec) -> Path:
+    """Where the bundles of trials of a spec are written."""
+    usual = usual_directory(spec)
+    return usual.with_name(f"{usual.name}-trials")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """How the trials of a spec are run."""
+
+    spec: Spec
+    """Before anything was learnt."""
+    directory: Path
+    """Where their bundles are written."""
+    steps: int
+    made_up: bool
+    """On samples that are made up."""
+    targets: Mapping[str, Target]
+    """By names of nodes."""
+    access: Access
+    settings: Settings = field(default_factory=Settings)
+    preflight: Callable[[Bundle], Preflight] | None = None
+    """Of the first trial; the others find the hosts as that one did."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    tell: Tell = lambda event: None
+    interrupts: Callable[[], int] = lambda: 0
+    ending: Callable[[], int] = lambda: 0
+
+    def run(self, tuning: Tuning, most: int) -> Why:
+        """At most so many trials, each of which the tuning learns from."""
+        for number in range(1, most + 1):
+            standing = tuning.standing
+            if standing is None or standing.next is None:
+                return "none left"
+            if standing.is_clear:
+                return "clear"
+            self._tell_begin(standing.next, number, most)
+            outcome = self._trial(tuning, standing.next, number)
+            if outcome.end == "interrupted" or self.interrupts() or self.ending():
+                return "interrupted"
+            if outcome.end == "refused":
+                return "refused"
+            if outcome.running:
+                return "held"
+        standing = tuning.standing
+        return "clear" if standing is not None and standing.is_clear else "enough"
+
+    def _trial(self, tuning: Tuning, plan: Plan, number: int) -> Outcome:
+        # Trainers add to a log that is there.
+        output = f"saves/trials/{plan.id}-{secrets.token_hex(4)}"
+        takes = expected(self.spec, plan, self.steps)
+        draft = trial_draft(tuning.ranking.spec, plan, takes.steps, output, made_up=self.made_up)
+        write_bundle(files_of(draft), self.directory / plan.id)
+        bundle = read_bundle(self.directory / plan.id)
+        session = TrialSession(
+            bundle,
+            self.targets,
+            self.access,
+            settings=replace(
+                self.settings,
+                stop_on_exit=True,
+                hang_after_s=self.settings.hang_after_s or hang_after_s(self.spec, plan),
+                lost_after_s=_LOST_AFTER_S,
+            ),
+            preflight=self.preflight(bundle) if self.preflight and number == 1 else None,
+            tell=self.tell,
+            interrupts=self.interrupts,
+            ending=self.ending,
+            secrets=self.secrets,
+            steps=takes.steps,
+            at_most_s=takes.at_most_s,
+        )
+        outcome = session.go()
+        if outcome.run:
+            tried = tried_of(records.load(outcome.run), replace(draft.spec, profile=self.spec.profile), plan)
+            tuning.add(replace(tried, took_s=session.took_s, **_went_wrong(outcome)))
+            self._tell_end(tuning.tried[-1])
+        return outcome
+
+    def _tell_begin(self, plan: Plan, number: int, most: int) -> None:
+        takes = expected(self.spec, plan, self.steps)
+        text = (
+            f"trial {number} of at most {most}: {plan.id}, {plan.time.step_s:.3g} s a step predicted; about"
+            f" {takes.seconds / 60:.0f} min, ended after {takes.at_most_s / 60:.0f}"
+        )
+        self.tell(Event(kind="trial", text=text, data={"trial": number, "plan": plan.id}))
+
+    def _tell_end(self, tried: Tried) -> None:
+        step_s = tried.step_s
+        text = f"{tried.plan.id}: {tried.why}" if step_s is None else f"{tried.plan.id}: {step_s:.3g} s a step"
+        data = {"plan": tried.plan.id, "step_s": step_s, "why": tried.why, "run": tried.run or None}
+        self.tell(Event(kind="trial", text=text, data=data))
+
+
+def _went_wrong(outcome: Outcome) -> dict[str, Any]:
+    """Of a trial: why it gave no step, if it did not, and whether that was its plan's fault."""
+    failure = outcome.failure
+    if failure is None:
+        return {"why": "too few steps came before it was ended"}
+    if failure.diagnosis is None:
+        return {"why": failure.reason}
+    kind = failure.diagnosis.kind
+    return {"why": f"{failure.reason}: {failure.diagnosis.cause}", "is_lost": kind in WORTH_IT and kind != "hang"}
+
+
+def tried_of(record: RunRecord, spec: Spec, plan: Plan) -> Tried:
+    """What the run of a trial has left."""
+    lesson, ended = lesson_of(record, spec, plan), ended_of(record, spec, plan)
+    return Tried(plan=plan, lesson=lesson, ended=ended, run=record.run_id)
+
+
+def tried_before(directory: Path, spec: Spec) -> Iterator[Tried]:
+    """What earlier trials of the same job, with bundles in this directory, have measured; the first of them first."""
+    for record in records.runs():
+        if not isinstance(record, RunRecord) or not record.is_over or Path(record.bundle).parent != directory.resolve():
+            continue
+        try:
+            recorded = planned(record)
+        except TopoplanError:
+            continue
+        if _question(recorded.spec) == _question(spec):
+            found = tried_of(record, replace(recorded.spec, profile=spec.profile), recorded.plan)
+            if found.lesson or found.ended:
+                yield found
+
+
+def _question(spec: Spec) -> dict[str, Any]:
+    """What of a spec no trial changes."""
+    job = replace(spec.job, trainer={}, dataset=None, dataset_dir=None, epochs=1.0)
+    return spec_to_dict(replace(spec, job=job, profile=None), whole=True)
