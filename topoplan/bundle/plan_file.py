@@ -28,7 +28,7 @@ from topoplan.planner.view import plan_to_dict
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import KeyPath, Source, read_text, shown_path
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import trainer_names
+from topoplan.trainers.registry import trainer_names, written_by
 from topoplan.trainers.trainer import PLAN_FILE
 from topoplan.units import GIB, quote, shown
 
@@ -87,7 +87,8 @@ def recorded_plan(source: Source) -> RecordedPlan:
     with _placed(source):
         layout = layout_from_dict(data["layout"], spec.cluster, spec.model, spec.job)
         plan = predict(spec, layout, all_stages=len(_listed_stages(data)) >= layout.pp)
-        plan = plan_under(spec, plan, data.get("trainer"))
+        writer, _ = written_by(layout.backend, data.get("trainer"))
+        plan = plan_under(spec, plan, writer.name)
     return RecordedPlan(
         spec=spec,
         plan=plan,

@@ -118,7 +118,7 @@ VERBS = (
     Verb(
         "tune",
         "Learn",
-        "Try a few plans on your hosts for some steps, and find the best one.",
+        "Find the best plan by short trials on your own hosts.",
         "tune cluster.yaml --plans 3 --steps 20",
     ),
     Verb(SHOW, "About", "Show what topoplan knows: gpus, models, profile, recipes, schema.", "show gpus"),
