@@ -22,6 +22,7 @@ ON_HOSTS = {
     "preflight/test_preflight",
     *(
         "hosts/test_probe",
+        "run/test_tune",
         "test_torchrun_for_real",
         "test_run",
         "test_watch",
