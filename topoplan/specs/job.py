@@ -115,11 +115,24 @@ class Job:
         "Any other keys of the trainer's YAML, passed through.", default=dict
     )
     pin: Mapping[str, Any] = key("Layout keys that must hold.", default=dict)
+    reference_forwards: int = 0
+    """Forward passes without gradients that each sequence makes beside the one that trains, through the model as it was
+    at first; those of DPO are known by its stage."""
 
     @property
     def trains_language_weights(self) -> bool:
         """The language model's own weights are trained, its embedding and output layer among them."""
         return self.finetuning == "full" and not self.freeze_language_model
+
+    @property
+    def forwards_beside(self) -> int:
+        """Forward passes of a sequence beside the one that trains: DPO's reference model has one."""
+        return 1 if self.stage == "dpo" else self.reference_forwards
+
+    @property
+    def keeps_reference(self) -> bool:
+        """A second model stays in memory, forward only: adapters are switched off instead."""
+        return self.forwards_beside > 0 and self.finetuning not in ("lora", "qlora")
 
     @property
     def packs(self) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.reading.setups import setup_of
 from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
+from topoplan.planner.predict import predict
 from topoplan.specs.load import load_cluster
 
 PLAIN = "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --dataset a --max_length 2048 --deepspeed zero3"
@@ -36,12 +39,33 @@ def test_it_trains_on_prompts_with_their_answers(command: str, tokens: int, meth
 
 
 @pytest.mark.parametrize(
+    ("command", "forwards", "model_gb"),
+    [
+        (f"{PLAIN} --tuner_type full", 1, 16.4 / 8),
+        (f"{PLAIN.replace('zero3', 'zero2')} --tuner_type full", 1, 16.4),
+        (f"{PLAIN.replace('grpo', 'kto')} --tuner_type full", 3, 16.4 / 8),
+        (f"{PLAIN.replace('grpo', 'kto')} --tuner_type full --loss_type apo_zero_unpaired", 1, 16.4 / 8),
+        (f"{PLAIN} --tuner_type lora", 1, 0),
+        (f"{MEGATRON} --tuner_type full --tensor_model_parallel_size 8", 1, 16.4 / 8),
+    ],
+)
+def test_the_model_as_it_was_at_first_sees_the_samples_too(command: str, forwards: int, model_gb: float) -> None:
+    found = translated(command)
+    alone = replace(found.spec, job=replace(found.spec.job, reference_forwards=0))
+    both, one = (predict(spec, found.layout) for spec in (found.spec, alone))
+    assert found.spec.job.forwards_beside == forwards
+    more = both.memory.device_bytes - one.memory.device_bytes  # with the allocator's share
+    assert model_gb * 0.99e9 <= more <= model_gb * 1.15e9
+    assert both.time.step_s > one.time.step_s * (1 + 0.15 * forwards)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--tuner_type full", "with a reference model"),
+        ("--tuner_type full --rlhf_type gkd", "rlhf_type 'gkd' is not predicted"),
+        ("--tuner_type full --ref_model Qwen/Qwen3-14B", "ref_model 'Qwen/Qwen3-14B' is not predicted"),
         ("--tuner_type lora --use_vllm true --vllm_mode colocate", "sleep_level 0"),
         ("--tuner_type lora --teacher_model a", "teacher_model 'a' is not predicted"),
-        ("--tuner_type lora --rlhf_type kto", "rlhf_type 'kto' is not predicted"),
     ],
 )
 def test_what_else_stays_on_the_gpus_is_not_predicted(more: str, message: str) -> None:

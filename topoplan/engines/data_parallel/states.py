@@ -167,10 +167,10 @@ class State:
 def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
     """What is kept of the parameters, on the GPU and on its host.
 
-    DPO's reference model is a second set of weights, unless adapters alone are trained and can be switched off
-    (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model). With the optimizer offloaded DeepSpeed keeps fp32
-    gradients on the host, and stage 3 those of the model's type as well (stage3.py, __init__ and
-    initialize_optimizer_states).
+    A reference model is a second set of weights, unless adapters alone are trained and can be switched off
+    (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model; ms-swift `rlhf_trainers/rlhf_mixin.py`, ref_model). With
+    the optimizer offloaded DeepSpeed keeps fp32 gradients on the host, and stage 3 those of the model's type as well
+    (stage3.py, __init__ and initialize_optimizer_states).
     """
     model, job = case.model, case.job
     elements, each = elements_of(model, job), parameter_bytes(job, layout)
@@ -185,7 +185,7 @@ def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
         State("weights", "frozen", elements.frozen, each.frozen, shares.weights, weights_away),
         State("weights", "packed", elements.quantised, each.quantised, shares.weights, weights_away),
     ]
-    if job.stage == "dpo" and not elements.adapters:
+    if job.keeps_reference:
         found.append(State("weights", "reference model", elements.total, HALF, shares.weights, weights_away))
     if whole_gradients_bytes(layout, elements):
         found.append(State("gradients", "whole gradients, summed over micro batches", trained, HALF, 1, False))

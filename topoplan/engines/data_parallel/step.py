@@ -284,7 +284,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
         adam_s=_adam_s(case, layout, elements),
         adam_on_host=_on_host(layout),
         overhead_s=_overhead_s(case, layout),
-        reference_s=count * passes.forward_s if job.stage == "dpo" else 0.0,
+        reference_s=job.forwards_beside * count * passes.forward_s,
     )
 
 

@@ -125,7 +125,7 @@ def _around(terms: ShardedTerms) -> Iterator[Term]:
         ),
         (
             "reference",
-            "DPO's reference model, forward only",
+            "the reference model, forward only",
             "trl trainer/dpo_trainer.py",
             [("reference", terms.reference_s)],
         ),

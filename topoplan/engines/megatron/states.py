@@ -225,8 +225,9 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
         **optimizer_parts(job, changed(layout, optimizer_offload_fraction=0.0), parameters, shard_elements),
         "workspace": float(BLAS_THREADS * of_torch + workspaces * profile.te_workspace_bytes),
     }
-    if job.stage == "dpo":
-        # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model).
+    if job.keeps_reference:
+        # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model; ms-swift
+        # `megatron/trainers/rlhf_mixin.py`, ref_models).
         parts["reference model"] = float(BF16 * parameters.total)
     shapes = {shape for layer in layers for shape in layer_activations(model, layer, shard).weight_shapes}
     sizes = [rows * columns for rows, columns in shapes]

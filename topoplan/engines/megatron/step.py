@@ -280,9 +280,9 @@ def step_terms(case: Case, layout: Layout, work: PipelineWork | None = None) -> 
     work = work or pipeline_work(case, layout)
     stages = work.stages
     reference = 0.0
-    if job.stage == "dpo":
+    if job.forwards_beside:
         # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
-        each = [sum(stage.forward_s) for stage in stages]
+        each = [job.forwards_beside * sum(stage.forward_s) for stage in stages]
         reference = work.microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
     message = pipeline_send(case, layout, work.times.shard).call_s if layout.pp > 1 else 0.0
     optimizer = optimizer_time(case, layout)

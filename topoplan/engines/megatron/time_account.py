@@ -52,7 +52,7 @@ _WHAT = {
 }
 _PIPELINE = {
     "pp_bubble": ("waiting for other stages", source_of(schedule_s, "arXiv 2104.04473, section 2.2")),
-    "reference": ("DPO's reference model, forward only", source_of(step_terms, "mcore_adapter trainer/dpo_trainer.py")),
+    "reference": ("the reference model, forward only", source_of(step_terms, "mcore_adapter trainer/dpo_trainer.py")),
     "pp_comm": (
         "what messages between stages add",
         source_of(pipeline_send, "Megatron pipeline_parallel/schedules.py"),
@@ -159,8 +159,8 @@ def _sent(
     talk: DataParallel,
 ) -> Iterator[Sent]:
     """All that a rank of the slowest stage sends in a step."""
-    # DPO's reference model sees every micro batch too, forward only.
-    forwards = 2 if case.job.stage == "dpo" else 1
+    # A reference model sees every micro batch too, forward only.
+    forwards = 1 + case.job.forwards_beside
     calls: dict[tuple[str, Collective], float] = {}
     for layer, (count, recomputed) in kinds.items():
         for one in operators[layer]:

@@ -6,8 +6,9 @@ The update of the policy is that of supervised fine-tuning on samples of prompt 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole
@@ -15,8 +16,6 @@ from topoplan.trainers.codec import Reading
 
 _ANSWER = 512
 """`max_completion_length` where it is left out (rlhf_trainers/arguments.py)."""
-_BETA = 0.04
-"""The same of `beta` (arguments/rlhf_args.py)."""
 LENGTH = "max_length"
 
 
@@ -30,24 +29,27 @@ def with_answers(configuration: Configuration, _: Setup) -> Configuration:
     return replace(configuration, source=replace(configuration.source, data={**data, LENGTH: whole}))
 
 
-def stage_of(keys: Keys, method: str) -> str:
-    """As what a configuration of `rlhf` is predicted.
+def job_of(keys: Keys) -> Mapping[str, Any]:
+    """As what job a configuration of `rlhf` is predicted.
 
     Raises NotPredictedError for other methods, and for what stays on the GPUs while the policy is trained.
     """
     kind = keys.given("rlhf_type")
     if kind == "dpo":
-        return "dpo"
+        return {"stage": "dpo"}
+    if keys.given("ref_model") not in (None, keys.given("model")):
+        keys.not_predicted(("ref_model",))
+    if kind == "kto" and keys.configuration.trainer == "swift":
+        # rlhf_trainers/kto_trainer.py: both models see the sample, and with another's answer once more.
+        return {"stage": "sft", "reference_forwards": 1 if keys.given("loss_type") == "apo_zero_unpaired" else 3}
     if kind != "grpo":
         keys.not_predicted(("rlhf_type",))
     if keys.flag("use_vllm") and keys.given("vllm_mode") != "server" and not as_whole(keys.given("sleep_level")):
         keys.not_predicted(("use_vllm",), "GRPO with vLLM awake on the GPUs that train (sleep_level 0)")
     beta = keys.number("beta")
-    if method != "lora" and (_BETA if beta is None else beta) > 0.0:
-        keys.not_predicted(("rlhf_type",), "GRPO of all weights with a reference model beside them (beta above 0)")
     if keys.given("teacher_model") is not None:
         keys.not_predicted(("teacher_model",))
-    return "sft"
+    return {"stage": "sft", "reference_forwards": 0 if beta == 0.0 else 1}
 
 
 def assumptions(reading: Reading) -> Iterator[str]:

@@ -271,8 +271,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         keys.fail("optimizer", f"optimizer {shown(optimizer)} is not predicted", expected="expected adam")
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
-    if stage == "rlhf":
-        stage = grpo.stage_of(keys, str(method))
+    of_stage = grpo.job_of(keys) if stage == "rlhf" else {"stage": stage}
     dtype = "float16" if keys.flag("fp16") else keys.value("torch_dtype")
     if dtype not in ("bfloat16", "float16"):
         keys.fail("torch_dtype", f"torch_dtype {shown(dtype)} is not predicted")
@@ -284,12 +283,12 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         global_batch_size=keys.degree("global_batch_size"),
         precision=precision,
         finetuning=str(method),
-        stage=stage,
         packing=keys.flag("packing"),
-        trainer={"padding_free": True} if stage == "dpo" and keys.flag("packing") else {},
+        trainer={"padding_free": True} if of_stage["stage"] == "dpo" and keys.flag("packing") else {},
         mtp_num_layers=keys.count("mtp_num_layers") or 0,
         lora_rank=keys.count("lora_rank"),
         lora_target=targets(keys) if method == "lora" else ("all",),
+        **of_stage,
         **of_images(reading),
         pin={
             "backend": "megatron",

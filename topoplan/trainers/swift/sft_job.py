@@ -167,8 +167,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or DEFAULTS["tuner_type"]
-    if stage == "rlhf":
-        stage = grpo.stage_of(keys, str(method))
+    of_stage = grpo.job_of(keys) if stage == "rlhf" else {"stage": stage}
     if method not in ("full", "lora") or (count is not None and method != "full"):
         keys.not_predicted((kind_key,))
     bits = keys.count("quant_bits")
@@ -184,15 +183,15 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         precision="fp16" if half else "bf16",
         finetuning="qlora" if bits else "freeze" if count is not None else str(method),
-        stage=stage,
         packing=keys.flag("packing"),
-        trainer={"padding_free": True} if stage == "dpo" and keys.flag("packing") else {},
+        trainer={"padding_free": True} if of_stage["stage"] == "dpo" and keys.flag("packing") else {},
         lora_rank=keys.count("lora_rank"),
         lora_target=targets(keys),
         quantization_bit=bits,
         # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
         pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
         optimizer=optimizer_of(keys),
+        **of_stage,
         **of_images(reading),
     )
     check_something_trained(keys, "freeze_llm", job)
