@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from tests.bed.jobs import SETTINGS, Hosts
+from tests.bed.jobs import SETTINGS, After, Hosts
 from topoplan.layout.layout import Layout
 from topoplan.planner.calibrate import KNOBS, predicted_s
 from topoplan.planner.predict import memory_of
@@ -74,7 +75,7 @@ class Bench:
         said = self.faults.get(number) or out_of_memory(self.spec, standing.next.layout)
         (self.hosts.root / "hidden").write_text(f"{self.true_s(standing.next.layout):.6f}|{said}\n")
 
-    def tune(self, plans: int, *, tell: Tell = lambda event: None) -> Why:
+    def tune(self, plans: int, *, tell: Tell = lambda event: None, interrupts: Callable[[], int] = lambda: 0) -> Why:
         def both(event: Event) -> None:
             self.tell(event)
             tell(event)
@@ -88,6 +89,7 @@ class Bench:
             access=Access(),
             settings=replace(SETTINGS, hang_after_s=6.0, back_s=60.0),
             tell=both,
+            interrupts=interrupts,
         ).run(self.tuning, plans)
 
     def lost(self) -> float:
@@ -150,7 +152,7 @@ def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
         if event.text.startswith("running on") and len(bench.tuning.tried) == 2:
             threading.Timer(0.5, bench.hosts.bed.reboot, ("three", 1.0)).start()
 
-    bench.tune(6, tell=on)
+    bench.tune(5, tell=on)
     memory, hang, died = bench.tuning.tried[:3]
     assert memory.ended is not None
     assert "no step for" in hang.why
@@ -162,3 +164,17 @@ def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
     assert {memory.plan.id, hang.plan.id}.isdisjoint(one.plan.id for one in standing.contenders)
     assert bench.lost() <= 0.02
     bench.hosts.assert_nothing_is_left()
+
+
+def test_ctrl_c_ends_the_trial_and_keeps_what_was_measured(bench: Bench) -> None:
+    bench.faults = {3: "hangs"}
+    seen = After("hangs", "node-00")
+    assert bench.tune(4, tell=seen, interrupts=lambda: int(seen.seen)) == "interrupted"
+    bench.hosts.assert_nothing_is_left()
+    assert bench.tuning.learnt is not None
+    assert [one.step_s is None for one in bench.tuning.tried] == [True, False, True]
+    again = Tuning(bench.spec, rank(bench.spec))
+    for one in tried_before(bench.hosts.root / "trials", bench.spec):
+        again.add(one)
+    assert [one.step_s for one in again.tried] == [one.step_s for one in bench.tuning.tried[:2]]
+    assert again.ranking.plans.layouts == bench.tuning.ranking.plans.layouts

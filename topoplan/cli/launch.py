@@ -11,6 +11,8 @@ from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from topoplan.hosts.needs import RunNeeds
     from topoplan.run.bundle_reader import Bundle
     from topoplan.run.launch import Preflight
@@ -163,12 +165,12 @@ def _needs(bundle: Bundle) -> RunNeeds:
     return needs_of(draft.spec, draft.plan, edited, draft.writer.name, own=draft.trainer)
 
 
-def preflight_of(bundle: Bundle) -> Preflight:
+def preflight_of(bundle: Bundle, skip: Collection[str] = ()) -> Preflight:
     """The checks of `topoplan preflight BUNDLE`."""
     from topoplan.hosts.preflight.preflight import preflight
 
     needs = _needs(bundle)
-    return lambda connections: preflight(connections, bundle.draft.spec.cluster, needs)
+    return lambda connections: preflight(connections, bundle.draft.spec.cluster, needs, skip=skip)
 
 
 def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, grace_s: float, as_json: bool) -> None:

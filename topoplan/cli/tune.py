@@ -49,6 +49,10 @@ Synthetic = Annotated[
 GoOn = Annotated[bool, typer.Option("--go-on", help="Count the trials of before, and write the profile over theirs.")]
 
 
+_OF_CHECKPOINTS = ("output", "disk")
+"""Checks of the preflight on what a trial does not write."""
+
+
 def tune(
     subject: Subject,
     plans: Plans = 3,
@@ -205,7 +209,7 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
             targets=dict(zip(names, by_address.values(), strict=True)),
             access=output.access(accept_new=wanted.accept_new),
             settings=wanted.settings,
-            preflight=preflight_of if wanted.preflight else None,
+            preflight=(lambda bundle: preflight_of(bundle, _OF_CHECKPOINTS)) if wanted.preflight else None,
             secrets=secrets,
             # What a trial printed is in the log of its run.
             tell=lambda event: None if event.kind in OUTPUT else output.tell(event),
