@@ -114,6 +114,7 @@ def standing(
     if measured:
         opened.sort(key=joint.gain, reverse=True)
     tried = {family(one.plan.layout) for one in measured.values()}
+    tried |= {family(layout) for layout in ranking.plans.layouts if layout.id in failed}
     # What may be over the card costs a trial, and at worst a host. Neighbours of what ran teach little else.
     opened.sort(key=lambda place: (may_be_over(found[place].plan), family(found[place].plan.layout) in tried))
     return Standing(

@@ -126,7 +126,12 @@ class Trials:
     def _tell_end(self, tried: Tried) -> None:
         step_s = tried.step_s
         text = f"{tried.plan.id}: {tried.why}" if step_s is None else f"{tried.plan.id}: {step_s:.3g} s a step"
-        data = {"plan": tried.plan.id, "step_s": step_s, "why": tried.why, "run": tried.run or None}
+        data = {
+            "plan": tried.plan.id,
+            "step_s": step_s,
+            "why": tried.why if step_s is None else None,
+            "run": tried.run or None,
+        }
         self.tell(Event(kind="trial", text=text, data=data))
 
 
