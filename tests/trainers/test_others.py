@@ -59,7 +59,6 @@ PPO = "python3 -m verl.trainer.main_ppo data.train_batch_size=8 +trainer.nnodes=
             ["batch 64"],
         ),
         ("a.sh", "deepspeed --module openrlhf.cli.train_dpo --pretrain a --zero_stage 3", "openrlhf", ["a, ZeRO-3"]),
-        ("a.yaml", "model: a\nmodel_class: llm\ntrain_dataset: b\n", "llamafactory-v1", ["a"]),
         ("a.yaml", "model: a\nrlhf_type: grpo\ntrain: {gpus: 4}\nrollout: {gpus: 2}\n", "swift-ray", ["4 GPUs train"]),
         ("a.yaml", "sampler_type: distill\nmodel: a\nstream: true\n", "swift-sample", ["which trains nothing"]),
         (

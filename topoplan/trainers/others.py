@@ -1,7 +1,7 @@
 """Trainers whose files and commands are known by their form and named, and neither judged nor predicted.
 
 They are the rows of others.toml. Sources of the keys: Axolotl 0.19.0 `utils/schemas/config.py`; verl 0.9.1
-`trainer/config/`; NeMo-RL `examples/configs/`; LLaMA-Factory 0.9.6.dev0 `v1/config/`; ms-swift 4.6.0 `swift/ray/`.
+`trainer/config/`; NeMo-RL `examples/configs/`; ms-swift 4.6.0 `swift/ray/`.
 """
 
 from __future__ import annotations

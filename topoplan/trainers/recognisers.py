@@ -9,7 +9,7 @@ from topoplan.reading.recogniser import SURE, Recogniser, Recognisers
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.trainers import deepspeed_alone, megatron_lm, registry
 from topoplan.trainers.codec import Codec
-from topoplan.trainers.llamafactory import bridge_job
+from topoplan.trainers.llamafactory import bridge_job, v1_job
 from topoplan.trainers.llamafactory.key_list import deepspeed_keys
 from topoplan.trainers.others import others
 from topoplan.trainers.roll import fsdp2 as roll_fsdp2
@@ -34,8 +34,11 @@ _STARTERS = (
     Recogniser(trainer="deepspeed", claim=_deepspeed),
     Recogniser(trainer="accelerate", claim=_accelerate),
 )
-_ONLY_READ = (ROLL, megatron_lm.MEGATRON_LM)
-_CODECS = (deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC, megatron_lm.CODEC, bridge_job.CODEC)
+_ONLY_READ = (ROLL, megatron_lm.MEGATRON_LM, v1_job.RECOGNISED)
+_CODECS = (
+    *(deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC),
+    *(megatron_lm.CODEC, bridge_job.CODEC, v1_job.CODEC),
+)
 """Of files that no trainer here writes."""
 
 
