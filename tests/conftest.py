@@ -21,6 +21,7 @@ ON_HOSTS = {
     *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
     "preflight/test_preflight",
     *(
+        "hosts/test_measure",
         "hosts/test_probe",
         "run/test_tune",
         "test_torchrun_for_real",

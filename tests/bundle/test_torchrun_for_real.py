@@ -159,7 +159,7 @@ def test_two_scripts_become_one_job_whose_ranks_are_as_planned(
         assert {key: env[key] for key in by_torchrun} == {key: str(value) for key, value in by_torchrun.items()}
         assert not {*HIJACKERS, "PET_NNODES"} - TORCHRUN_SETS & env.keys()
         assert env["TORCHELASTIC_RUN_ID"] != "7"
-        exported = {variable.name: variable.value for variable in node_environment(spec, own, node)}
+        exported = {variable.name: variable.value for variable in node_environment(spec.cluster, own, node)}
         assert exported["USE_MCA"] == "1"
         assert {key: env[key] for key in exported} == exported
         assert env["VIRTUAL_ENV"] == f"{tmp_path}/venv"

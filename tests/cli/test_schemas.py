@@ -40,6 +40,7 @@ ASKED = {
     "runs stop": "runs stop",
     "calibrate": "calibrate log.jsonl --spec spec.yaml --plan tp4-pp1-dp8-mbs1",
     "tune": f"tune hosts.yaml {SMALL} --dry-run",
+    "measure": "measure hosts.yaml",
     "show gpus": "show gpus",
     "show models": "show models",
     "show profile": "show profile h100-sxm-80gb",

@@ -41,7 +41,7 @@ NEVER = {
 def environment(node: int = 0, **what: Any) -> dict[str, str]:
     spec, plan = make_spec_and_plan(**what)
     variables = node_environment(
-        spec, trainer_run(spec, plan.layout, trainer_file(spec, plan.layout).values).environment, node
+        spec.cluster, trainer_run(spec, plan.layout, trainer_file(spec, plan.layout).values).environment, node
     )
     assert all(variable.reason for variable in variables)
     assert len({variable.name for variable in variables}) == len(variables)
@@ -106,7 +106,7 @@ def test_traffic_class_and_service_level_are_the_specs_and_never_made_up() -> No
     assert (zero["NCCL_IB_TC"], zero["NCCL_IB_SL"]) == ("0", "0")
     assert not {"NCCL_IB_TC", "NCCL_IB_SL"} & set(environment(cluster=replace(CLUSTER, fabric=Fabric(kind="roce"))))
     spec, _ = make_spec_and_plan(cluster=replace(CLUSTER, fabric=fabric))
-    reasons = {variable.name: variable.reason for variable in node_environment(spec, (), 0)}
+    reasons = {variable.name: variable.reason for variable in node_environment(spec.cluster, (), 0)}
     assert "DSCP 26" in reasons["NCCL_IB_TC"]
     assert "lossy" in reasons["NCCL_IB_TC"]
 

@@ -73,7 +73,7 @@ def node_script(spec: Spec, layout: Layout, way: Way, trainer: TrainerFiles, run
         "master_port": master_port(spec, trainer),
         "hijackers": HIJACKERS,
         "needs": fabric_needs(cluster),
-        "environment": node_environment(spec, run.environment, node),
+        "environment": node_environment(cluster, run.environment, node),
         "secrets": cluster.secrets,
         "rdma": cluster.nodes > 1 and cluster.fabric.uses_rdma,
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",

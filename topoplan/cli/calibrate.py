@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from topoplan.planner.exhausted import Ended
     from topoplan.planner.learn import Lesson, Lessons
+    from topoplan.planner.measures import Measures
     from topoplan.planner.plan import Plan
     from topoplan.specs.spec import Spec
 
@@ -21,7 +22,7 @@ Logs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="LOG...",
-        help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed.",
+        help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed; or a file of `measure`.",
         show_default=False,
     ),
 ]
@@ -66,12 +67,12 @@ def calibrate(
     if bool(logs) != bool(of) or not (logs or runs):
         remedy = "as in `topoplan calibrate trainer_log.jsonl --spec bundle`"
         raise InputError("expected LOG... and --spec, or --runs", remedy=remedy)
-    lessons, ended = _lessons(logs or [], of or [], plan or [], options)
+    lessons, ended, measures = _lessons(logs or [], of or [], plan or [], options)
     notes: list[str] = []
     if runs:
         more, more_ended = _of_runs([*lessons, *ended], notes)
         lessons, ended = [*lessons, *more], [*ended, *more_ended]
-    learnt = learn_from(lessons, ended)
+    learnt = learn_from(lessons, ended, measures)
     if output is not None:
         write_new(output, calibrated_text(learnt.profile))
     if as_json:
@@ -90,8 +91,8 @@ def _order(learnt: Lessons) -> tuple[str, ...]:
     from topoplan.planner.reordered import reordered
     from topoplan.planner.search import rank
 
-    spec, plan = learnt.first
-    spec = replace(spec, profile=learnt.profile, trainer=plan.trainer)
+    ran = learnt.first
+    spec = replace(learnt.spec, profile=learnt.profile, trainer=ran[1].trainer if ran else learnt.spec.trainer)
     try:
         return reordered(rank(spec))
     except InputError:
@@ -100,14 +101,15 @@ def _order(learnt: Lessons) -> tuple[str, ...]:
 
 def _lessons(
     logs: list[str], of: list[str], plans: list[str], options: SpecOptions
-) -> tuple[list[Lesson], list[Ended]]:
-    """Each log with its plan: what its steps tell, and whether it ended out of memory."""
+) -> tuple[list[Lesson], list[Ended], list[tuple[Spec, Measures]]]:
+    """Each log with its plan: what its steps tell, and whether it ended out of memory; and what was timed by itself."""
     from pathlib import Path
 
     from topoplan.errors import InputError
     from topoplan.planner.exhausted import Ended, read_exhausted
     from topoplan.planner.learn import Lesson
     from topoplan.planner.logged import MOST_LOG_BYTES, read_log
+    from topoplan.planner.measures import is_measures, read_measures
     from topoplan.specs.source import read_text, shown_path
 
     for option, given in (("--spec", of), ("--plan", plans)):
@@ -116,7 +118,11 @@ def _lessons(
             raise InputError(what, where=option, expected=expected)
     found: list[Lesson] = []
     ended: list[Ended] = []
+    measures: list[tuple[Spec, Measures]] = []
     for number, log in enumerate(logs):
+        if is_measures(Path(log)):
+            measures.append((_spec(of[number % len(of)], options), read_measures(Path(log))))
+            continue
         spec, plan = _ran(of[number % len(of)], plans[number % len(plans)] if plans else None, options)
         text, name = read_text(Path(log), most_bytes=MOST_LOG_BYTES, wanted="a log of a trainer"), shown_path(Path(log))
         if exhausted := read_exhausted(text):
@@ -126,7 +132,7 @@ def _lessons(
         except InputError:
             if exhausted is None:
                 raise
-    return found, ended
+    return found, ended, measures
 
 
 def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Lesson], list[Ended]]:
@@ -157,6 +163,15 @@ def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Le
     if not found and not ended and not given:
         raise InputError("no run tells of enough steps", where="--runs", remedy="see `topoplan runs`, or give a LOG")
     return found, ended
+
+
+def _spec(source: str, options: SpecOptions) -> Spec:
+    """The spec of a bundle, or a spec."""
+    from pathlib import Path
+
+    from topoplan.bundle.plan_file import read_plan_file
+
+    return read_plan_file(source).spec if Path(source).is_dir() else options.read(source)
 
 
 def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, Plan]:

@@ -121,6 +121,12 @@ VERBS = (
         "Find the best plan by short trials on your own hosts.",
         "tune cluster.yaml --plans 3 --steps 20",
     ),
+    Verb(
+        "measure",
+        "Learn",
+        "Time kernels and collectives on real machines, for calibrate.",
+        "measure cluster.yaml -o measured.json",
+    ),
     Verb(SHOW, "About", "Show what topoplan knows: gpus, models, profile, recipes, schema.", "show gpus"),
     Verb("show gpus", "About", "List the GPUs that can be named in a spec.", "show gpus", was="gpus"),
     Verb("show models", "About", "List the models that can be named in a spec.", "show models --json", was="models"),

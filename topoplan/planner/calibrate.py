@@ -30,14 +30,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 
 from topoplan.engines.registry import engine_of
 from topoplan.errors import InputError
 from topoplan.layout.layout import Layout
 from topoplan.planner.bands import NARROWEST
+from topoplan.planner.measures import Timed
 from topoplan.specs.gpu_profile import PRODUCTS, Profile, profile_of
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
@@ -182,7 +184,7 @@ class Calibration:
         )
 
     def _part(self, one: str, other: str) -> float:
-        return sum(share[one] * share[other] for share in self.shares) / len(self.shares)
+        return sum(share[one] * share[other] for share in self.shares) / max(1, len(self.shares))
 
     def band(self, spec: Spec, layout: Layout) -> float:
         """Half width of the band around the step of a layout, as a fraction: nine of ten are expected in it."""
@@ -191,9 +193,13 @@ class Calibration:
         return math.expm1(AT_90_PERCENT * math.sqrt(known + self.scatter**2))
 
 
-def calibrate(runs: Sequence[Run]) -> Calibration:
-    """The most probable factors, from runs of one cluster with one profile. Raises InputError for a run far off."""
-    base = _stated(runs[0].spec)
+def calibrate(runs: Sequence[Run], spec: Spec | None = None, timed: Sequence[Timed] = ()) -> Calibration:
+    """The most probable factors, from runs of one cluster with one profile, and from what was timed on it by itself.
+
+    Without runs `spec` says which cluster. Raises InputError for a run far off.
+    """
+    spec = spec or runs[0].spec
+    base = _stated(spec)
     steps = [predicted_s(run.spec, run.layout, {}) for run in runs]
     before = tuple(step / run.step_s - 1.0 for step, run in zip(steps, runs, strict=True))
     for run, step in zip(runs, steps, strict=True):
@@ -203,7 +209,7 @@ def calibrate(runs: Sequence[Run]) -> Calibration:
                 what, where=run.name, expected="expected a log of this model, job and cluster", remedy="see --plan"
             )
     factors: Factors = dict.fromkeys(_NAMES, 1.0)
-    rows = [_row(run, factors) for run in runs]
+    rows = _rows(runs, spec, timed, factors)
     prior = _prior(runs, rows, base)
     for _ in range(_LINEARISATIONS):
         posterior = _conditioned(rows, prior)
@@ -211,7 +217,7 @@ def calibrate(runs: Sequence[Run]) -> Calibration:
         if all(abs(math.log(value / factors[name])) < _CLOSE for name, value in moved.items()):
             break
         factors = moved
-        rows = [_row(run, factors) for run in runs]
+        rows = _rows(runs, spec, timed, factors)
     after = tuple(predicted_s(run.spec, run.layout, factors) / run.step_s - 1.0 for run in runs)
     return Calibration(
         shifts=tuple(
@@ -225,7 +231,7 @@ def calibrate(runs: Sequence[Run]) -> Calibration:
         ),
         covariance=posterior.covariance,
         scatter=math.sqrt(posterior.own),
-        shares=tuple(row.slopes for row in rows),
+        shares=tuple(row.slopes for row in rows if row.has_own),
         constants=_constants(base, {name: value for name, value in factors.items() if abs(value - 1.0) > _NEARLY}),
         before=before,
         after=after,
@@ -234,25 +240,29 @@ def calibrate(runs: Sequence[Run]) -> Calibration:
 
 def predicted_s(spec: Spec, layout: Layout, factors: Factors) -> float:
     """The step of a layout whose constants are off by these factors."""
-    if any(value != 1.0 for value in factors.values()):
-        base = _stated(spec)
-        given = dict(spec.profile.constants) if spec.profile else {}
-        own = OwnProfile(
-            gpu=spec.cluster.gpu.name, constants={**given, **_constants(base, factors)}, source="", path=""
-        )
-        spec = replace(spec, profile=own)
+    spec = _off_by(spec, factors)
     return engine_of(layout.backend).time(case_of(spec, layout.backend), layout).step_s
+
+
+def _off_by(spec: Spec, factors: Factors) -> Spec:
+    """With constants that are off by these factors."""
+    if all(value == 1.0 for value in factors.values()):
+        return spec
+    given = dict(spec.profile.constants) if spec.profile else {}
+    constants = {**given, **_constants(_stated(spec), factors)}
+    return replace(spec, profile=OwnProfile(gpu=spec.cluster.gpu.name, constants=constants, source="", path=""))
 
 
 def slopes(spec: Spec, layout: Layout, factors: Factors) -> dict[str, float]:
     """By how much the logarithm of the step goes up with that of each factor: the shares of the step."""
+    return _slopes(lambda moved: predicted_s(spec, layout, moved), factors)
+
+
+def _slopes(seconds: Callable[[Factors], float], factors: Factors) -> dict[str, float]:
     found = {}
     for knob in KNOBS:
         at = factors.get(knob.name, 1.0)
-        ahead, behind = (
-            predicted_s(spec, layout, {**factors, knob.name: at * math.exp(move)})
-            for move in (_DIFFERENCE, -_DIFFERENCE)
-        )
+        ahead, behind = (seconds({**factors, knob.name: at * math.exp(move)}) for move in (_DIFFERENCE, -_DIFFERENCE))
         found[knob.name] = math.log(ahead / behind) / (2.0 * _DIFFERENCE)
     return found
 
@@ -278,18 +288,35 @@ def _constants(base: Profile, factors: Factors) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One run, linearised: `off` is slopes times the logarithms of the factors, plus what is the layout's own."""
+    """One observation, linearised: `off` is slopes times the logarithms of the factors, plus what is its own."""
 
     off: float
     slopes: Mapping[str, float]
     noise: float
+    has_own: bool
+    """It is of a layout, which has something of its own."""
 
 
-def _row(run: Run, factors: Factors) -> _Row:
-    slope = slopes(run.spec, run.layout, factors)
-    off = math.log(run.step_s / predicted_s(run.spec, run.layout, factors))
+def _rows(runs: Sequence[Run], spec: Spec, timed: Sequence[Timed], factors: Factors) -> list[_Row]:
+    rows = [
+        _row(run.step_s, partial(predicted_s, run.spec, run.layout), factors, run.error, has_own=True) for run in runs
+    ]
+    for one in timed:
+
+        def seconds(moved: Factors, one: Timed = one) -> float:
+            return one.predicted_s(spec.cluster, _stated(_off_by(spec, moved)))
+
+        rows.append(_row(one.seconds, seconds, factors, one.noise, has_own=False))
+    return rows
+
+
+def _row(
+    measured_s: float, seconds: Callable[[Factors], float], factors: Factors, noise: float, *, has_own: bool
+) -> _Row:
+    slope = _slopes(seconds, factors)
+    off = math.log(measured_s / seconds(factors))
     off += sum(slope[name] * math.log(value) for name, value in factors.items())
-    return _Row(off, slope, run.error)
+    return _Row(off, slope, noise, has_own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +335,7 @@ def _scale_of(band: float) -> float:
 
 def _prior(runs: Sequence[Run], rows: Sequence[_Row], base: Profile) -> _Prior:
     keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[1] for run in runs]
+    keys = keys or ["time_band"]
     own = _scale_of(_OWN * max(NARROWEST[key] for key in keys)) ** 2
     machine = max(_scale_of(getattr(base, key)) for key in keys) ** 2 - own
     # What no run used stays as it was, however the rest of the machine turns out.
@@ -361,7 +389,7 @@ def _updated(rows: Sequence[_Row], prior: _Prior, scale: float, scale_of_own: fl
     own, log_likelihood = scale_of_own * prior.own, 0.0
     for row in rows:
         gain = {one: sum(covariance[one, other] * row.slopes[other] for other in _NAMES) for one in _NAMES}
-        variance = sum(gain[one] * row.slopes[one] for one in _NAMES) + own + row.noise**2
+        variance = sum(gain[one] * row.slopes[one] for one in _NAMES) + own * row.has_own + row.noise**2
         innovation = row.off - sum(row.slopes[one] * mean[one] for one in _NAMES)
         log_likelihood -= (math.log(variance) + innovation**2 / variance) / 2.0
         for one in _NAMES:

@@ -12,6 +12,7 @@ from topoplan.planner.calibrate import Calibration, Run, calibrate
 from topoplan.planner.exhausted import Ended, exhausted_peaks, taught_words
 from topoplan.planner.fragmentation import Learnt, Peaks, learn
 from topoplan.planner.logged import Logged
+from topoplan.planner.measures import Measures
 from topoplan.planner.plan import Plan
 from topoplan.planner.search import rank
 from topoplan.specs.gpu_profile import WIDEST
@@ -48,19 +49,25 @@ class Lessons:
     time: Calibration | None
     """None where no log tells of steps."""
     memory: Learnt
+    spec: Spec
+    """Of the first log, without what other logs taught; or of what was timed."""
+    measures: tuple[Measures, ...]
+    """What was timed by itself."""
 
     @property
-    def first(self) -> tuple[Spec, Plan]:
-        """What ran first."""
-        return _ran(self.of, self.ended)[0]
+    def first(self) -> tuple[Spec, Plan] | None:
+        """What ran first; None where nothing did."""
+        return next(iter(_ran(self.of, self.ended)), None)
 
 
 def _ran(lessons: Sequence[Lesson], ended: Sequence[Ended]) -> list[tuple[Spec, Plan]]:
     return [*((one.spec, one.plan) for one in lessons), *((one.spec, one.plan) for one in ended)]
 
 
-def learn_from(lessons: Sequence[Lesson], ended: Sequence[Ended] = ()) -> Lessons:
-    """The profile that goes best with all of them.
+def learn_from(
+    lessons: Sequence[Lesson], ended: Sequence[Ended] = (), measures: Sequence[tuple[Spec, Measures]] = ()
+) -> Lessons:
+    """The profile that goes best with all of them; `measures` come with the spec of their cluster.
 
     Raises InputError for logs of another trainer, job or cluster than their plan's, or of several clusters.
     """
@@ -68,18 +75,24 @@ def learn_from(lessons: Sequence[Lesson], ended: Sequence[Ended] = ()) -> Lesson
     lessons = [replace(one, spec=_uncalibrated(one.spec)) for one in lessons]
     ended = [replace(one, spec=_uncalibrated(one.spec)) for one in ended]
     ran = _ran(lessons, ended)
-    first, plan = ran[0]
+    first = ran[0][0] if ran else _uncalibrated(measures[0][0])
+    plan = ran[0][1] if ran else None
+    for spec, one in measures:
+        one.check(spec.cluster)
+        if spec.cluster.gpu != first.cluster.gpu:
+            raise InputError(f"is of {spec.cluster.gpu.name}, and not of {first.cluster.gpu.name}", where=one.name)
     for lesson in lessons:
         _refuse_other(lesson, first)
     taught = [one for one in ended if one.found.is_taught]
-    if not lessons and not taught:
+    if not lessons and not taught and not measures:
         raise InputError(taught_words(ended[0].found), where=ended[0].name)
     runs = [
         Run(spec=one.spec, layout=one.plan.layout, step_s=log.step_s, error=log.error, name=log.name)
         for one in lessons
         for log in (one.logged,)
     ]
-    time = calibrate(runs) if runs else None
+    timed = [one for _, found in measures for one in found.rows if one.is_used]
+    time = calibrate(runs, first, timed) if runs or timed else None
     memory = learn([*map(peaks_of, lessons), *(exhausted_peaks(one.spec, one.plan, one.found) for one in taught)])
     bands = _time_bands(lessons, time) if time else {}
     steps = sum(one.logged.steps for one in lessons)
@@ -87,16 +100,34 @@ def learn_from(lessons: Sequence[Lesson], ended: Sequence[Ended] = ()) -> Lesson
     profile = OwnProfile(
         gpu=first.cluster.gpu.name,
         constants={key: float(f"{value:.4g}") for key, value in constants.items()},
-        source=f"topoplan calibrate, {steps} steps of {len(ran)} run{'s' * (len(ran) > 1)}",
+        source=f"topoplan calibrate, {_sources(steps, len(ran), len(timed))}",
         path="",
         calibrated=Calibrated(
             date=datetime.now(UTC).date().isoformat(),
-            trainer=plan.trainer or "",
-            versions=versions_of(first, plan.layout.backend, plan.trainer),
+            trainer=plan.trainer or "" if plan else "",
+            versions=versions_of(first, plan.layout.backend, plan.trainer) if plan else _versions(measures),
             measured=(*map(_measured, lessons), *map(_exhausted, taught)),
         ),
     )
-    return Lessons(profile=profile, of=tuple(lessons), ended=tuple(ended), time=time, memory=memory)
+    return Lessons(
+        profile=profile,
+        of=tuple(lessons),
+        ended=tuple(ended),
+        time=time,
+        memory=memory,
+        spec=first,
+        measures=tuple(one for _, one in measures),
+    )
+
+
+def _sources(steps: int, runs: int, timed: int) -> str:
+    told = [f"{steps} steps of {runs} run{'s' * (runs > 1)}"] if runs else []
+    return ", ".join([*told, *([f"{timed} times of `topoplan measure`"] if timed else [])])
+
+
+def _versions(measures: Sequence[tuple[Spec, Measures]]) -> Mapping[str, str]:
+    about = measures[0][1].about
+    return {name: str(about[name]) for name in ("torch", "cuda", "nccl") if about.get(name)}
 
 
 def _exhausted(ended: Ended) -> MeasuredPlan:

@@ -75,6 +75,13 @@ def print_calibration(console: Console, learnt: Lessons, further: Sequence[str])
 
 
 def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
+    times = sum(row.is_used for one in learnt.measures for row in one.rows)
+    if times:
+        told = f"{counted(times, 'time')} of kernels and collectives by `topoplan measure`, on {learnt.profile.gpu}."
+        paragraph(console, told)
+        console.print()
+    if not learnt.of:
+        return
     steps = sum(lesson.logged.steps for lesson in learnt.of)
     runs = counted(len(learnt.of), "log")
     paragraph(console, f"{runs} with {counted(steps, 'step')} that did nothing but train, on {learnt.profile.gpu}.")
@@ -111,14 +118,16 @@ def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
     dark = [one for one in time.shifts if one.told < _TOLD and one.knob.name in time.used]
     left = [one.knob.name for one in dark if one.knob.of_host or abs(one.factor - 1.0) < _MOVED]
     moved = [f"{one.knob.name} ({one.factor:.2f})" for one in dark if one.knob.name not in left]
-    if left:
+    if left and learnt.of:
         yield f"these steps say nothing of {listed(left, 'or')}: left as they were, or nearly"
     if moved:
         yield f"of {listed(moved)} they say little: taken to be off as the rest of the machine is"
     for alike in _together(time.unseparated):
         names = listed([name for name in time.factors if name in alike])
         yield f"they cannot tell {names} apart: each is shifted as far as it was uncertain; other layouts would"
-    if len({lesson.plan.id for lesson in learnt.of}) == 1:
+    if not learnt.of:
+        yield "what a whole step is off by, its own logs tell: give them too once there are some"
+    elif len({lesson.plan.id for lesson in learnt.of}) == 1:
         yield "a part of what one layout is off by is its own; a second, quite another, would narrow the band"
 
 
@@ -142,8 +151,7 @@ def _memory(learnt: Lessons) -> Iterator[str]:
 
 def _base(learnt: Lessons) -> Profile:
     """The constants as they were."""
-    spec, _ = learnt.first
-    return profile_of(spec.cluster.gpu, spec.profile)
+    return profile_of(learnt.spec.cluster.gpu, learnt.spec.profile)
 
 
 def _bands(learnt: Lessons) -> Iterator[str]:
@@ -183,7 +191,7 @@ def calibrated_text(profile: OwnProfile) -> str:
         *([f"  trainer: {found.trainer}"] if found.trainer else []),
         *(["  versions:"] if found.versions else []),
         *(f"    {json.dumps(package)}: {json.dumps(version)}" for package, version in found.versions.items()),
-        "  measured:",
+        *(["  measured:"] if found.measured else []),
         *(f"    - {json.dumps(plain(one))}" for one in found.measured),
         *(f"{key}: {value:g}" for key, value in profile.constants.items()),
     ]

@@ -1,4 +1,4 @@
-"""One line on standard error while a search runs."""
+"""One line on standard error while something long runs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ _ERASE = "\r\x1b[2K"
 class ProgressLine:
     """Call it with (done, total). It shows itself after a second, on a terminal only, and erases itself at the end."""
 
-    def __init__(self, stream: TextIO | None = None, *, partial: bool = False) -> None:
-        """`partial`: the search gives what it has when it is interrupted."""
+    def __init__(self, stream: TextIO | None = None, *, partial: bool = False, work: str = "the search") -> None:
+        """`partial`: the work gives what it has when it is interrupted."""
         self._stream = sys.stderr if stream is None else stream
         self.visible = self._stream.isatty()
         self._next_s = monotonic() + _QUIET_S
         self._drawn = False
+        self._work = work
         self._on_interrupt = "ends it with what it has" if partial else "stops it"
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far the search is, ten times a second at most."""
+        """Show how far it is, ten times a second at most."""
         now_s = monotonic()
         if not self.visible or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
         self._drawn = True
         percent = 100 * done // total if total else 0
-        self._stream.write(f"{_ERASE}topoplan: {percent}% of the search; Ctrl-C {self._on_interrupt}")
+        self._stream.write(f"{_ERASE}topoplan: {percent}% of {self._work}; Ctrl-C {self._on_interrupt}")
         self._stream.flush()
 
     def __enter__(self) -> Self:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret
-from topoplan.specs.spec import Spec
 
 _MOST_HCAS = 32  # NCCL user guide, NCCL_IB_HCA
 _THREADS_WHEN_UNKNOWN = 4
@@ -32,12 +31,11 @@ class EnvVar:
     reason: str
 
 
-def node_environment(spec: Spec, trainer: tuple[EnvVar, ...], node: int) -> tuple[EnvVar, ...]:
+def node_environment(cluster: Cluster, trainer: tuple[EnvVar, ...], node: int) -> tuple[EnvVar, ...]:
     """What node number `node` exports before it starts the trainer, whose own variables are given.
 
     The `env` of the spec comes last and wins.
     """
-    cluster = spec.cluster
     chosen = {variable.name: variable for variable in (*trainer, *_processes(cluster), *_network(cluster, node))}
     for name, value in cluster.env.items():
         _check_user_variable(name, value)

@@ -1,0 +1,119 @@
+"""`topoplan measure`: what the GPUs and links of real machines do, timed by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, output_option
+from topoplan.cli.ssh_options import AcceptNew
+
+if TYPE_CHECKING:
+    from topoplan.planner.measures import Measures
+    from topoplan.specs.cluster import Cluster
+
+_MOST_MINUTES = 5.0
+_SPEC_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def measure(
+    subject: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST...", help="Machines as ssh takes them, rank 0 first; or a cluster spec with hosts."
+        ),
+    ],
+    output: Annotated[str | None, output_option("Write what was measured, which `calibrate` takes.")] = None,
+    venv: Annotated[
+        str | None,
+        typer.Option("--venv", metavar="DIR", help="With HOST...: the environment that has torch there."),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", metavar="N", min=0.1, max=_MOST_MINUTES, help="Time nothing new after these.")
+    ] = 4.0,
+    on_processors: Annotated[
+        bool, typer.Option("--on-cpu", help="Time processors and gloo, to see that all of it works.")
+    ] = False,
+    accept_new: AcceptNew = False,
+    as_json: AsJson = False,
+) -> None:
+    """Products, attention, copies, and the collectives of the groups that plans use, with torch over SSH. All GPUs work
+    meanwhile: the machines should have nothing else to do. Nothing is left there.
+
+    Exit code 1: a host could not be reached or could not measure; 2: bad input.
+    """
+    from topoplan.cli.output import print_json, print_written, stdout_console
+    from topoplan.cli.profile import write_new
+    from topoplan.errors import HostError
+    from topoplan.planner.measures import SCHEMA, measures_to_dict
+    from topoplan.report.failure import error_to_dict
+    from topoplan.report.measures import measures_text, print_measures
+
+    cluster = _cluster(subject, venv, accept_new=accept_new)
+    try:
+        measured = _measured(cluster, 60.0 * minutes, on_cpu=on_processors, accept_new=accept_new)
+    except HostError as error:
+        if not as_json:
+            raise
+        print_json({"schema": SCHEMA, "error": error_to_dict(error)})
+        raise typer.Exit(1) from None
+    if output is not None:
+        write_new(output, measures_text(measured))
+    if as_json:
+        print_json(measures_to_dict(measured))
+        return
+    print_measures(stdout_console(), measured, cluster)
+    if output is not None:
+        print_written(output)
+
+
+def _cluster(subject: list[str], venv: str | None, *, accept_new: bool) -> Cluster:
+    """Of a spec; or of hosts, which are asked what they are."""
+    from pathlib import Path
+
+    from topoplan.errors import InputError
+    from topoplan.specs.load import load_cluster
+
+    if len(subject) == 1 and Path(subject[0]).suffix in _SPEC_SUFFIXES:
+        if venv is not None:
+            raise InputError("is for HOST...: the spec says it of each host", where="--venv")
+        return load_cluster(subject[0])
+
+    from topoplan.cli.host_words import hosts_of
+    from topoplan.cli.probe import ask
+    from topoplan.hosts.cluster_yaml import cluster_spec
+    from topoplan.specs.source import parse_source
+
+    asked = ask(hosts_of(subject, None, venv=venv), accept_new=accept_new)
+    for error in asked.failed.values():
+        raise error
+    draft = cluster_spec(asked.reached)
+    if draft.text is None:
+        remedy = "`topoplan probe` with the same hosts says why"
+        raise InputError("make no cluster", where=" ".join(subject), remedy=remedy)
+    return load_cluster(parse_source(draft.text, name="the hosts"))
+
+
+def _measured(cluster: Cluster, limit_s: float, *, on_cpu: bool, accept_new: bool) -> Measures:
+    from topoplan.cli.preflight import targets_of
+    from topoplan.cli.ssh_options import access
+    from topoplan.errors import HostError
+    from topoplan.hosts.measure import measure as measure_over
+    from topoplan.planner.measures import measures_of
+    from topoplan.remote.connection import Connection
+    from topoplan.remote.fanout import connect_all
+    from topoplan.report.progress import ProgressLine
+
+    found = connect_all(targets_of(cluster), access(accept_new=accept_new))
+    connections = {name: one for name, one in found.items() if isinstance(one, Connection)}
+    try:
+        for error in found.values():
+            if isinstance(error, HostError):
+                raise error
+        with ProgressLine(work="the measurements") as line:
+            about, rows = measure_over(connections, cluster, on_cpu=on_cpu, limit_s=limit_s, told=line)
+    finally:
+        for connection in connections.values():
+            connection.close()
+    return measures_of(about, rows, cluster.name)

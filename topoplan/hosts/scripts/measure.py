@@ -1,0 +1,200 @@
+"""What the GPUs of this host and the links between hosts do: products, attention, copies and collectives, timed.
+
+Standard input: a line of JSON with the task, and then nothing until whoever asks is gone; all ranks end with it. The
+first process of a host starts one for each GPU, which is this program again. Rank 0 of all writes a line of JSON for
+each thing that was timed. Needs torch; where it is told to, it times processors and gloo.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Task = dict[str, Any]
+Job = Callable[[], object]
+ROUND_S = 0.1
+SPARE_S = 30.0
+
+
+def say(**document: Any) -> None:
+    """A line of JSON."""
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def start(program: str, task: Task) -> int:
+    """One process a GPU. They end with the first that fails, with standard input, or when it is late. An exit code."""
+    try:
+        import torch
+    except ImportError as error:
+        say(error=f"no torch in {sys.executable}: {error}")
+        return 0
+    ranks = task["gpus"] if task["cpu"] else torch.cuda.device_count()
+    if ranks != task["gpus"]:
+        say(error=f"torch sees {ranks} GPUs, and the spec has {task['gpus']}")
+        return 0
+    own = dict(os.environ, **task["environment"])
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, "rank", json.dumps(dict(task, local=local))],
+            env=own,
+            stdin=subprocess.DEVNULL,
+        )
+        for local in range(ranks)
+    ]
+
+    def end() -> None:
+        for child in children:
+            child.kill()
+
+    def watch() -> None:
+        sys.stdin.read()
+        end()
+
+    threading.Thread(target=watch, daemon=True).start()
+    end_at = time.monotonic() + task["limit_s"] + 2 * SPARE_S
+    while any(child.poll() is None for child in children):
+        if time.monotonic() > end_at or any(child.returncode for child in children):
+            end()
+        time.sleep(0.05)
+    return max(abs(child.wait()) for child in children)
+
+
+class Rank:
+    """One process of all."""
+
+    def __init__(self, task: Task) -> None:
+        """Meet the others."""
+        import torch
+        import torch.distributed as dist
+
+        self.torch: Any = torch
+        self.dist: Any = dist
+        self.task, self.gpus = task, task["gpus"]
+        self.rank, self.world = task["node"] * self.gpus + task["local"], self.gpus * task["nodes"]
+        self.is_cuda = not task["cpu"]
+        self.device: Any = torch.device("cuda", task["local"]) if self.is_cuda else torch.device("cpu")
+        if self.is_cuda:
+            torch.cuda.set_device(self.device)
+        address = f"tcp://{task['master']}:{task['port']}"
+        backend = "nccl" if self.is_cuda else "gloo"
+        dist.init_process_group(backend, init_method=address, rank=self.rank, world_size=self.world)
+        self.end_at = time.monotonic() + task["limit_s"]
+
+    def sync(self) -> None:
+        """Wait for what the GPU still does."""
+        if self.is_cuda:
+            self.torch.cuda.synchronize()
+
+    def timed(self, job: Job, loops: int) -> float:
+        """Median seconds over some rounds, after one that is not counted."""
+        rounds = []
+        for _ in range(self.task["rounds"] + 1):
+            self.sync()
+            begun = time.perf_counter()
+            for _ in range(loops):
+                job()
+            self.sync()
+            rounds.append((time.perf_counter() - begun) / loops)
+        return statistics.median(rounds[1:])
+
+    def most(self, value: float) -> float:
+        """The largest that any rank has."""
+        found = self.torch.tensor([value], device=self.device)
+        self.dist.all_reduce(found, op=self.dist.ReduceOp.MAX)
+        return float(found.item())
+
+    def tell(self, kind: str, job: Job, **facts: int) -> None:
+        """Time it on all ranks at once, and have rank 0 say the median over them and the slowest one."""
+        if self.most(float(time.monotonic() > self.end_at)):
+            return
+        loops = max(1, min(1000, int(ROUND_S / self.most(max(1e-6, self.timed(job, 1))))))
+        own = self.torch.tensor([self.timed(job, loops)], device=self.device)
+        every = [self.torch.zeros_like(own) for _ in range(self.world)]
+        self.dist.all_gather(every, own)
+        seconds = sorted(one.item() for one in every)
+        if self.rank == 0:
+            say(kind=kind, seconds=statistics.median(seconds), slowest_s=seconds[-1], **facts)
+
+    def make(self, *shape: int) -> Any:
+        """Random values, as most models are trained in."""
+        dtype = self.torch.bfloat16 if self.is_cuda else self.torch.float32
+        return self.torch.randn(*shape, device=self.device, dtype=dtype)
+
+    def kernels(self) -> None:
+        """What a GPU does by itself, on all of them at once, as in training."""
+        torch, make = self.torch, self.make
+        for rows, columns, inner in self.task["products"]:
+            job = partial(torch.matmul, make(rows, inner), make(inner, columns))
+            self.tell("matmul", job, rows=rows, columns=columns, inner=inner)
+        attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+        for heads, tokens, width in self.task["attention"]:
+            inputs = [make(1, heads, tokens, width).requires_grad_() for _ in range(3)]
+            gradient = make(1, heads, tokens, width)
+
+            def both(inputs: Any = inputs, gradient: Any = gradient) -> object:
+                return torch.autograd.grad(attend(*inputs), inputs, gradient)
+
+            facts = {"heads": heads, "tokens": tokens, "width": width}
+            self.tell("attention", partial(attend, *(one.detach() for one in inputs)), **facts)
+            self.tell("attention with gradients", both, **facts)
+        for size in self.task["copies"]:
+            source = torch.zeros(size // 4, device=self.device)
+            self.tell("copy", partial(torch.empty_like(source).copy_, source), bytes=size)
+
+    def collectives(self) -> None:
+        """Groups of a kind all at once, as in training."""
+        torch, dist = self.torch, self.dist
+        for size, stride in self.task["groups"]:
+            firsts = [block + shift for block in range(0, self.world, size * stride) for shift in range(stride)]
+            members = [[first + stride * place for place in range(size)] for first in firsts]
+            groups = [dist.new_group(ranks) for ranks in members]
+            group = groups[[self.rank in ranks for ranks in members].index(True)]
+            for count in self.task["messages"]:
+                whole = torch.zeros(count // 4 // size * size, device=self.device)
+                part, other = torch.zeros(len(whole) // size, device=self.device), torch.zeros_like(whole)
+                facts = {"size": size, "stride": stride, "bytes": 4 * len(whole)}
+                self.tell("all-reduce", partial(dist.all_reduce, whole, group=group), **facts)
+                self.tell("all-gather", partial(dist.all_gather_into_tensor, whole, part, group=group), **facts)
+                self.tell("all-to-all", partial(dist.all_to_all_single, other, whole, group=group), **facts)
+
+    def about(self) -> None:
+        """What it was measured with, and at which clocks the GPUs are after work."""
+        said: Task = {"gpu": "", "gpus": self.gpus, "nodes": self.task["nodes"], "torch": self.torch.__version__}
+        if self.is_cuda:
+            version = self.torch.version
+            said["gpu"] = self.torch.cuda.get_device_name(self.device)
+            said["cuda"] = version.cuda or version.hip or ""
+            said["nccl"] = ".".join(str(part) for part in self.torch.cuda.nccl.version())
+            query = "--query-gpu=driver_version,clocks.sm,clocks.max.sm,power.limit"
+            try:
+                told = subprocess.check_output(["nvidia-smi", query, "--format=csv,noheader,nounits"], timeout=20)
+                said["driver_clock_most_clock_power_limit"] = sorted(
+                    {one.strip() for one in told.decode().splitlines()}
+                )
+            except (OSError, subprocess.SubprocessError):
+                pass  # of another make
+        if self.rank == 0:
+            say(about=said)
+
+
+def run(task: Task) -> None:
+    """As one rank."""
+    rank = Rank(task)
+    rank.kernels()
+    rank.about()
+    rank.collectives()
+    rank.dist.barrier()
+    rank.dist.destroy_process_group()
+
+
+if sys.argv[1] == "rank":
+    run(json.loads(sys.argv[2]))
+else:
+    sys.exit(start(sys.argv[1], json.loads(sys.stdin.readline())))
