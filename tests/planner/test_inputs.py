@@ -125,6 +125,7 @@ FULL = Spec(
         precision="fp8",
         finetuning="lora",
         stage="dpo",
+        reference_forwards=2,
         dataset="a,b",
         dataset_dir="my data",
         template="qwen3",
