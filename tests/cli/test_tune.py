@@ -50,5 +50,7 @@ def test_what_is_refused_before_anything_is_spent(cli: Cli, with_hosts: Path, tm
     assert cli("tune", with_hosts, *FEW, "-o", "no/where.yaml").is_refused("no: no such directory")
     bundle = bundle_at(tmp_path / "bundle")
     assert cli("tune", bundle, *FEW, "--dry-run").is_refused("a bundle says its job and its cluster")
+    with_hosts.write_text(SPEC + "slurm: {partition: gpu}\n")
+    assert cli("tune", with_hosts, *FEW).is_refused("its machines are Slurm's, and trials are launched over SSH")
     with_hosts.write_text(SPEC)
     assert cli("tune", with_hosts, *FEW).is_refused("the spec names no hosts")

@@ -163,7 +163,10 @@ def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> Tuning:
 def _refuse_slurm(subject: str) -> None:
     from topoplan.errors import InputError
 
-    remedy = "allocate them, and give a spec of these hosts without `slurm`; or see --dry-run"
+    remedy = (
+        "--dry-run names the plans, `topoplan generate SPEC --plan ID` writes the job of each, and `topoplan calibrate`"
+        " learns from their logs; or allocate the machines, and give a spec of these hosts without `slurm`"
+    )
     raise InputError("its machines are Slurm's, and trials are launched over SSH", where=subject, remedy=remedy)
 
 
