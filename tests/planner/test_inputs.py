@@ -116,6 +116,7 @@ FULL = Spec(
         learned_positions=1024,
         hidden_dropout=0.1,
         mtp_layers=1,
+        num_labels=3,
         config_path="/data/my model/config.json",
         quantization="fp8",
     ),

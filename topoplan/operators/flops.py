@@ -34,7 +34,7 @@ def _layer_flops(model: Model, layer: Layer, extent: float) -> float:
 @lru_cache(maxsize=256)
 def flops_per_sequence(model: Model, tokens: float, extent: float | None = None, mtp_layers: int = 0) -> float:
     """Forward and backward FLOPs of the language model for one sequence; its tokens attend within `extent`, or all."""
-    per_token = 2.0 * model.vocab_size * model.hidden_size * (1 + mtp_layers)
+    per_token = 2.0 * model.head_size * model.hidden_size * (1 + mtp_layers)
     for layer in (*model.layers, *(mtp_layers * (mtp_layer(model),) if mtp_layers else ())):
         per_token += _layer_flops(model, layer, extent or tokens)
     return 3.0 * per_token * tokens
@@ -47,7 +47,7 @@ def _saved_by_frozen(model: Model, tokens: float, extent: float, trained: frozen
     Frozen weights have no gradients, and layers below all trained ones no backward. With none trained, adapters or a
     projector below want the gradients of all layers' inputs.
     """
-    per_token = 2.0 * model.vocab_size * model.hidden_size
+    per_token = 2.0 * model.head_size * model.hidden_size
     lowest = min(trained, default=0)
     for place, layer in enumerate(model.layers):
         if place < lowest:

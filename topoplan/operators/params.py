@@ -46,6 +46,8 @@ def embedding_tensors(model: Model) -> tuple[Weight, ...]:
 def head_tensors(model: Model) -> tuple[Weight, ...]:
     """Final norm and, unless tied, the output layer."""
     norm = (Weight("final_layernorm", model.hidden_size * (2 if model.norm_bias else 1)),)
+    if model.num_labels:
+        return (*norm, Weight("score", model.num_labels * model.hidden_size, "replicated"))
     if model.tie_word_embeddings:
         return norm
     return (*norm, Weight("output_layer", model.vocab_size * model.hidden_size, "tp"))

@@ -168,11 +168,18 @@ class Model:
     mtp_layers: SizeOrNone = 0
     """Multi-token-prediction layers in the checkpoint; 0 when it does not say. Not counted in parameters: a job trains
     them only when it asks to (`Job.mtp_num_layers`)."""
+    num_labels: SizeOrNone = 0
+    """Of a classifier: outputs of the layer that it has in place of the vocabulary's; 0 of a language model."""
     vision: VisionTower | None = None
     quantization: str = ""
     """How the weights of the checkpoint are quantized (gptq, awq, fp8); empty where the config does not say so."""
     config_path: str | None = None
     """Local directory of the model, when it was given as one."""
+
+    @property
+    def head_size(self) -> int:
+        """Outputs of the last layer for a token."""
+        return self.num_labels or self.vocab_size
 
     @property
     def num_layers(self) -> int:

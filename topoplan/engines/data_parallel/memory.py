@@ -92,7 +92,7 @@ def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
     if not layout.fused_linear_cross_entropy and case.traits.loss is not None:
         # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
         ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size
-        return case.traits.loss.backward_bytes * tokens * model.vocab_size + ends
+        return case.traits.loss.backward_bytes * tokens * model.head_size + ends
     # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
     # states and output layer are made at once.
     chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
@@ -159,7 +159,7 @@ def _reserved_bytes(case: Case, layout: Layout, allocated: float, at_loss: float
     if not case.traits.stranded_bytes:
         is_regular = layout.fused_linear_cross_entropy and layout.recompute.granularity == "full"
         return allocated * (1.0 + (profile.fragmentation if is_regular else profile.sharded_fragmentation))
-    stranded = case.traits.stranded_bytes * tokens_of(case, layout) * case.model.vocab_size
+    stranded = case.traits.stranded_bytes * tokens_of(case, layout) * case.model.head_size
     return max(allocated * (1.0 + profile.fragmentation), at_loss + stranded)
 
 
@@ -214,7 +214,7 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
     loss = _loss_bytes(case, layout, tokens)
     # Where the loss is cut into chunks, they are as large in forward as behind it.
     whole = None if layout.fused_linear_cross_entropy else case.traits.loss
-    logits = loss if whole is None else whole.forward_bytes * tokens * model.vocab_size
+    logits = loss if whole is None else whole.forward_bytes * tokens * model.head_size
     moments = _moments(
         case, layout, states, kept=kept, own=own, logits=logits, loss=loss, layer=backward, vision=vision
     )

@@ -94,7 +94,7 @@ def sharded_shard(case: Case, layout: Layout) -> Shard:
 def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[float, float]:
     """(forward, backward) of embedding, final norm, output layer and loss."""
     model, cluster, profile, loss = case.model, case.cluster, eager_case(case).profile, case.traits.loss
-    gpu, rows, columns, hidden = cluster.gpu, shard.tokens, model.vocab_size, model.hidden_size
+    gpu, rows, columns, hidden = cluster.gpu, shard.tokens, model.head_size, model.hidden_size
     precision = "fp16" if shard.precision == "fp16" else "bf16"
     forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
     backward = gemm_s(rows, hidden, columns, gpu, profile, precision)
@@ -104,7 +104,7 @@ def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[fl
     forward += elementwise_s(moved[0] * rows * columns, gpu, profile, kernels=6)
     backward += elementwise_s(moved[1] * rows * columns, gpu, profile, kernels=4)
     lookup = 3 * HALF * rows * hidden
-    table = HALF * 3 * columns * hidden if trained else 0
+    table = HALF * 3 * model.vocab_size * hidden if trained else 0
     return forward + elementwise_s(lookup, gpu, profile), backward + elementwise_s(lookup + table, gpu, profile)
 
 

@@ -86,7 +86,7 @@ def _micro_batch(
         layers=layers,
         embedding_s=_embedding_s(case, shard, vocabulary),
         vision_s=vision_s,
-        head_s=_head_s(case, shard, vocabulary, fused=fused),
+        head_s=_head_s(case, shard, model.num_labels * shard.tp or vocabulary, fused=fused),
     )
 
 

@@ -10,6 +10,7 @@ from topoplan.engines.megatron.states import (
     chunk_layers,
     chunk_runs,
     distinct_layers,
+    head_elements,
     keeps_own_weights,
     states_in_copies,
 )
@@ -206,7 +207,7 @@ def stage_moments(
     moments = [Moment("backward", backward)]
     for chunk, kept_bytes in zip(states.chunks, chunks_kept, strict=True):
         if chunk.head:
-            moments += _losses(case, layout, shard, chunk, states.vocabulary, dummies)
+            moments += _losses(case, layout, shard, chunk, head_elements(case, layout.tp), dummies)
         if table and (chunk.embedding or chunk.mtp_layers):
             # The last lookup's gradient, and the sum of the others.
             tables = min(2, chunk.embedding + chunk.mtp_layers) * table

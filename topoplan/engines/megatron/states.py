@@ -104,6 +104,14 @@ def _vocabulary_elements(case: Case, tp: int) -> int:
     return padded_vocab_size(model, tp, traits.vocab_multiple) // tp * model.hidden_size
 
 
+def head_elements(case: Case, tp: int) -> int:
+    """Elements of the output layer that one rank holds; a classifier's is whole on each.
+
+    mcore_bridge `model/gpt_model.py`, OutputLayerLinear.
+    """
+    return case.model.num_labels * case.model.hidden_size or _vocabulary_elements(case, tp)
+
+
 @lru_cache(maxsize=1 << 15)
 def chunk_parameters(case: Case, chunk: Chunk, tp: int, ep: int, etp: int) -> RankParameters:
     """Elements that one rank holds of a chunk, the vision tower left out."""
@@ -143,7 +151,7 @@ def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Weight, int]]:
         ends.append((final_norm, final_norm.elements))
     if chunk.head:
         if output:
-            ends.append((output[0], vocabulary))
+            ends.append((output[0], head_elements(case, tp)))
         elif not chunk.embedding:
             table = embedding_tensors(model)[0]
             ends.append((Weight("output_layer (copy of the embedding)", table.elements, table.split), vocabulary))
@@ -232,7 +240,7 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
     shapes = {shape for layer in layers for shape in layer_activations(model, layer, shard).weight_shapes}
     sizes = [rows * columns for rows, columns in shapes]
     if shard.adapters is None and any(chunk.head for chunk in chunks):
-        sizes.append(vocabulary)
+        sizes.append(head_elements(case, layout.tp))
     is_fused = layout.switches.gradient_accumulation_fusion
     return StageStates(
         rank=rank,

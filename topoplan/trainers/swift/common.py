@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
+from topoplan.reading.setup import Configuration
 from topoplan.reading.values import as_whole
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.source import plain_scalar
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
 from topoplan.trainers.codec import Reading
 from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers.models import model_of
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
 from topoplan.trainers.train_yaml import head
@@ -26,8 +30,22 @@ _FREEZES = {
     "freeze_aligner": "freeze_multi_modal_projector",
     "freeze_llm": "freeze_language_model",
 }
+TASKS = ("causal_lm", "seq_cls")
+"""What a model is trained as (task_type)."""
 BRIDGE = "1.6.5"
 """The mcore-bridge beside which it was tried."""
+
+
+def model_of_task(configuration: Configuration, reference: str, tokens: int) -> tuple[Model, str]:
+    """The model that a configuration names, as a classifier where it is trained as one. Raises ModelError.
+
+    model/register.py: AutoModelForSequenceClassification, whose last layer has an output a label.
+    """
+    model, named = model_of(configuration, reference, tokens)
+    if configuration.get("task_type") != "seq_cls":
+        return model, named
+    labels = as_whole(plain_scalar(str(configuration.get("num_labels")))) or 1
+    return replace(model, num_labels=labels, tie_word_embeddings=False), named
 
 
 def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:

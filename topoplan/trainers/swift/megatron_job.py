@@ -35,7 +35,7 @@ from topoplan.trainers.megatron_keys import (
     with_comment,
 )
 from topoplan.trainers.swift import grpo
-from topoplan.trainers.swift.common import of_images
+from topoplan.trainers.swift.common import TASKS, model_of_task, of_images
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
@@ -71,9 +71,6 @@ _OFF: Mapping[str, Sequence[Any]] = {
 
 _ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
 """With one of them all weights are not trained, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
-
-
-_NOT_PREDICTED = ("use_megatron_fsdp", "task_type")
 
 
 def _cp_comm_type(reading: Reading, key: str) -> str:
@@ -248,9 +245,7 @@ LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch
 
 def _layout(reading: Reading) -> Layout:
     """The layout. Raises SpecError for a wrong type, or for what is not predicted."""
-    for key in _NOT_PREDICTED:
-        if reading.keys.given(key) not in (None, False, "causal_lm"):
-            reading.keys.not_predicted((key,))
+    refuse(reading.keys, {"use_megatron_fsdp": (False,), "task_type": TASKS})
     return layout_of(ROWS, reading, backend="megatron")
 
 
@@ -309,6 +304,7 @@ CODEC = Codec(
     defaults=lambda: DEFAULTS,
     length="max_length",
     view=grpo.with_answers,
+    model=model_of_task,
     layout=_layout,
     job=_job,
     findings=fault_findings,  # LLaMA-Factory's are told without a cluster

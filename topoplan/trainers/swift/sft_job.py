@@ -29,7 +29,7 @@ from topoplan.trainers.data_parallel import (
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
 from topoplan.trainers.swift import grpo
-from topoplan.trainers.swift.common import of_images
+from topoplan.trainers.swift.common import TASKS, model_of_task, of_images
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
 
 DEFAULTS: Mapping[str, Any] = {
@@ -61,7 +61,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "zero_hpz_partition_size": (1,),
     "tuner_backend": ("peft",),
     "quant_method": ("bnb",),
-    "task_type": ("causal_lm",),
+    "task_type": TASKS,
 }
 
 
@@ -73,6 +73,7 @@ def _own_loss(keys: Keys) -> bool:
     scaled = keys.given("loss_scale") not in (None, "default")
     return (
         scaled
+        or keys.given("task_type") == "seq_cls"
         or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
         or (keys.degree("sequence_parallel_size") > 1)
     )
@@ -228,6 +229,7 @@ CODEC = Codec(
     defaults=lambda: DEFAULTS,
     length="max_length",
     needs_length=False,
+    model=model_of_task,
     shards=True,
     view=grpo.with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
