@@ -115,9 +115,11 @@ class Job:
         "Any other keys of the trainer's YAML, passed through.", default=dict
     )
     pin: Mapping[str, Any] = key("Layout keys that must hold.", default=dict)
-    reference_forwards: int = 0
-    """Forward passes without gradients that each sequence makes beside the one that trains, through the model as it was
-    at first; those of DPO are known by its stage."""
+    reference_forwards: Annotated[int, Count(0, 16)] = key(
+        "Forward passes without gradients that each sequence makes beside the one that trains, through the model as it"
+        " was at first (GRPO, KTO); DPO's is known by its stage.",
+        default=0,
+    )
 
     @property
     def trains_language_weights(self) -> bool:
