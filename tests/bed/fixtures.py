@@ -84,6 +84,7 @@ def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Non
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
     yield made
     # Whatever a test left, so that the next one starts on clean hosts.
+    made.end_clients()
     for name in NAMES:
         for pid, line in four.processes(name).items():
             if not line.startswith("sshd"):

@@ -77,6 +77,7 @@ class Hosts:
     bundle_dir: Path
     state: Path
     events: list[Event] = field(default_factory=list)
+    clients: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def workdir(self, name: str) -> Path:
         return self.root / name / "work"
@@ -131,18 +132,30 @@ class Hosts:
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         """Launch as a user does, in a process of its own, which no test waits for without end."""
-        process = subprocess.Popen(
-            self.command(*options),
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process: subprocess.Popen[str] = self.client(*options, stdout=subprocess.PIPE, text=True, errors="replace")
         threading.Thread(target=_end_late, args=(process,), daemon=True).start()
         return process
+
+    def client(self, *options: str, **how: Any) -> subprocess.Popen[Any]:
+        """The same. A client waits for hosts that cannot be seen for as long as it lives, so it does not outlive this
+        program."""
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", *self.command(*options)],
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **how,
+        )
+        self.clients.append(process)
+        return process
+
+    def end_clients(self) -> None:
+        """Those that a test has left."""
+        for process in self.clients:
+            process.kill()
+            process.wait()
+        self.clients.clear()
 
     def record(self) -> RunRecord:
         return load()

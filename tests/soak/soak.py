@@ -63,14 +63,7 @@ class Client:
         self.output = hosts.root / "client.out"
         self.started_s = time.monotonic()
         with self.output.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*hosts.command("--grace", "1", *options), "--json"],
-                env=hosts.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = hosts.client("--grace", "1", *options, "--json", stdout=out)
 
     def wait(self) -> int | None:
         """Its exit code; None when it hangs, and is ended."""
@@ -749,6 +742,7 @@ def one_run(hosts: Hosts, names: list[str], seed: int, index: int) -> Result:
         FAULTS[name][1](Draw(hosts=hosts, chance=chance, result=result, index=index))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         result.violations.append(f"{type(error).__name__}: {error}")
+    hosts.end_clients()
     if (hosts.root / "beside").exists():
         result.violations.append((hosts.root / "beside").read_text())
         (hosts.root / "beside").unlink()

@@ -36,7 +36,7 @@ def is_held(record: RunRecord) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that look hold nothing up
     except BlockingIOError:
         return True
     except OSError:
