@@ -35,6 +35,13 @@ def test_qwen3_8b_has_as_many_as_its_sides_say() -> None:
     assert adapter_parameters(model, model.layers[0], ALL, 1, 1, 1).dense == expected
 
 
+def test_linear_attention_has_one_beside_each_projection() -> None:
+    model = known.model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    # in_proj 2048 -> 12352 (q and k, v and z, beta and decay), out_proj 4096 -> 2048
+    beside = Adapters(16, ("in_proj", "out_proj"))
+    assert adapter_parameters(model, model.layers[0], beside, 1, 1, 1).dense == 16 * (2048 + 12352 + 4096 + 2048)
+
+
 def test_the_side_that_tensor_parallel_splits_is_split_and_the_other_is_whole() -> None:
     model = known.model(DENSE)
     whole = 16 * (4096 + 4096 + 4096 + 4096)

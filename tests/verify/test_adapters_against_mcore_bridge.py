@@ -24,13 +24,16 @@ from topoplan.specs.model import Layer, Model, Moe
 
 pytestmark = pytest.mark.verify
 
-MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite")
+MODELS = (
+    *("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
+    *("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite"),
+)
 GRIDS = ((1, 1), (4, 1), (2, 8))
 """(tp, ep)"""
 ADAPTERS = Adapters(16, ("all",))
 
 
-NORMED = ("linear_qkv", "linear_fc1", "linear_q_up_proj", "linear_kv_up_proj")
+NORMED = ("linear_qkv", "in_proj", "linear_fc1", "linear_q_up_proj", "linear_kv_up_proj")
 """Layers with a norm in them (megatron-core `core/models/gpt/gpt_layer_specs.py`)."""
 SMALL = (("Qwen/Qwen3-0.6B", 1), ("deepseek-ai/DeepSeek-V2-Lite", 16))
 """(model, ep): what they save is really computed."""

@@ -15,7 +15,7 @@ def _widths(attention: LinearAttention) -> tuple[int, int]:
 
 
 def te(build: TeBuilder, attention: LinearAttention) -> None:
-    """GatedDeltaNet of megatron-core."""
+    """GatedDeltaNet of megatron-core; mcore_bridge's is the same module (`model/modules/gated_delta_net.py`)."""
     hidden, tp, tokens = build.hidden, build.shard.tp, build.tokens
     (all_keys, all_values), all_heads = _widths(attention), attention.value_heads
     key, value, heads = all_keys / tp, all_values / tp, all_heads / tp

@@ -157,7 +157,6 @@ def test_what_megatron_sft_can_do_is_taken(case: str) -> None:
         ({"job": {"finetuning": "freeze"}, **MEGATRON}, SpecError, "job.finetuning", "trainer has full and lora"),
         ({"job": LORA, "backend": "mca"}, SpecError, "job.finetuning", "trains all weights"),
         ({"job": LORA | {"precision": "fp8"}, **MEGATRON}, SpecError, "job.finetuning", "as narrow as a rank"),
-        ({"job": LORA, "model": LINEAR, **MEGATRON}, SpecError, "job.finetuning", "on the linear attention of"),
         (
             {"job": LORA | SEEN, "model": QWEN3_VL_8B, **MEGATRON},
             SpecError,

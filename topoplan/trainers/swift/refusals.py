@@ -9,7 +9,6 @@ from dataclasses import replace
 from topoplan.errors import LayoutError, ModelError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.operators.linears import target_names
-from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
 from topoplan.specs.spec import Spec
@@ -232,14 +231,6 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
     if job.stage == "dpo":
         what = "stage dpo with LoRA is not predicted with backend megatron"
         yield Refusal("adapter-preferences", what, where=where)
-    if facts_of(model).linear_attention:
-        # mcore_bridge model/gpts/qwen3_next_gdn.py and qwen3_next.py have modules of their own for it.
-        yield Refusal(
-            "adapter-attention",
-            f"LoRA on the linear attention of {model.name} is not predicted with backend megatron",
-            where=where,
-            remedy="take backend ddp, deepspeed or fsdp2",
-        )
     if job.freeze_language_model or (
         model.vision is not None and not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
     ):
