@@ -40,6 +40,17 @@ _CLUSTER_IS_SMALL = re.compile("predicted on the cluster's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Memory a GPU that a comment says, against what is predicted."""
+
+    file: str
+    error: float
+    """Predicted over said, less 1."""
+    is_whole: bool
+    """The file says all that memory depends on: packed samples fill every sequence, and nobody has to guess images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """One call of `check`."""
 
@@ -52,8 +63,8 @@ class Seen:
     """Without a cluster, and what the other call adds."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Place of each configuration -> the reason why it is not predicted; empty for one that is."""
-    memory: tuple[float, float] | None = None
-    """GiB a GPU that the comment of a file says, and that are predicted, where the file says how long samples are."""
+    memory: Compared | None = None
+    """Where a comment of the file says it."""
 
 
 def seen(paths: Sequence[Path]) -> Seen:
@@ -74,14 +85,16 @@ def seen(paths: Sequence[Path]) -> Seen:
     )
 
 
-def _memory(path: Path, predictions: Sequence[Prediction]) -> tuple[float, float] | None:
+def _memory(path: Path, predictions: Sequence[Prediction]) -> Compared | None:
     said = _MEMORY.findall(path.read_text(encoding="utf-8", errors="replace"))
-    plans = [(one.plan, one.translation.spec.job) for one in predictions if one.plan and one.translation]
+    plans = [(one.plan, one.translation.spec) for one in predictions if one.plan and one.translation]
     if len(said) != 1 or len(plans) != 1:
         return None
-    (gpus, gib), ((plan, job),) = said[0], plans
-    is_known = job.packs and plan.layout.world_size == int(gpus)
-    return (float(gib), plan.memory.device_bytes / GIB) if is_known else None
+    (gpus, gib), ((plan, spec),) = said[0], plans
+    if plan.layout.world_size != int(gpus):
+        return None
+    error = plan.memory.device_bytes / GIB / float(gib) - 1.0
+    return Compared(file=path.name, error=error, is_whole=spec.job.packs and spec.model.vision is None)
 
 
 def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
@@ -137,14 +150,19 @@ def summary(calls: Sequence[Seen]) -> Iterable[str]:
     reasons = Counter(by_place.values())
     yield f"\nconfigurations: {reasons.total()}, predicted {reasons.pop('', 0)}; not:"
     yield from (f"  {count:5}  {reason.splitlines()[0][:150]}" for reason, count in reasons.most_common())
-    memory = [predicted / said - 1.0 for said, predicted in filter(None, (one.memory for one in calls))]
-    if memory:
-        median = statistics.median(map(abs, memory))
-        yield f"\nmemory of {len(memory)} comments, packed samples: median error {median:.1%}"
-        yield f"  {', '.join(f'{error:+.1%}' for error in sorted(memory, key=abs))}"
+    yield from _memory_lines([one.memory for one in calls if one.memory])
     refusals = Counter(one.refused for one in calls if one.refused)
     yield f"\nnot read: {refusals.total()}"
     yield from (f"  {count:5}  {refusal[:150]}" for refusal, count in refusals.most_common())
+
+
+def _memory_lines(found: Sequence[Compared]) -> Iterable[str]:
+    for title, is_whole in (("fully specified", True), ("lengths or images unknown", False)):
+        those = sorted((one for one in found if one.is_whole is is_whole), key=lambda one: abs(one.error))
+        if those:
+            median = statistics.median(abs(one.error) for one in those)
+            yield f"\nmemory of {len(those)} comments, {title}: median error {median:.1%}"
+            yield f"  {', '.join(f'{one.error:+.1%} {one.file}' for one in those)}"
 
 
 def places(calls: Sequence[Seen], rule: str, reason: str) -> Iterable[str]:
