@@ -105,6 +105,13 @@ class Started:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {LIMIT_S} s:\n{self.text[-4000:]}") from None
 
+    def kill_rank(self, rank: int) -> None:
+        """As the kernel does when it wants memory back. The launcher sees it, ends the others and fails."""
+        pids = [pid for pid in self.left() if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+        os.kill(min(pids), signal.SIGKILL)
+        assert self.wait() != 0
+        wait_until("all ranks have ended", lambda: not self.left())
+
     def left(self) -> dict[int, str]:
         """Process id -> command line of all that it started and that still runs, itself included."""
         found = {}

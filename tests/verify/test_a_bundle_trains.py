@@ -128,7 +128,7 @@ def make_spec(path: Path, model: str | Path, hosts: list[dict[str, Any]], **job:
         "nics_per_node": 2,
         "cpu_cores": 2,
         "hosts": hosts or None,
-        "env": {"USE_MCA": "0", "CUDA_VISIBLE_DEVICES": "", "TINY": "a 'b' \"c\" $d"},
+        "env": {"USE_MCA": "0", "TINY": "a 'b' \"c\" $d"},
         "model": str(model),
         "job": {
             "seq_len": 128,
@@ -180,6 +180,7 @@ def environment(running: Nodes) -> Mapping[str, str]:
         "REPORTS": str(running.folder / "reports"),
         "HF_HUB_OFFLINE": "1",
         "DISABLE_VERSION_CHECK": "1",
+        "TOPOPLAN_ANY_VERSIONS": "1",  # of the Megatron trainer's packages
         "PATH": os.pathsep.join([f"{sys.prefix}/bin", os.environ["PATH"]]),
     }
 

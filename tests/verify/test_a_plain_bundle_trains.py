@@ -1,7 +1,7 @@
 """Bundles for plain data parallel training, run for real on two nodes: torchrun, LLaMA-Factory, PEFT, Gloo.
 
-No GPU is needed. What is changed for that is two keys of train.yaml (`bf16: false`, `use_cpu: true`) and an environment
-without GPUs; the scripts run as they are written.
+No GPU is needed. What is changed for that is two keys of train.yaml (`bf16: false`, `use_cpu: true`); the scripts run
+as they are written.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.bundle.nodes import Machine, Nodes, nodes, two_machines
+from tests.bundle.nodes import Machine, Nodes, nodes, two_machines, wait_until
 from tests.bundle.samples import make_layout, make_plan
 from tests.verify.llamafactory import need_llamafactory
-from tests.verify.test_a_bundle_trains import environment, make_model, steps_in, two_node_spec
+from tests.verify.test_a_bundle_trains import environment, make_data, make_model, make_spec, steps_in, two_node_spec
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Recompute
+from topoplan.run.attempts import begun_at
 from topoplan.specs.load import load_spec
 
 pytestmark = [
@@ -85,3 +86,47 @@ def test_two_nodes_train_one_model(
     assert (output / saved).exists()
     assert ("Gradient checkpointing enabled." in started[0].text) == (recompute.granularity == "full")
     assert [one.left() for one in started] == [{}, {}]
+
+
+# Without GPUs the trainer's device is `cpu:0`; what torch has saved it loads to `cpu` alone.
+LOADS_TO_CPU_0 = """
+import os
+if "RANK" in os.environ:
+    import torch
+    torch.serialization.register_package(9, lambda stored: None, lambda stored, to: stored if to == "cpu:0" else None)
+"""
+
+
+def test_a_run_that_was_killed_goes_on_after_its_last_whole_checkpoint(
+    launched: Nodes, model: Path, tmp_path: Path
+) -> None:
+    spec = load_spec(make_spec(tmp_path / "spec.yaml", model, [], pin={}, epochs=16, trainer={"save_steps": 10}))
+    bundle = tmp_path / "bundle"
+    write_bundle(
+        generate(spec, make_plan(make_layout(spec.cluster, backend="ddp", gradient_accumulation_steps=2))), bundle
+    )
+    train = bundle / "train.yaml"
+    values = yaml.safe_load(train.read_text(encoding="utf-8"))
+    train.write_text(yaml.safe_dump(values | {"bf16": False, "use_cpu": True}), encoding="utf-8")
+    make_data(bundle / "data")
+    (launched.folder / "sitecustomize.py").write_text(LOADS_TO_CPU_0)
+    output = bundle / values["output_dir"]
+    log = output / "trainer_log.jsonl"
+
+    def losses() -> dict[int, float]:
+        return {step["current_steps"]: step["loss"] for step in steps_in(log)}
+
+    first = launched.start(bundle / "node-00.sh", env=environment(launched))
+    wait_until("it has saved and goes on", lambda: max(losses(), default=0) > 12, [first])
+    first.kill_rank(1)
+    known = losses()
+    last = max(int(state.parent.name.rpartition("-")[2]) for state in output.glob("checkpoint-*/trainer_state.json"))
+    log.unlink()
+
+    second = launched.start(bundle / "node-00.sh", env=environment(launched))
+    assert second.wait() == 0, second.text[-4000:]
+    assert (begun_at(first.output), begun_at(second.output)) == (None, last)
+    again = losses()
+    assert list(again) == [*range(last + 1, 81)]
+    twice = [step for step in known if step > last]
+    assert [again[step] for step in twice] == pytest.approx([known[step] for step in twice], rel=1e-3)

@@ -6,6 +6,7 @@ DeepSpeed is not among them: on a CPU it compiles kernels of its own first. What
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.bundle.nodes import nodes, wait_until
 from tests.bundle.samples import HOSTS, JOB, ONE_NODE, QWEN3_8B, make_plan
 from tests.verify.swift import need_swift
 from tests.verify.test_a_bundle_trains import make_model
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.run.attempts import begun_at
 from topoplan.specs.spec import Spec
 
 pytestmark = [
@@ -36,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_run(root: Path, *, finetuning: str = "full", **changes: Any) -> Path:
+def make_run(root: Path, *, finetuning: str = "full", epochs: float = 2.0, **changes: Any) -> Path:
     """The script of the one node."""
     make_model(root / "tiny model")
     rows = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three"}]
@@ -52,7 +55,7 @@ def make_run(root: Path, *, finetuning: str = "full", **changes: Any) -> Path:
         dataset="samples.jsonl",
         packing=False,
         samples=20,
-        epochs=2.0,
+        epochs=epochs,
         learning_rate=5e-3,
         finetuning=finetuning,
         trainer={**TRAINER, "model": str(root / "tiny model"), "dataset_num_proc": 1, "output_dir": "saves/run"},
@@ -65,8 +68,14 @@ def run(script: Path) -> list[dict[str, Any]]:
     """Lines of the log that have a loss: one an optimizer step."""
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return steps_of(script)
+
+
+def steps_of(script: Path) -> list[dict[str, Any]]:
+    """The same of a run that goes on."""
     log = script.parents[1] / "saves" / "run" / "logging.jsonl"
-    return [line for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in map(json.loads, lines) if "loss" in line]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -88,3 +97,23 @@ def test_a_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:
     (checkpoints[0] / "trainer_state.json").unlink()  # as if it had ended while this was written
     again = run(script)[len(first) :]
     assert [line["global_step/max_steps"] for line in again] == ["9/10", "10/10"]
+
+
+def test_a_run_that_was_killed_goes_on_after_its_last_whole_checkpoint(tmp_path: Path) -> None:
+    need_swift()
+    script = make_run(tmp_path, epochs=10.0)
+    environment = {"PATH": os.environ["PATH"]}
+    with nodes(tmp_path / "nodes") as launched:
+        first = launched.start(script, env=environment)
+        wait_until("it has saved and goes on", lambda: len(steps_of(script)) > 12, [first])
+        first.kill_rank(1)
+        known = steps_of(script)
+        states = (tmp_path / "saves" / "run").glob("checkpoint-*/trainer_state.json")
+        last = max(int(state.parent.name.rpartition("-")[2]) for state in states)
+        second = launched.start(script, env=environment)
+        assert second.wait() == 0, second.text[-4000:]
+        assert (begun_at(first.output), begun_at(second.output)) == (None, last)
+    again = steps_of(script)[len(known) :]
+    assert [line["global_step/max_steps"] for line in again] == [f"{step}/50" for step in range(last + 1, 51)]
+    losses = [line["loss"] for line in known[last:]]
+    assert [line["loss"] for line in again[: len(losses)]] == pytest.approx(losses, rel=1e-3)
