@@ -45,7 +45,8 @@ class Jobs:
         return connection
 
     def run_dir(self, name: str) -> str:
-        return f"{self.home}/{name}/a-run-{name}"
+        # Hosts of other tests share the table of processes, in which a run is known by its name.
+        return f"{self.home}/{name}/{Path(self.home).name}-{name}"
 
     def log(self, name: str) -> bytes:
         """As it is on the host."""

@@ -332,7 +332,7 @@ class TestStopping:
         assert eventually(lambda: len([x for x in bed.processes("alpha").values() if x.startswith("sleep 4")]) == 3)
         stopped = stop_node(alpha, run_dir, grace_s=0.3, deadline_s=WAIT_S)
         assert (stopped.was_running, stopped.left, stopped.code) == (True, (), 137)
-        assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep")]
+        assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep 4")]
         assert node_state(alpha, run_dir, deadline_s=30).state == "ended"
         again = stop_node(alpha, run_dir, grace_s=0.3, deadline_s=WAIT_S)
         assert (again.was_running, again.left, again.code) == (False, (), 137)
