@@ -41,13 +41,19 @@ from cryptography.hazmat.primitives.serialization import (
 from topoplan.remote.ssh_config import Target
 
 Kind = Literal["namespaces", "loopback"]
-Hiding = Literal["drop", "unreachable", "reset"]
-"""What a client sees of a host that is hidden from it: silence, a router's word, or connections that are refused."""
-_HIDING: dict[Hiding, list[str]] = {
-    "drop": ["-j", "DROP"],
-    "unreachable": ["-j", "REJECT", "--reject-with", "icmp-host-unreachable"],
-    "reset": ["-j", "REJECT", "--reject-with", "tcp-reset"],
+Hiding = Literal["drop", "deaf", "mute", "unreachable", "reset"]
+"""What a client sees of a host that is hidden from it: silence, which may be of one way alone, a router's word, or
+connections that are refused."""
+_DROP = ["-j", "DROP"]
+_REJECT = ["-j", "REJECT", "--reject-with"]
+_HIDING: dict[Hiding, dict[str, list[str]]] = {
+    "drop": {"INPUT": _DROP, "OUTPUT": _DROP},
+    "deaf": {"INPUT": _DROP},
+    "mute": {"OUTPUT": _DROP},
+    "unreachable": {"INPUT": [*_REJECT, "icmp-host-unreachable"], "OUTPUT": _DROP},
+    "reset": {"INPUT": [*_REJECT, "tcp-reset"]},  # it is by the same way that the client is told
 }
+"""By chain of the host's firewall, what becomes of its packets."""
 
 PREFIX = "tpbed"
 STATE = Path(tempfile.gettempdir()) / f"topoplan-beds-{os.getuid()}"
@@ -260,11 +266,9 @@ class Bed:
         # In the hosts' namespaces, which go with the bed.
         client = f"10.213.{self.number}.1"
         for name in names or self.hosts:
-            rules = [["INPUT", "-p", "tcp", "-s", client, *_HIDING[how]]]
-            if how != "reset":  # it is by the same way that the client is told
-                rules.append(["OUTPUT", "-p", "tcp", "-d", client, "-j", "DROP"])
-            for rule in rules:
-                subprocess.run([*self._inside(name), action, *rule], check=True)
+            for chain, fate in _HIDING[how].items():
+                other = "-s" if chain == "INPUT" else "-d"
+                subprocess.run([*self._inside(name), action, chain, "-p", "tcp", other, client, *fate], check=True)
 
     @contextlib.contextmanager
     def hidden(self, *names: str, how: Hiding = "drop") -> Iterator[None]:

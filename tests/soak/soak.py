@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
 
@@ -270,16 +270,13 @@ def frozen(draw: Draw) -> None:
     draw.stop_from_another()
 
 
-HIDING: tuple[Hiding, ...] = ("drop", "unreachable", "reset")
-
-
 def out_of_sight(draw: Draw, *hidden: str) -> None:
     """The client does not see some hosts for a while, their peers do. The job ends meanwhile or after that: well, or by
     a node that fails, with its peers or without them."""
     name, node = draw.victim()
     hidden_s = 5 + 115 * draw.chance.random() ** 4  # 5 to 120, half of them below 13
     sleep = f"sleep {draw.chance.uniform(0.2, hidden_s + 8):.2f}"
-    how, end = draw.chance.choice(HIDING), draw.chance.choice(("well", "alone", "together"))
+    how, end = draw.chance.choice(get_args(Hiding)), draw.chance.choice(("well", "alone", "together"))
     code, failed = draw.chance.randint(2, 100), draw.hosts.root / "failed"
     done = [draw.hosts.root / one / "does.done" for one in NAMES]
     for mark in (*done, failed):
@@ -323,7 +320,7 @@ def offline_interrupt(draw: Draw) -> None:
     draw.hosts.does(LONG)
     client = Client(draw.hosts)
     client.begun()
-    with draw.hosts.bed.hidden(how=draw.chance.choice(HIDING)):
+    with draw.hosts.bed.hidden(how=draw.chance.choice(get_args(Hiding))):
         time.sleep(draw.chance.uniform(0, 12))
         client.process.send_signal(signal.SIGINT)
         asked_s = time.monotonic()
@@ -482,6 +479,20 @@ def two_interrupts(draw: Draw) -> None:
     client.process.send_signal(signal.SIGINT)
     draw.result.check("the exit code", client.wait(), *INTERRUPTED)
     draw.stop_from_another()
+
+
+def client_asleep(draw: Draw) -> None:
+    """A laptop that is closed, and opened again: meanwhile a node fails, or nothing happens."""
+    name, node = draw.victim()
+    well, after = draw.chance.random() < 0.4, draw.chance.uniform(0.5, 20)
+    writes = BEGUN + f"for ((i = 0; i < {10 * after:.0f}; i++)); do echo line $i; sleep 0.1; done; "
+    draw.hosts.does(writes if well else LONG, **{name: writes + ("" if well else "echo boom; exit 5")})
+    client = Client(draw.hosts)
+    draw.result.check("what had begun", client.begun(), True)
+    client.process.send_signal(signal.SIGSTOP)
+    time.sleep(draw.chance.uniform(2, 40))
+    client.process.send_signal(signal.SIGCONT)
+    draw.ends(client, 0) if well else draw.ends(client, 5, blamed=node)
 
 
 def disk_full(draw: Draw) -> None:
@@ -714,6 +725,7 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "client SIGINT twice": (4, two_interrupts),
     "client SIGTERM": (6, client_signal(signal.SIGTERM)),
     "client SIGKILL": (10, client_signal(signal.SIGKILL)),
+    "client asleep": (3, client_asleep),
     "a disk fills up": (6, disk_full),
     "a rank hangs": (8, hang),
     "steps with pauses": (3, pauses),
