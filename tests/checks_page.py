@@ -1,7 +1,5 @@
 """docs/checks.md: every rule of `topoplan check`, from the tables that say what it says."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from itertools import groupby

@@ -9,8 +9,6 @@ which hold units and errors, the spec, layouts, the network and the operators, m
 runs while a module is imported is no call of the way either.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

@@ -6,8 +6,6 @@ A chapter is a room of the house, a section a module, behind those that it build
 its docstring, the unit that its name ends in, and the sources that `explain` prints for it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -9,8 +9,6 @@ A line is one field of one answer: what was asked, the path of the field, its va
 themselves; fields whose line matches a pattern of `--moved` may be anything, and are counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

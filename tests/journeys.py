@@ -3,8 +3,6 @@
 Each is a first command, as a new user types it; the others are pasted from the line `Next` of the one before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

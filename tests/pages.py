@@ -1,7 +1,5 @@
 """README.md and docs/: what they show, and `make readme`, which puts the present output there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

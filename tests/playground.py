@@ -1,8 +1,6 @@
 """`python -m tests.playground DIRECTORY`: the page with the planner in it, as static files, which need no server behind
 them: Pyodide from npm, pydantic's wheel for it from PyPI, and every other package as it is installed here."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -51,7 +49,6 @@ def runtime(scratch: Path, target: Path) -> None:
     with tarfile.open(scratch / f"pyodide-{PYODIDE}.tgz") as packed:
         for name in RUNTIME:
             content = packed.extractfile(f"package/{name}")
-            assert content is not None
             (target / name).write_bytes(content.read())
 
 

@@ -1,7 +1,5 @@
 """Specs, plans and rankings made by hand, for tests of what stands above the planner."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from topoplan.errors import SpecError

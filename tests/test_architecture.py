@@ -1,7 +1,5 @@
 """Decisions that every module has to keep: imports go one way, planning stays light, the public surface is small."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -196,8 +196,11 @@ def test_a_stream_that_is_closed(
 
 
 def _commands(text: str) -> set[str]:
-    """The commands that a message suggests, without those that have words for a reader to fill in."""
-    return {found[1] for found in re.finditer(r"`topoplan ([a-z][^`]*)`", " ".join(text.split()))}
+    """The commands that a message suggests, without those that have words for a reader to fill in.
+
+    In shell text a backslash stands before the backticks.
+    """
+    return {found[1] for found in re.finditer(r"`topoplan ([a-z][^`\\]*)\\?`", " ".join(text.split()))}
 
 
 def test_every_command_that_a_message_suggests_is_one() -> None:

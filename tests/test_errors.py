@@ -1,7 +1,5 @@
 """The parts of messages."""
 
-from __future__ import annotations
-
 from topoplan.errors import listed
 
 

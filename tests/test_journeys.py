@@ -1,8 +1,6 @@
 """A new user gets from an empty directory to a bundle in three commands, and sees what to type next on a terminal of
 80 x 24."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How the catalog's key lists are brought up to the trainers' packages: `tests/verify/key_lists.py`."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 from dataclasses import dataclass, field

@@ -13,7 +13,8 @@ from tests.shipped import graded
 from topoplan import catalog
 from topoplan.planner.bands import earned_bands, profiles_text
 from topoplan.specs import known
-from topoplan.specs.gpu_profile import CONSTANTS, profile_of
+from topoplan.specs.constants import CONSTANTS
+from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.schema import schema_of_spec
 
 __all__ = ["cli"]
@@ -33,18 +34,18 @@ OWN_CARD = f"{{name: a-card, architecture: {ARCHITECTURE}, memory: 96GiB, memory
 
 
 def _forget() -> None:
-    for kept in (catalog.profile_entries, catalog.gpu_table, known.gpu, profile_of):
+    for kept in (known.gpu, profile_of):
         kept.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The catalog with one card and one architecture more, whose constants are all another's."""
-    load = catalog._load
+    load = catalog.load
 
     @lru_cache(maxsize=8)
     def loaded(*path: str) -> Any:
-        table = load(*path)
+        table = {**load(*path)}
         if path == ("gpus.json",):
             table[CARD] = {**table["h100-sxm-80gb"], "architecture": ARCHITECTURE, "driver_names": ["Z1"]}
         elif path == ("profiles.json",):
@@ -56,7 +57,7 @@ def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             }
         return table
 
-    monkeypatch.setattr(catalog, "_load", loaded)
+    monkeypatch.setattr(catalog, "load", loaded)
     _forget()
     yield
     monkeypatch.undo()

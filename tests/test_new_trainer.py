@@ -1,7 +1,5 @@
 """A trainer that nobody else knows, added as docs/extending.md says: a folder (`tests/trainers/kite`) and a line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -125,6 +123,5 @@ def test_its_log_is_read(cli: Cli, spec: Path, tmp_path: Path) -> None:
     line = "[default0]:gust 7 of 31: {'kite_loss': 1.5}"
     for progress in (Progress.of(recorded.spec, recorded.plan), Progress()):
         status = progress.feed(0, line, 1.0)
-        assert status is not None
         assert (status.step, status.total_steps, status.loss) == (7, 31, 1.5)
     assert Progress.of(recorded.spec, recorded.plan).status().total_steps == 31

@@ -3,8 +3,6 @@
 Commands in ```sh want hosts or a scheduler; of these, as of commands in a sentence, verbs and options are looked up.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

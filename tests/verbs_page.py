@@ -1,7 +1,5 @@
 """docs/verbs.md: the verbs in their groups, from the table that the help is made of."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 

@@ -62,9 +62,21 @@ def _without_sequences(text: str) -> str:
     return text if text.isascii() else _C1.sub("", text)
 
 
+class _Escapes(dict[int, str]):
+    """What each character is shown as, by its number; known once it has come."""
+
+    def __missing__(self, number: int) -> str:
+        one = chr(number)
+        self[number] = shown = one if one.isprintable() else one.encode("unicode_escape").decode()
+        return shown
+
+
+_ESCAPES = _Escapes()
+
+
 def _escaped(text: str) -> str:
     """A line without its tabs and, as Python writes them, what is not printed."""
     text = text.expandtabs()
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return text.translate(_ESCAPES)

@@ -97,7 +97,7 @@ if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
     fail "CUDA_VISIBLE_DEVICES leaves ${#visible[@]} of the 8 GPUs that the layout needs; unset it"
 elif command -v nvidia-smi >/dev/null; then
   gpus="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)"
-  [[ "$gpus" -ge 8 ]] || fail "nvidia-smi lists $gpus GPUs, and the layout needs 8 on this machine"
+  [[ "$gpus" -ge 8 ]] || fail "nvidia-smi lists $gpus GPUs, and the layout needs 8 on this machine; one may have fallen out (\`dmesg | grep -i xid\`), or the plan is of another machine"
 fi
 if grep -q '^dataset: SET_ME\b' -- "$bundle_dir/train.yaml"; then
   fail "no data set is named; set dataset in train.yaml on every node, or job.dataset in the spec and generate again"
@@ -117,17 +117,40 @@ if [[ -f "$index" ]]; then
 fi
 [[ -f "$dataset_dir/dataset_info.json" ]] || fail "no dataset_info.json in $dataset_dir (from $PWD)"
 if (: <"/dev/tcp/127.0.0.1/$master_port") 2>/dev/null; then
-  fail "port $master_port is taken on this machine; does this run go on already?"
+  fail "port $master_port is taken on this machine; is an earlier run still there (\`topoplan runs\`, \`topoplan runs stop\`)? else find who has it: ss -ltnp | grep $master_port"
 fi
-# The last checkpoint that was written to its end: it has the file that comes last.
-last_checkpoint="$(printf '%s\n' "$output_dir"/checkpoint-*/trainer_state.json | sort -V | tail -n 1)"
-[[ -f "$last_checkpoint" ]] && last_checkpoint="${last_checkpoint%/*}" || last_checkpoint=""
+last_checkpoint=""
+# Without what lies beside them under other names, such as a copy, or adapters that were merged.
+checkpoints=()
+for checkpoint in "$output_dir"/checkpoint-[0-9]*; do
+  [[ ! -d "$checkpoint" || "${checkpoint##*/checkpoint-}" == *[!0-9]* ]] || checkpoints+=("$checkpoint")
+done
+# Written to its end: the file that comes last is there, and not cut off; there are weights, and all that an index of
+# them names; and none are empty, as some are after a crash of the machine.
+is_whole() {
+  local last="$1/trainer_state.json"
+  [[ -s "$last" ]] || return 1
+  [[ "$(tail -c 4 -- "$last" | tr -d '\0')" == *'}'* ]] || return 1
+  local weights=(-name '*.safetensors' -o -name '*.bin' -o -name '*.pt' -o -name '*.distcp')
+  [[ "$(find -L "$1" \( "${weights[@]}" \))" && -z "$(find -L "$1" -size 0 \( "${weights[@]}" \))" ]] || return 1
+  local shard
+  for shard in $(grep -oEhs '"[^" ]+\.(safetensors|bin)"' "$1"/*.index.json | sort -u | tr -d '"'); do
+    [[ -e "$1/$shard" ]] || return 1
+  done
+}
+last_step=-1
+for checkpoint in ${checkpoints[@]+"${checkpoints[@]}"}; do
+  step="$((10#${checkpoint##*[!0-9]}))"
+  if [[ "$step" -gt "$last_step" ]] && is_whole "$checkpoint"; then
+    last_checkpoint="$checkpoint" last_step="$step"
+  fi
+done
 if [[ -n "$last_checkpoint" ]]; then
   printf '%s: the trainer goes on from %s\n' node-00.sh "$last_checkpoint" >&2
 else
   # Of those that are not whole the trainer would take one unasked.
-  for checkpoint in "$output_dir"/checkpoint-*; do
-    [[ ! -d "$checkpoint" ]] || mv -- "$checkpoint" "$output_dir/incomplete-${checkpoint##*/}-$(date +%s)"
+  for checkpoint in ${checkpoints[@]+"${checkpoints[@]}"}; do
+    mv -- "$checkpoint" "$output_dir/incomplete-${checkpoint##*/}-$(date +%s)"
   done
 fi
 
@@ -154,7 +177,7 @@ ulimit -Sn 1048576 2>/dev/null || ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || true
 # No core files: each of a rank that crashes is as large as the rank.
 ulimit -Sc 0
 [[ "$(ulimit -l)" == unlimited ]] ||
-  printf '%s: memory locking is limited to %s KiB; RDMA may fail (memlock in limits.conf)\n' node-00.sh "$(ulimit -l)" >&2
+  printf '%s: note: memory locking is limited to %s KiB; RDMA may fail (memlock in limits.conf)\n' node-00.sh "$(ulimit -l)" >&2
 
 # Each rank writes its own files below log_dir, beside what is shown here.
 log_dir="$PWD"/logs/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-nosp-343ecbea/node-00

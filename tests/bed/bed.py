@@ -44,13 +44,17 @@ Kind = Literal["namespaces", "loopback"]
 Hiding = Literal["drop", "deaf", "mute", "unreachable", "reset"]
 """What a client sees of a host that is hidden from it: silence, which may be of one way alone, a router's word, or
 connections that are refused."""
+HalfHiding = Literal["lossy"]
+"""Three packets of ten are lost."""
 _DROP = ["-j", "DROP"]
+_SOME = ["-m", "statistic", "--mode", "random", "--probability", "0.3"]
 _REJECT = ["-j", "REJECT", "--reject-with"]
-_HIDING: dict[Hiding, dict[str, list[str]]] = {
+_HIDING: dict[Hiding | HalfHiding, dict[str, list[str]]] = {
     "drop": {"INPUT": _DROP, "OUTPUT": _DROP},
     "deaf": {"INPUT": _DROP},
     "mute": {"OUTPUT": _DROP},
     "unreachable": {"INPUT": [*_REJECT, "icmp-host-unreachable"], "OUTPUT": _DROP},
+    "lossy": {"INPUT": [*_SOME, *_DROP], "OUTPUT": [*_SOME, *_DROP]},
     "reset": {"INPUT": [*_REJECT, "tcp-reset"]},  # it is by the same way that the client is told
 }
 """By chain of the host's firewall, what becomes of its packets."""
@@ -254,15 +258,15 @@ class Bed:
     def _inside(self, name: str) -> list[str]:
         return ["ip", "netns", "exec", self._namespace(name), "iptables", "-w"]
 
-    def hide(self, *names: str, how: Hiding = "drop") -> None:
+    def hide(self, *names: str, how: Hiding | HalfHiding = "drop") -> None:
         """Hide hosts (all, if none is named) from the client, who hides from them; they see each other."""
         self._hiding(names, "-A", how)
 
-    def show(self, *names: str, how: Hiding = "drop") -> None:
+    def show(self, *names: str, how: Hiding | HalfHiding = "drop") -> None:
         """End that."""
         self._hiding(names, "-D", how)
 
-    def _hiding(self, names: Sequence[str], action: str, how: Hiding) -> None:
+    def _hiding(self, names: Sequence[str], action: str, how: Hiding | HalfHiding) -> None:
         # In the hosts' namespaces, which go with the bed.
         client = f"10.213.{self.number}.1"
         for name in names or self.hosts:
@@ -271,7 +275,7 @@ class Bed:
                 subprocess.run([*self._inside(name), action, chain, "-p", "tcp", other, client, *fate], check=True)
 
     @contextlib.contextmanager
-    def hidden(self, *names: str, how: Hiding = "drop") -> Iterator[None]:
+    def hidden(self, *names: str, how: Hiding | HalfHiding = "drop") -> Iterator[None]:
         """Hide hosts from the client for a while."""
         self.hide(*names, how=how)
         try:

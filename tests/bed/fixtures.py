@@ -1,7 +1,5 @@
 """One bed for all tests of a process. A test that harms it heals it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Bundles for the hosts of a bed, with a stand-in for the trainer's Python that does what each host is told to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

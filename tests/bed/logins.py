@@ -1,7 +1,5 @@
 """Logging in to the bed, and how it may fail."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,8 +1,6 @@
 """Machines of the bed that look ready to train: each has two GPUs by its nvidia-smi, a virtual environment with the
 trainer's packages by their names, a model and data."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

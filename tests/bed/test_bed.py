@@ -1,7 +1,5 @@
 """The bed itself: what it makes is gone afterwards, whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,7 +21,6 @@ def test_two_beds_do_not_meet(bed: Bed, tmp_path: Path) -> None:
         assert other["alpha"].address != bed["alpha"].address
         assert set(other.processes("alpha")).isdisjoint(bed.processes("alpha"))
         process = other["alpha"].sshd
-    assert process is not None
     assert process.returncode is not None
     assert not (STATE / f"{other.number}.json").exists()
 
@@ -37,7 +34,6 @@ def test_what_a_bed_that_died_has_left_is_removed(bed: Bed, tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as dying:
-        assert dying.stdout is not None
         number, pid = dying.stdout.readline().split()
         state = STATE / f"{number}.json"
         left = json.loads(state.read_text())

@@ -1,7 +1,5 @@
 """Jobs on a bed's hosts, watched in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -6,8 +6,6 @@ CPU seconds differ between machines, so each is also given as a multiple of a ba
 With --check the exit code is 1 when a limit is broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

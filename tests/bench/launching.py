@@ -7,8 +7,6 @@ The time to start is a ratio to OpenSSH's own client, 32 of them at once, in tur
 With --check the exit code is 1 when a limit is broken. Without sshd or namespaces it says so and ends well.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Machines for node scripts that are really run, all of them this one, and what the processes there report."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

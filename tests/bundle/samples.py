@@ -1,7 +1,5 @@
 """Specs and plans made by hand: what is written depends on them alone, not on how a search found them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

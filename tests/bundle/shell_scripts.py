@@ -1,7 +1,5 @@
 """What bash and shellcheck say of scripts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

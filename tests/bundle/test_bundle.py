@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -53,11 +51,6 @@ def test_a_bundle_has_its_files_and_one_script_a_node() -> None:
     files = bundle(cluster=many)
     assert "node-127.sh" in files
     assert len(files["README.md"].splitlines()) < 120
-
-
-@pytest.mark.parametrize("what", [{}, {"cluster": WITH_HOSTS}, {"model": QWEN3_30B, "tp": 2, "ep": 4}], ids=str)
-def test_the_same_input_gives_the_same_bytes(what: dict[str, Any]) -> None:
-    assert bundle(**what) == bundle(**what)
 
 
 def test_the_bytes_do_not_depend_on_the_process() -> None:

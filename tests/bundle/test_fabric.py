@@ -1,7 +1,5 @@
 """What the network asks of a host: in the script, run by bash with the files below a directory of the test's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The node scripts, run by a real bash with a stand-in for Python that notes what it was started with."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -396,10 +394,18 @@ def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_s
         fill(bundle, model="models/mine")
         assert "checkpoint" not in run_one(root).stderr
         saves = bundle / "saves/my run"
-        for step in (90, 100, 110):
-            (saves / f"checkpoint-{step}").mkdir(parents=True)
-        for step in (90, 100):
-            (saves / f"checkpoint-{step}" / "trainer_state.json").touch()
+        # Files that a machine wrote last before it crashed are cut off, or empty; weights were deleted to make room.
+        states = {"90": "{}", "100": '{"global_step": 100}\n', "110": None, "120": "", "130": '{"global', "140": "{}"}
+        states |= {"150": "{}", "160": "{}"}
+        for name, state in {**states, "best": "{}", "100-copy": "{}"}.items():
+            (saves / f"checkpoint-{name}").mkdir(parents=True)
+            if state is not None:
+                (saves / f"checkpoint-{name}" / "trainer_state.json").write_text(state)
+            (saves / f"checkpoint-{name}" / "model-00001-of-00002.safetensors").write_text("weights")
+        (saves / "checkpoint-140" / "model-00002-of-00002.safetensors").touch()
+        (saves / "checkpoint-150" / "model-00001-of-00002.safetensors").unlink()
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+        (saves / "checkpoint-160" / "model.safetensors.index.json").write_text(json.dumps(index))
         started = run_one(root)
         assert started.code == code
         if code == 0:
@@ -412,10 +418,12 @@ def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_s
 def test_a_checkpoint_that_is_not_whole_is_kept_from_a_trainer_that_would_take_it(tmp_path: Path) -> None:
     bundle = one_node(tmp_path, job={"trainer": {"output_dir": "saves", "model_name_or_path": "models/mine"}})
     fill(bundle, model="models/mine")
-    (bundle / "saves" / "checkpoint-100").mkdir(parents=True)
+    for name in ("checkpoint-100", "checkpoint-best"):
+        (bundle / "saves" / name).mkdir(parents=True)
     started = run_one(tmp_path)
     assert (started.code, started.argv[-1]) == (0, f"{bundle}/train.yaml")
-    assert [path.name.rpartition("-")[0] for path in (bundle / "saves").iterdir()] == ["incomplete-checkpoint-100"]
+    kept, moved = sorted(path.name for path in (bundle / "saves").iterdir())
+    assert (kept, moved.rpartition("-")[0]) == ("checkpoint-best", "incomplete-checkpoint-100")
 
 
 def test_a_secret_is_in_no_file_and_comes_from_the_shell(tmp_path: Path) -> None:
@@ -478,7 +486,6 @@ def test_sigterm_to_the_script_reaches_the_trainer(tmp_path: Path) -> None:
         '#!/bin/bash\n[[ "$1" == - ]] && exit 0\ntrap "exit 42" TERM\necho ready\nwhile :; do sleep 0.05; done\n'
     )
     process = subprocess.Popen(["bash", str(bundle / "node-00.sh")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
     assert process.wait(timeout=20) == 42
@@ -562,7 +569,8 @@ def test_no_name_can_break_a_script_or_run_a_command(
             for host in HOSTS
         )
         (inside / "saves" / data / "checkpoint-1").mkdir(parents=True)
-        (inside / "saves" / data / "checkpoint-1" / "trainer_state.json").touch()
+        for name in ("trainer_state.json", "adapter_model.safetensors"):
+            (inside / "saves" / data / "checkpoint-1" / name).write_text("{}")
         said = said.replace("${", "$(")
         trainer = {
             "model_name_or_path": f"models/{model}",

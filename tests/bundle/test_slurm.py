@@ -1,7 +1,5 @@
 """The job script of Slurm: its text, and runs of it where stand-ins answer for Slurm (tests/verify has a real one)."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 It takes the place of llamafactory.launcher, meets the other ranks over Gloo, and notes what it was started with.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

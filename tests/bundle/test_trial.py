@@ -1,7 +1,5 @@
 """The bundles of trials, of each trainer: a few steps, nothing saved, and samples where there are none."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

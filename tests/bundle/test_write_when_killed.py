@@ -4,8 +4,6 @@ A step is each call that changes the file system, the middle of each write, and 
 before a step is what lies there after the one before it, and what a kill at that moment leaves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

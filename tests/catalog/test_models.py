@@ -116,6 +116,7 @@ def test_an_unknown_model_gets_the_nearest_name_and_the_ways_out() -> None:
     assert "topoplan show models" in message
     assert "config.json" in message
     assert not catalog.knows_model("Qwen/Qwen3-8C")
+    assert "did you mean" not in str(catalog.unknown_model("google/gemma-3-27b-it"))
 
 
 def test_a_config_is_given_as_a_copy() -> None:

@@ -1,7 +1,5 @@
 """Names and versions of packages."""
 
-from __future__ import annotations
-
 import pytest
 from packaging.specifiers import SpecifierSet
 

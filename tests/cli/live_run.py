@@ -1,7 +1,5 @@
 """A run of two nodes on the bed, as `topoplan launch` leaves one, for the verbs that come back to it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import secrets

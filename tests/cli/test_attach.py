@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -46,7 +44,6 @@ def test_ctrl_c_leaves_the_run_as_it_is(live: LiveRun) -> None:
     live.start("echo up; exec sleep 61", "echo up; exec sleep 62")
     command = [sys.executable, "-m", "topoplan", "attach", "live"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
-        assert process.stdout is not None
         assert {process.stdout.readline(), process.stdout.readline()} == {b"[node-00] up\n", b"[node-01] up\n"}
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)

@@ -1,7 +1,5 @@
 """A reader that leaves (`topoplan rank ... | head -1`) is no failure, whatever the verb had still to say."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What shells are told when TAB is pressed, and that three of them ask."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

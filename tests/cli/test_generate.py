@@ -182,11 +182,7 @@ def test_json_has_the_notes_on_a_plan_of_another_version(cli: Cli, bundle: Path)
     [
         (["spec.yaml"], "--from has cluster, model, job and layout in its file; leave SPEC and the other options out"),
         (["--plan", "2"], "--from has cluster, model, job and layout"),
-        (["--model", "Qwen/Qwen3-8B"], "--from has"),
-        (["--job", "job.yaml"], "--from has"),
         (["--set", "seq_len=1"], "--from has"),
-        (["--pin", "tp=2"], "--from has"),
-        (["--margin", "1%"], "--from has"),
         (["--profile", "own.yaml"], "--from has"),
     ],
 )

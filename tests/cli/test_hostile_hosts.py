@@ -1,7 +1,5 @@
 """Hosts that answer every verb with what a terminal would obey; and what of it reaches the terminal."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import socketserver

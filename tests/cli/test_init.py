@@ -1,7 +1,5 @@
 """`topoplan init`: what it writes loads and ranks, whatever it is made from; and what it refuses."""
 
-from __future__ import annotations
-
 import io
 import shlex
 from pathlib import Path
@@ -141,20 +139,14 @@ def test_in_a_terminal_only_what_is_open_is_asked(cli: Cli, monkeypatch: pytest.
         ("", "--gpu, --model, --seq-len and --batch are missing; add --gpu h100-sxm-80gb --model Qwen/Qwen3-8B"),
         ("--gpu h100 --seq-len 1 --batch 1", "--model is missing; add --model Qwen/Qwen3-8B, or call it in a terminal"),
         ("--gpu h1 --model Qwen/Qwen3-8B --seq-len 1 --batch 1", "GPU 'h1' is not known"),
-        ("--from absent.yaml --gpu h100", "absent.yaml: no such file"),
         ("--from train.yaml", "--gpu is missing"),
-        ("--from spec.yaml", "spec.yaml: is a spec already; `topoplan rank spec.yaml` takes it as it is"),
-        ("--from train.yaml --job train.yaml --gpu h100", "--from and --job cannot be used together"),
         ("--from prose.sh --gpu h100", "prose.sh"),
         ("--from . --gpu h100", "is not a bundle: no plan.json"),
-        ("--from-hosts", "no host is given; name one"),
-        ("node0", "hosts are asked with --from-hosts alone; write --from-hosts node0 node1"),
         ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o there.yaml", "there.yaml: exists; name another"),
-        ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o no/where/x.yaml", "no/where: no such directory"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_nothing_is_written(cli: Cli, arguments: str, message: str) -> None:
-    files = {"train.yaml": FULL, "there.yaml": "mine", "prose.sh": "echo hello\n", "spec.yaml": "gpu: h100\n"}
+    files = {"train.yaml": FULL, "there.yaml": "mine", "prose.sh": "echo hello\n"}
     for name, text in files.items():
         Path(name).write_text(text)
     result = cli("init", *shlex.split(arguments))

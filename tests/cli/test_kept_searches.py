@@ -31,7 +31,7 @@ nodes: 1
 gpus_per_node: 2
 gpu: h100-sxm-80gb
 model: Qwen/Qwen3-0.6B
-job: {seq_len: 4096, global_batch_size: 8}
+job: {seq_len: 4096, global_batch_size: 8, pin: {micro_batch_size: 1}}
 """
 
 
@@ -69,7 +69,7 @@ def timeless(text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("h100-4x8", ("--pin", "cp=1,tp=2")),
+        ("h100-4x8", ("--set", "nodes=2", "--pin", "cp=1,tp=2")),
         ("h100-4x8", ("--set", "nodes=1", "--set", "finetuning=lora", "--pin", "micro_batch_size=1")),
         (
             "rtx4090-2x8-pcie",
@@ -229,14 +229,8 @@ def documents() -> dict[str, Callable[[dict[str, Any]], Any]]:
         "a list": lambda kept: [kept],
         "no layouts": lambda kept: {key: value for key, value in kept.items() if key != "layouts"},
         "a number that is text": lambda kept: kept | {"elapsed_s": "1"},
-        "no number": lambda kept: kept | {"elapsed_s": float("nan")},
         "a layout that is none": lambda kept: kept | {"layouts": [7, *kept["layouts"][1:]]},
         "degrees of text": lambda kept: kept | {"layouts": [{"degrees": {"tp": "2"}}, *kept["layouts"][1:]]},
-        "another cluster": lambda kept: kept | {"layouts": [{"degrees": {"dp": 64}}, *kept["layouts"][1:]]},
-        "another batch": lambda kept: kept | {"layouts": [{"degrees": {"dp": 2}}, *kept["layouts"][1:]]},
-        "an unknown backend": lambda kept: kept | {"layouts": [kept["layouts"][0] | {"backend": "x"}]},
-        "fewer layouts": lambda kept: kept | {"layouts": kept["layouts"][1:]},
-        "a safe plan beyond the last": lambda kept: kept | {"safe": 10**6},
         "another question": lambda kept: kept | {"question": "0" * 64},
     }
 
@@ -327,7 +321,7 @@ from topoplan.planner.search import rank
 from topoplan.specs.load import load_spec
 spec = load_spec(sys.argv[1])
 ranking, store = rank(spec), KeptSearches(Path(sys.argv[2]))
-for _ in range(40):
+for _ in range(20):
     store.keep(ranking)
     assert KeptSearches(Path(sys.argv[2])).find(spec) is not None
 """

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -76,13 +74,8 @@ def test_a_dry_run_says_which_secrets_are_set_and_a_launch_without_one_is_refuse
     ],
 )
 def test_bad_choices_get_one_message(cli: Cli, bundle: Path, options: list[str], words: str) -> None:
-    result = cli("launch", bundle, *options)
-    assert (result.code, result.out) == (2, "")
-    assert words in result.err
-    assert result.err.count("\n") == 1
+    assert cli("launch", bundle, *options).is_refused(words)
 
 
 def test_what_is_no_bundle_gets_one_message(cli: Cli, tmp_path: Path) -> None:
-    result = cli("launch", tmp_path)
-    assert result.code == 2
-    assert "is not a bundle: no plan.json" in result.err
+    assert cli("launch", tmp_path).is_refused("is not a bundle: no plan.json")

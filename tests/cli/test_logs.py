@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 
@@ -75,12 +73,6 @@ def test_follows_several_nodes_by_whole_lines(cli: Cli, live: LiveRun) -> None:
     assert sorted(shown.out.splitlines()) == ["[node-00] ab", "[node-00] c", "[node-01] 12", "[node-01] 3"]
 
 
-def test_to_follow_a_node_that_was_never_started_is_said(cli: Cli, live: LiveRun) -> None:
-    shown = cli("logs", "-f", "--node", "1")
-    assert (shown.code, shown.out) == (1, "")
-    assert shown.err == "topoplan: node-01: no log on beta; its job was not started, or was removed\n"
-
-
 def test_a_host_that_cannot_be_reached_is_shown_from_the_copy(cli: Cli, live: LiveRun) -> None:
     live.start("echo here", "echo there")
     live.wait_for(["ended", "ended"])
@@ -95,8 +87,9 @@ def test_a_host_that_cannot_be_reached_is_shown_from_the_copy(cli: Cli, live: Li
         assert "which may lack the end" in shown.err
 
 
-def test_a_node_that_was_never_started_has_none(cli: Cli, live: LiveRun) -> None:
-    shown = cli("logs", "--node", "1")
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_a_node_that_was_never_started_has_none(cli: Cli, live: LiveRun, follow: tuple[str, ...]) -> None:
+    shown = cli("logs", *follow, "--node", "1")
     assert (shown.code, shown.out) == (1, "")
     assert shown.err == "topoplan: node-01: no log on beta; its job was not started, or was removed\n"
 

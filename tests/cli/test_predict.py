@@ -96,19 +96,11 @@ def test_a_table_without_json(cli: Cli, tmp_path: Path) -> None:
     assert max(map(len, result.out.splitlines())) <= 100
 
 
-def test_when_none_can_be_predicted_the_input_is_bad(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(document("bad", layout={"tp": 16})))
-    result = cli("predict", path, "--json")
-    assert result.code == 2
-    assert answers(result.out)[0]["error"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("runs.jsonl", b"", "nothing in it"),
-        ("runs.jsonl", b"\xff\xfe\x00", "not UTF-8"),
+        ("runs.jsonl", b"\xff\xfe\x00", "not a text file in UTF-8"),
         ("run.yaml", b"a: [1", "not valid YAML"),
         ("run.yaml", b"[1, 2]", "list"),
     ],
@@ -120,12 +112,6 @@ def test_unreadable_files(cli: Cli, tmp_path: Path, name: str, content: bytes, m
     assert result.code == 2
     assert message in result.err
     assert name in result.err
-
-
-def test_a_directory_is_no_file(cli: Cli, tmp_path: Path) -> None:
-    result = cli("predict", tmp_path)
-    assert result.code == 2
-    assert "a directory" in result.err
 
 
 def test_deep_nesting_is_one_error(cli: Cli, tmp_path: Path) -> None:

@@ -1,37 +1,24 @@
-from __future__ import annotations
-
 from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import SPEC, Cli
 
 
-def test_a_spec_without_hosts_is_refused(cli: Cli, spec_file: Path) -> None:
-    result = cli("preflight", spec_file)
-    assert result.code == 2
-    assert "names no hosts" in result.err
-    assert "topoplan probe" in result.err
-
-
-def test_a_bundle_without_hosts_is_refused(cli: Cli) -> None:
-    result = cli("preflight", "generated/h100-4x8")
-    assert result.code == 2
-    assert "names no hosts" in result.err
-
-
-def test_a_host_named_twice_is_refused(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "twice.yaml"
-    file.write_text(SPEC.replace("nodes: 4", "nodes: 2") + "hosts: [a, a]\n")
-    result = cli("preflight", file)
-    assert result.code == 2
-    assert "twice" in result.err
-
-
-def test_an_unknown_check_is_refused(cli: Cli, spec_file: Path) -> None:
-    result = cli("preflight", spec_file, "--skip", "gpu")
-    assert result.code == 2
-    assert "did you mean 'gpus'?" in result.err
-
-
-def test_what_is_no_file_is_refused(cli: Cli, tmp_path: Path) -> None:
-    assert cli("preflight", tmp_path / "none.yaml").code == 2
-    assert cli("preflight", tmp_path).code == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cluster.yaml"], "names no hosts; "),
+        ([str(Path("generated/h100-4x8").resolve())], "names no hosts"),
+        (["twice.yaml"], "hosts[1]: a is listed twice"),
+        (["cluster.yaml", "--skip", "gpu"], "did you mean 'gpus'?"),
+        (["none.yaml"], "none.yaml: no such file"),
+        (["."], ".: is not a bundle: no plan.json"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(
+    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(spec_file.parent)
+    Path("twice.yaml").write_text(SPEC.replace("nodes: 4", "nodes: 2") + "hosts: [a, a]\n")
+    assert cli("preflight", *arguments).is_refused(message)

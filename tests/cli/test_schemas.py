@@ -1,7 +1,5 @@
 """Every `--json` names its schema, but for the bare lists of models and GPUs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -38,7 +36,7 @@ ASKED = {
     "runs status": "runs status",
     "runs attach": "runs attach --lost-host-after 1s",
     "runs stop": "runs stop",
-    "calibrate": "calibrate log.jsonl --spec spec.yaml --plan tp4-pp1-dp8-mbs1",
+    "calibrate": f"calibrate log.jsonl --spec spec.yaml {SMALL} --plan tp4-pp1-dp8-mbs1",
     "tune": f"tune hosts.yaml {SMALL} --dry-run",
     "measure": "measure hosts.yaml",
     "show gpus": "show gpus",

@@ -1,10 +1,10 @@
-from __future__ import annotations
-
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.bundle.shell_scripts import assert_sound
 from tests.cli.conftest import SPEC, Cli
 from tests.run.test_bundle_reader import bundle_at
 
@@ -50,7 +50,48 @@ def test_what_is_refused_before_anything_is_spent(cli: Cli, with_hosts: Path, tm
     assert cli("tune", with_hosts, *FEW, "-o", "no/where.yaml").is_refused("no: no such directory")
     bundle = bundle_at(tmp_path / "bundle")
     assert cli("tune", bundle, *FEW, "--dry-run").is_refused("a bundle says its job and its cluster")
-    with_hosts.write_text(SPEC + "slurm: {partition: gpu}\n")
-    assert cli("tune", with_hosts, *FEW).is_refused("its machines are Slurm's, and trials are launched over SSH")
     with_hosts.write_text(SPEC)
     assert cli("tune", with_hosts, *FEW).is_refused("the spec names no hosts")
+
+
+def test_trials_of_slurm_are_a_job_from_which_it_goes_on(cli: Cli, with_hosts: Path, tmp_path: Path) -> None:
+    """The job itself runs under a real Slurm in tests/verify; here is what it leaves."""
+    with_hosts.write_text(SPEC + "slurm: {partition: gpu, time: '1-00', requeue: true}\n")
+    words = ("tune", with_hosts, "--set", "nodes=1", "--pin", "pp=1,micro_batch_size=1", "--plans", "2")
+    shown = cli(*words).out
+    assert "sbatch generated/test-2x8-trials/job-1/trials.sbatch" in shown
+    assert "relative paths (models) start in generated/test-2x8-trials" in " ".join(shown.split())
+    job = tmp_path / "generated/test-2x8-trials/job-1"
+    script = (job / "trials.sbatch").read_text()
+    assert_sound(script)
+    assert {"#SBATCH --partition=gpu", "#SBATCH --no-requeue"} <= set(script.splitlines())
+    (limit,) = re.findall(r"^#SBATCH --time=([0-9]+)$", script, re.MULTILINE)
+    trials = re.findall(r"^trial (\S+) ([0-9]+) ([0-9]+) ([0-9]+)$", script, re.MULTILINE)
+    assert len(trials) == 2
+    assert sum(int(at_most) for _, _, at_most, _ in trials) < 60 * int(limit) < 24 * 3600
+
+    waiting = cli(*words, "--go-on")
+    assert waiting.code == 1
+    assert all(plan in " ".join(waiting.out.split()) for plan, *_ in trials)
+    assert not (job.parent / "job-2").exists()
+
+    for number, (plan, *_) in enumerate(trials):
+        logs = job / plan / "trial"
+        logs.mkdir()
+        (logs / "result.json").write_text(json.dumps({"began": number, "seconds": 90, "ended": "steps", "code": 1}))
+    (plan, steps, *_), (other, *_) = trials
+    bars = [f"\r 1%|#| {step}/200 [{step // 15:02d}:{4 * step % 60:02d}<0:00]" for step in range(1, int(steps) + 1)]
+    (job / plan / "trial/node-00.log").write_text("".join(bars))
+    (job / other / "trial/node-00.log").write_text("CUDA error\n")
+    document = json.loads(cli(*words, "--go-on", "--json").out)
+    assert [(one["plan"], one["step_s"]) for one in document["trials"]] == [
+        (plan, pytest.approx(4.0, rel=0.01)),
+        (other, None),
+    ]
+    assert document["trials"][1]["why"] == "too few steps came before it was ended"
+    assert document["gpu_hours"] == pytest.approx(2 * 90 * 8 / 3600)
+    assert other not in [one["plan"] for one in document["ahead"]]
+    assert document["why"] == "queued"
+    assert document["next"][-1].endswith("--go-on")
+    assert (job.parent / "job-2/trials.sbatch").exists()
+    assert (tmp_path / "test-2x8-profile.yaml").exists()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Cli
-from topoplan.report.accuracy_page import MARK
 
 
 def row(name: str = "a", **changes: Any) -> str:
@@ -62,30 +61,6 @@ def test_standard_input_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert json.loads(cli("validate", "-", "--json").out)["runs"] == 1
 
 
-def test_a_page_is_written_and_written_again(cli: Cli, runs: Path, tmp_path: Path) -> None:
-    page = tmp_path / "accuracy.md"
-    for _ in range(2):
-        result = cli("validate", runs, "-o", page)
-        assert result.code == 0
-        assert result.out == f"Wrote {page}\n"
-    assert page.read_text().startswith(MARK)
-
-
-def test_a_file_that_is_no_such_page_is_left_alone(cli: Cli, runs: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "notes.md"
-    notes.write_text("# mine\n")
-    result = cli("validate", runs, "-o", notes)
-    assert result.code == 2
-    assert "was not written by" in result.err
-    assert notes.read_text() == "# mine\n"
-
-
-def test_a_place_that_cannot_be_written_is_named(cli: Cli, runs: Path, tmp_path: Path) -> None:
-    result = cli("validate", runs, "-o", tmp_path / "absent" / "accuracy.md")
-    assert result.code == 2
-    assert "absent: no such directory" in result.err
-
-
 def test_bad_input_is_one_message(cli: Cli, tmp_path: Path, runs: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("")
@@ -93,7 +68,7 @@ def test_bad_input_is_one_message(cli: Cli, tmp_path: Path, runs: Path) -> None:
     path.write_text("{}\n")
     result = cli("validate", path)
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert "no `id`" in result.err
+    assert "`id` is missing" in result.err
     assert "no such file" in cli("validate", tmp_path / "absent.jsonl").err
     assert "cannot be used together" in cli("validate", runs, "--json", "-o", tmp_path / "x").err
 

@@ -1,7 +1,5 @@
 """Verbs by all of their names, and what the help says of them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Specs, layouts and costs of catalog models on the usual machines, for tests of the formulas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from topoplan.engines.megatron.memory import predict_memory

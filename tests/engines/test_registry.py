@@ -8,7 +8,7 @@ from tests.engines.samples import spec_of
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import BACKENDS, USUAL
-from topoplan.specs.gpu_profile import BANDS
+from topoplan.specs.constants import BANDS
 from topoplan.trainers.case import case_of
 
 

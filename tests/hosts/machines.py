@@ -1,7 +1,5 @@
 """Machines out of recorded outputs: as facts, as the collecting script's output, and as a stand-in `nvidia-smi`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +11,7 @@ from topoplan.specs.cluster import Host
 
 RECORDED = Path(__file__).parent / "recorded"
 MACHINES = sorted(path.parent.name for path in RECORDED.glob("*/topology.txt"))
-LSCPU = {
-    "lscpu": [
-        {"field": "Architecture:", "data": "x86_64", "children": [{"field": "CPU(s):", "data": "224"}]},
-        {"field": "Core(s) per socket:", "data": "56"},
-        {"field": "Socket(s):", "data": "2"},
-    ]
-}
+LSCPU = "Architecture:         x86_64\nCPU(s):               224\n  Core(s) per socket: 56\n  Socket(s):          2\n"
 _FILES = {
     "gpus": "gpus.csv",
     "gpu-processes": "processes.csv",
@@ -72,7 +64,7 @@ def answer(
         ),
         "speeds": "bond0\t25000\nlo\t-1\n",
         "default-route": '[{"dst":"default","gateway":"10.0.0.1","dev":"bond0","flags":[]}]',
-        "cpus": json.dumps(LSCPU),
+        "cpus": LSCPU,
         "meminfo": "MemTotal:       2113453272 kB\nMemFree:        2001000000 kB\nMemAvailable:   2090000000 kB\n",
         "shared-memory": "Filesystem 1024-blocks Used Available Capacity Mounted on\n"
         "tmpfs 1056726636 0 1056726636 0% /dev/shm\n",

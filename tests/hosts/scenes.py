@@ -1,8 +1,6 @@
 """Hosts that are ready to train over InfiniBand, to be spoilt one fact at a time."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from topoplan.catalog.packages import packages
@@ -21,6 +19,7 @@ from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.requirements import Requirement
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, TrainerRun
 
 GIB = 2**30
 GIB_PER_S_400 = 50e9
@@ -57,20 +56,21 @@ def required(*names: str, **versions: str) -> tuple[Requirement, ...]:
     )
 
 
-def needs(**changes: Any) -> RunNeeds:
-    made = RunNeeds(
-        run_name="a-run",
+def needs(*, has_dataset: bool = True, resumable: bool = True, **changes: Any) -> RunNeeds:
+    own = {field.name for field in fields(RunNeeds)} & changes.keys()
+    run = TrainerRun(
         model_dir="models/m",
-        model_bytes=16 * GIB,
+        dataset="mine" if has_dataset else DATASET_TO_FILL_IN,
         dataset_dir="data",
         output_dir="saves/a-run",
         requirements=required("torch", "llamafactory", "transformers", megatron_core=">=0.15,<0.19"),
-        master_port=23456,
-        gpu_bytes=60 * GIB,
-        host_bytes=0.0,
         checkpoint=CheckpointSize(megatron_bytes=16 * GIB, hf_bytes=0, optimizer_bytes=84 * GIB, at_once=2),
+        checkpoints=Checkpoints(resumable=resumable),
+        readme=ReadmeWords(engine="", packages="", install=(), progress="", resume=""),
     )
-    return replace(made, **changes)
+    run = replace(run, **{key: value for key, value in changes.items() if key not in own})
+    made = RunNeeds(run=run, model_bytes=16 * GIB, master_port=23456, gpu_bytes=60 * GIB, host_bytes=0.0)
+    return replace(made, **{key: changes[key] for key in own})
 
 
 def gpu(index: int, host: int = 0, **changes: Any) -> GpuFacts:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.hosts.machines import cluster, recorded

@@ -1,7 +1,5 @@
 """Timing on real sshd hosts, with processors in the place of GPUs."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

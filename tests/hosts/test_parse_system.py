@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +18,10 @@ class TestParseDf:
     def test_reads_a_network_mount_with_its_type(self) -> None:
         head = "Filesystem Type 1024-blocks Used Available Capacity Mounted on\n"
         found = parse_df(head + "filer:/export/data nfs4 1000 400 600 40% /data set\n", has_type=True)
-        assert found is not None
         assert (found.source, found.kind, found.free_bytes) == ("filer:/export/data", "nfs4", 600 * 1024)
 
     def test_reads_a_source_with_a_blank_and_no_type(self) -> None:
         found = parse_df("//srv/my share 1000 400 600 40% /mnt\n", has_type=False)
-        assert found is not None
         assert (found.source, found.size_bytes) == ("//srv/my share", 1000 * 1024)
 
     def test_is_nothing_for_an_error(self) -> None:
@@ -37,13 +33,11 @@ class TestParsePath:
     def test_reads_all_of_a_directory(self) -> None:
         lines = ["path\t/data/a\tb", "exists\tyes", "writable\tno", "df\tx ext4 10 5 5 50% /", "files\t3", "size\t999"]
         found = parse_path("\n".join([*lines, f"fingerprint\t{DIGEST}  -"]))
-        assert found is not None
         assert (found.path, found.exists, found.is_writable) == ("/data/a\tb", True, False)
         assert (found.files, found.size_bytes, found.fingerprint) == (3, 999, DIGEST)
 
     def test_keeps_the_quick_facts_where_the_rest_took_too_long(self) -> None:
         found = parse_path("path\t/data\nexists\tyes\nwritable\tyes\n")
-        assert found is not None
         assert (found.exists, found.files, found.fingerprint, found.free_bytes) == (True, None, "", None)
 
     def test_is_nothing_where_not_even_that_was_said(self) -> None:

@@ -1,7 +1,5 @@
 """`topoplan probe` over real sshd, with stand-ins for nvidia-smi that print recordings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

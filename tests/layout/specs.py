@@ -1,7 +1,5 @@
 """Specs and layouts of the layout tests: catalog models on machines of any size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

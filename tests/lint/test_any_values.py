@@ -1,7 +1,5 @@
 """Whatever a configuration holds, every rule ends calmly, and its edits keep the file readable."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -21,11 +19,10 @@ from topoplan.specs.load import load_cluster
 from topoplan.specs.source import parse_source
 from topoplan.trainers.llamafactory import rules as llamafactory
 from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
-from topoplan.trainers.llamafactory.rules import mca_layouts
 from topoplan.trainers.swift import rules as swift
 from topoplan.trainers.trinity import rules as trinity
 
-MODULES = (llamafactory, mca_layouts, deepspeed, swift, trinity)
+MODULES = (llamafactory, deepspeed, swift, trinity)
 TRAINERS: tuple[Trainer, ...] = ("llamafactory", "swift", "swift-megatron", "deepspeed", "trinity")
 
 LEAVES = st.one_of(

@@ -1,7 +1,5 @@
 """A file is judged by the version that it is for; what only some versions say is a note where nobody says which."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

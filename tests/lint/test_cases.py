@@ -13,8 +13,6 @@ hold the `level`; `at`, of the text of its line; `says`, of its message; `hides`
 lines of the corrected file, in which the rule is found no more, or `no` where nothing can be corrected.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ from topoplan.reading.edits import applied
 CASES = Path(__file__).parent / "cases"
 
 
-class Texts(yaml.SafeLoader):
+class Texts(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """Leaves every value as the text that stands there."""
 
     yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # `<<` alone

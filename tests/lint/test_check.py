@@ -1,7 +1,5 @@
 """The whole check on files, with rules and searches of the test's own."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -96,8 +94,6 @@ def test_with_a_cluster_the_configuration_is_predicted(train: Path) -> None:
 
     assert [one.rule for one in checked.findings] == ["data", "plan-slower", "sp-off"]
     (prediction,) = checked.predictions
-    assert prediction.plan is not None
-    assert prediction.best is not None
     assert prediction.best.tokens_per_s_per_gpu > prediction.plan.tokens_per_s_per_gpu
 
 
@@ -201,8 +197,6 @@ def test_a_correction_is_checked_again_with_its_prediction(train: Path) -> None:
     assert copy.text.count("\n") == FULL_YAML.count("\n") + 1  # comments and order stay, one line says what it is
     assert [one.rule for correction in copy.corrections for one in correction.findings] == ["sp-off"]
     before, after = checked.predictions[0].plan, fixed.after.predictions[0].plan
-    assert before is not None
-    assert after is not None
     assert (before.layout.sequence_parallel, after.layout.sequence_parallel) == (False, True)
     assert "sp-off" not in [one.rule for one in fixed.after.findings]
     assert "data" in [one.rule for one in fixed.after.findings]
@@ -257,7 +251,6 @@ def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Pat
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
     against = Against(cluster=spec.cluster, search=lambda spec: ranking)
     (prediction,) = check([str(tmp_path / "bundle")], against).predictions
-    assert prediction.plan is not None
     assert prediction.plan.id == plan.id
     assert prediction.plan.memory.device_bytes == plan.memory.device_bytes
     assert prediction.plan.time.step_s == plan.time.step_s
@@ -268,7 +261,6 @@ def test_a_bundle_of_trinity_is_predicted_as_it_was_planned(tmp_path: Path) -> N
     plan = rank(spec).plans[0]
     write_bundle(generate(spec, plan, trainer="trinity"), tmp_path / "bundle")
     (prediction,) = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster)).predictions
-    assert prediction.plan is not None
     assert prediction.plan.memory.device_bytes == pytest.approx(plan.memory.device_bytes, rel=0.02)
     assert prediction.plan.time.step_s == pytest.approx(plan.time.step_s, rel=0.02)
 
@@ -281,15 +273,12 @@ def test_a_bundle_is_predicted_for_the_lengths_that_it_was_planned_for(tmp_path:
     against = Against(cluster=spec.cluster)
     checked = check([str(tmp_path / "bundle")], against)
     (prediction,) = checked.predictions
-    assert prediction.plan is not None
     assert (prediction.plan.id, prediction.plan.time.step_s) == (plan.id, plan.time.step_s)
-    assert prediction.translation is not None
     assert "samples are as long as those that the bundle was planned for" in prediction.translation.assumptions
     assert "plan-slower" not in [one.rule for one in checked.findings]
     (alone,) = check(
         [str(tmp_path / "bundle" / "train.yaml"), str(tmp_path / "bundle" / "node-00.sh")], against
     ).predictions
-    assert alone.plan is not None
     assert alone.plan.time.step_s > 2 * plan.time.step_s
 
 

@@ -1,7 +1,5 @@
 """A configuration against the best plan of its job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -50,7 +48,6 @@ def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(
 ) -> None:
     prediction, found = article
 
-    assert prediction.plan is not None
     assert prediction.best is not None
     assert prediction.plan.id == "tp4-pp1-dp8-mbs1-nosp"
     assert prediction.plan.fits
@@ -82,7 +79,6 @@ def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(
 
     again, left = compared(configuration(text), h100s)
 
-    assert again.plan is not None
     assert again.plan.layout == prediction.best.layout
     assert left == {}
     assert again.changes == ()
@@ -106,9 +102,7 @@ def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster
     assert finding.severity == "error"
     assert finding.what.startswith("does not fit: stage 0 needs ")
     assert "GiB over" in finding.what
-    assert prediction.plan is not None
     assert not prediction.plan.fits
-    assert prediction.best is not None
     assert prediction.best.fits
     assert " pipeline_model_parallel_size: " in finding.remedy
     assert "plan-slower" not in found
@@ -157,7 +151,6 @@ def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str
     finding = found["launch-other-cluster"]
     assert (finding.severity, finding.part, finding.line) == (severity, start.part, 3)
     assert finding.what.endswith("and h100-4x8 has 4 x 8")
-    assert prediction.plan is not None
     assert prediction.plan.layout.world_size == (32 if severity == "error" else 8)
 
 
@@ -218,6 +211,5 @@ def test_without_a_cluster_nothing_is_searched() -> None:
 def test_the_best_plan_of_samples_kept_apart_can_be_written(h100s: Cluster) -> None:
     prediction, _ = compared(mca(neat_packing=True, cutoff_len=65536, use_distributed_optimizer=True), h100s)
 
-    assert prediction.best is not None
     assert prediction.best.layout.cp == 1
     assert prediction.changes

@@ -1,7 +1,5 @@
 """Faults that stop real trainers, planted in sound files: found at their line, and nothing said of the sound."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -21,7 +19,9 @@ Found = dict[str, Any]  # as JSON has it
 
 SETS = Path(__file__).parents[1] / "data" / "faults"
 CLUSTERS = Path(__file__).parents[2] / "cluster_specs"
-FAULTS: list[dict[str, Any]] = yaml.safe_load((SETS / "faults.yaml").read_text(encoding="utf-8"))
+FAULTS: list[dict[str, Any]] = [
+    fault for table in sorted(SETS.glob("*.yaml")) for fault in yaml.safe_load(table.read_text(encoding="utf-8"))
+]
 CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
 MISSED: set[str] = set()  # faults that are not found yet
@@ -36,11 +36,12 @@ def findings(folder: Path, cluster: list[str] | None = None) -> list[Found]:
     if cluster:
         spec = load_cluster(str(CLUSTERS / cluster[0]), overrides=cluster[1:])
         against = Against(cluster=spec, model=None, seq_len=2048, search=rank)
-    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    is_bundle = (folder / "plan.json").exists()
+    files = ["."] if is_bundle else sorted(path.name for path in folder.iterdir() if path.is_file())
     try:
         return checked_to_dict(check(files, against))["findings"]
     except InputError as error:  # which ends `check` with one message, and is an answer too
-        file, _, line = (error.where or "").partition(":")
+        file, line, *_ = f"{error.where or ''}::".split(":")
         return [
             {
                 "severity": "error",
@@ -66,7 +67,7 @@ def names(found: Found, fault: dict[str, Any], folder: Path) -> bool:
     """Whether a finding is about the fault: its severity, its file, its line, its words."""
     files = fault.get("file") or next(iter(fault["edit"]))
     at = [fault["at"]] if isinstance(fault["at"], str) else fault["at"]
-    if found["severity"] != fault["level"] or (
+    if found["severity"] not in fault["level"] or (
         found["file"] not in files if isinstance(files, list) else found["file"] != files
     ):
         return False

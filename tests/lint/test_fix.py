@@ -1,7 +1,5 @@
 """Edits on text, and the corrected copies beside the originals."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """A trainer's own file as the job of a spec."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,13 @@ import pytest
 
 from topoplan.errors import ModelError, SpecError
 from topoplan.lint.job_file import JobFile, job_of, trainer_file
+from topoplan.lint.translate import translate
+from topoplan.planner.predict import predict
 from topoplan.specs import known
+from topoplan.specs.load import load_spec
+from topoplan.specs.source import Source
+from topoplan.specs.written import cluster_keys
+from topoplan.trainers.registry import writer_of
 
 FULL = """\
 model_name_or_path: Qwen/Qwen3-8B
@@ -100,6 +105,38 @@ def test_the_job_is_what_the_file_means(tmp_path: Path, text: str, name: str, mo
     found = job(tmp_path, text, name).source.data
     assert found["model"] == model
     assert {key: found["job"].get(key) for key in keys} == keys
+
+
+RLHF = "swift rlhf --model Qwen/Qwen3-8B --dataset a --max_length 4096 --tuner_type full --deepspeed zero3"
+ON_MEGATRON = "megatron rlhf --model Qwen/Qwen3-8B --dataset a --max_length 4096 --tensor_model_parallel_size 8"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{RLHF} --rlhf_type grpo",
+        f"{RLHF} --rlhf_type kto",
+        f"{RLHF} --rlhf_type orpo",
+        f"{RLHF.replace('rlhf', 'sft')} --task_type seq_cls --num_labels 7",
+        f"{RLHF} --rlhf_type rm",
+        f"{ON_MEGATRON} --rlhf_type grpo",
+        f"{ON_MEGATRON} --rlhf_type rm --packing true",
+        f"{ON_MEGATRON} --rlhf_type dpo --packing true",
+    ],
+)
+def test_the_spec_that_is_made_of_it_predicts_what_the_file_does(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"NPROC_PER_NODE=8 {command}\n")
+    file = trainer_file(str(path))
+    cluster = known.machines(known.gpu("h100"), 1, 8, "here")
+    of_file = translate(file.configuration, file.setup, cluster)
+    where = Source(name="cluster", data=cluster_keys(cluster))
+    spec = load_spec(where, job=job_of(file, cluster).source)
+    one, other = (predict(replace(each, trainer="swift"), of_file.layout) for each in (of_file.spec, spec))
+    assert (one.memory.device_bytes, one.time.step_s) == (other.memory.device_bytes, other.time.step_s)
+    if "dpo" not in command:
+        with pytest.raises(SpecError, match="no trainer's files are written for it yet"):
+            writer_of(spec, of_file.layout, "swift")
 
 
 def test_what_is_not_taken_over_is_said(tmp_path: Path) -> None:

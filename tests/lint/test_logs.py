@@ -1,7 +1,6 @@
 """Logs among the files of `check`: how a run ended that had too little memory."""
 
-from __future__ import annotations
-
+import gzip
 from pathlib import Path
 
 import pytest
@@ -59,3 +58,11 @@ def test_a_log_that_ended_well_is_no_error(tmp_path: Path) -> None:
     path.write_text("{'loss': 1.0}\n", encoding="utf-8")
     ran = run("check", str(path))
     assert (ran.exit_code, ran.stdout) == (0, "Nothing to say about 1 file.\n")
+
+
+def test_a_log_that_cannot_be_read_is_told_beside_the_others(log: str, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.log"
+    packed.write_bytes(gzip.compress(b"step 1"))
+    told = {one.rule: one for one in check([str(packed), log], Against()).findings}
+    assert told["file-unreadable"].remedy.startswith("unpack it first: gunzip --keep ")
+    assert "log-out-of-memory" in told

@@ -1,7 +1,5 @@
 """Host memory of what is offloaded."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import all_of, configuration

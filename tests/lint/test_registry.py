@@ -1,7 +1,5 @@
 """All rules of `topoplan check` taken together."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.resources import files

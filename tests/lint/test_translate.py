@@ -1,7 +1,5 @@
 """A configuration in the planner's terms: what the trainers make of keys, and of keys that are missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys of LLaMA-Factory's Megatron path, translated."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.reading.setups import all_of, mca

@@ -1,7 +1,5 @@
 """Clusters of catalog GPUs with fabrics of all kinds, for tests of the topology."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

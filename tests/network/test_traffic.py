@@ -1,7 +1,5 @@
 """Loads on links: by hand, and against every message of the world routed over the whole graph."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict
@@ -14,7 +12,7 @@ import pytest
 
 from tests.network.clusters import cluster_of
 from tests.sizes import examples
-from topoplan.network.patterns import Pattern, messages_of
+from topoplan.network.patterns import MESSAGES, Pattern
 from topoplan.network.placement import Group, first_ranks
 from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Wiring, cluster_graph, local_ranks
 from topoplan.network.traffic import LinkLoads, LoadedLink, _window, traffic, worst_group
@@ -75,7 +73,7 @@ class WholeGraph:
         crossed: tuple[set[tuple[str, str]], set[tuple[str, str]]] = (set(), set())
         local = local_ranks(self.cluster)
         for first in first_ranks(shape, self.cluster.world_size):
-            for source, target, load in messages_of(pattern, shape.ranks(first), local):
+            for source, target, load in MESSAGES[pattern](shape.ranks(first), local):
                 paths = list(self._paths(source, target))
                 for edge in (edge for path in paths for edge in pairwise(path)):
                     loads[edge] += load / len(paths)

@@ -151,7 +151,6 @@ def test_shard_of_a_layout_divides_the_sequence_and_not_its_attention() -> None:
 
 def test_a_checkpointed_vision_tower_keeps_block_inputs_and_one_block() -> None:
     tower = known.model(VISION).vision
-    assert tower is not None
     plain = vision_activation_bytes(tower, 1024, recompute=False)
     short = vision_activation_bytes(tower, 1024, recompute=True)
     assert short == pytest.approx(1024 * tower.layers * 2 * tower.hidden_size + plain / tower.layers)

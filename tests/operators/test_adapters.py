@@ -1,7 +1,5 @@
 """LoRA on Megatron-core: how many elements of which adapters a rank holds."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engines.samples import DENSE, MIXED

@@ -1,7 +1,5 @@
 """Flex dispatch: whom a token reaches, and what that takes."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

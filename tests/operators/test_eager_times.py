@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
 from topoplan.network.placement import Group
-from topoplan.operators.eager import LayerUse, Tuning, eager_profile
+from topoplan.operators.eager import LayerUse, eager_profile
 from topoplan.operators.linears import layer_linears
 from topoplan.operators.machine import Kernel
 from topoplan.operators.op import PARTS
@@ -27,7 +27,7 @@ MODELS = [
 CLUSTER = spec_of(nodes=1).cluster
 
 
-def arguments(name: str, *, tokens: int = 4096, tuning: Tuning | None = None, **use: Any) -> tuple[Any, ...]:
+def arguments(name: str, *, tokens: int = 4096, **use: Any) -> tuple[Any, ...]:
     model = known.model(name)
     layer = model.layers[-1]
     if use.pop("adapts", False):
@@ -36,7 +36,7 @@ def arguments(name: str, *, tokens: int = 4096, tuning: Tuning | None = None, **
     usual = {"tokens": tokens, "seq_len": 4096, "trains_weights": True, "adapted": frozenset(), "fused": False}
     shard = Shard(tokens=tokens, seq_len=4096, tp=1, cp=1, ep=1, etp=1, sequence_parallel=False, precision="bf16")
     case = case_of(spec_of(name, nodes=1), "ddp")
-    return case, layer, LayerUse(**usual | use), shard, tuning or Tuning()
+    return case, layer, LayerUse(**usual | use), shard
 
 
 def time(name: str, **keys: Any) -> LayerTime:
@@ -61,7 +61,7 @@ def test_frozen_weights_have_no_gradient_and_cost_the_same_forward(name: str) ->
 
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_cost_more_than_a_frozen_layer(name: str) -> None:
-    frozen, adapters = time(name, trains_weights=False), time(name, adapts=True, tuning=Tuning(lora_rank=8))
+    frozen, adapters = time(name, trains_weights=False), time(name, adapts=True, lora_rank=8)
     assert total(adapters) > total(frozen)
     assert adapters.forward_kernels > frozen.forward_kernels
 
@@ -76,7 +76,7 @@ def test_a_frozen_dense_layer_has_half_the_products_in_backward() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_weights_are_unpacked_before_every_product(name: str) -> None:
     plain = operators(name, trains_weights=False)
-    packed = operators(name, trains_weights=False, tuning=Tuning(packed_bytes=NF4_BYTES))
+    packed = operators(name, trains_weights=False, packed_bytes=NF4_BYTES)
     extra = [packed[operator] for operator in packed.keys() - plain.keys()]
     assert all(operator.name.endswith("unpacked") for operator in extra)
     assert all(operator.forward_s == operator.backward_s > 0 for operator in extra)
@@ -101,8 +101,7 @@ def test_twice_the_tokens_take_longer_and_as_many_kernels(name: str, tokens: int
 @pytest.mark.parametrize(("ranks", "share"), [(2, 1 / 2), (4, 3 / 4), (8, 7 / 8)])
 def test_ulysses_sends_q_k_v_and_the_output_to_the_other_ranks(ranks: int, share: float) -> None:
     # q and the output with 32 heads of 128, k and v with 8; 2 bytes an element.
-    found = operators("Qwen/Qwen3-8B", tuning=Tuning(ulysses=ranks))["ulysses"]
-    assert found.collective is not None
+    found = operators("Qwen/Qwen3-8B", ulysses=ranks)["ulysses"]
     assert found.collective.group == Group(ranks, 1)
     sent = 2 * 4096 * (2 * 32 + 2 * 8) * 128
     assert found.collective.sent_bytes == sent

@@ -156,7 +156,6 @@ def test_a_frozen_tower_counts_its_forward_alone() -> None:
 
 def test_the_tower_is_counted_by_its_patches() -> None:
     tower = known.model(VISION).vision
-    assert tower is not None
     patches = patches_per_image(tower, 451_584)
     assert patches == 1764  # 441 tokens of 32 x 32 pixels, four patches each
     one = 2 * tower.encoder_parameters + 4 * tower.layers * patches * tower.hidden_size

@@ -1,7 +1,5 @@
 """The names by which the linear layers of a model are found for adapters."""
 
-from __future__ import annotations
-
 import pytest
 
 from topoplan import catalog

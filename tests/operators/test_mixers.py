@@ -1,7 +1,5 @@
 """A made-up architecture with a kind of mixer of its own: one function and one line of the registry make it known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
@@ -12,7 +10,7 @@ from tests.engines.samples import DENSE, spec_of
 from tests.report.printed import printed
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.builder import Builder
-from topoplan.operators.divisors import divisors_of
+from topoplan.operators.divisors import divided, sizes_divided
 from topoplan.operators.layers import Mixer, layer_tensors, mixer_of
 from topoplan.operators.linears import megatron_linears
 from topoplan.operators.op import BF16, Weight
@@ -70,8 +68,8 @@ def test_its_weights_are_counted_and_split(spec: Spec) -> None:
     attention = sum(weight.elements for weight in layer_tensors(model, plain)) - sum(weights.values())
     assert parameter_count(model) == parameter_count(replace(model, layers=(plain,) * 36)) - 27 * attention
     assert [linear.name for linear in megatron_linears(model, own)][:2] == ["in_proj", "out_proj"]
-    assert divisors_of(model).heads == (32, 8192)
-    assert ("scan width", 16384) in divisors_of(model).split_widths
+    assert sizes_divided(model, "heads") == (32, 8192)
+    assert ("scan width", 16384) in divided(model)
 
 
 def test_what_it_saves_is_split_and_freed(spec: Spec) -> None:

@@ -215,7 +215,6 @@ def test_all_to_all_of_context_parallelism_sends_what_attention_takes_in_and_giv
     found = operators(DENSE, cp=4, seq_len=131_072, cp_comm_type="a2a", backend="megatron")
     assert "cp ring" not in found
     call = found["cp all-to-all"].collective
-    assert call is not None
     assert call.kind == "all-to-all"
     assert call.sent_bytes * call.forward_calls == 2 * 131_072 / 4 * 2 * (32 + 8) * 128
 
@@ -264,7 +263,6 @@ def test_flex_permutes_less_and_leaves_no_collectives_of_expert_tensor_paralleli
     assert set(plain) - set(flex) == {"dispatch, combine (alltoall)", "expert tensor collectives"}
     assert set(flex) - set(plain) == {"dispatch, combine (flex)"}
     call = flex["dispatch, combine (flex)"].collective
-    assert call is not None
     assert call.group.size == 32
     assert flex["dispatch, combine (flex)"].forward_s == 2 * call.call_s
 
@@ -296,14 +294,12 @@ def test_communication_and_nothing_else_names_a_call_of_its_collective() -> None
         "expert tensor collectives": 2,
     }
     call = table["dispatch, combine (alltoall)"].collective
-    assert call is not None
     assert table["dispatch, combine (alltoall)"].forward_s == 2 * call.call_s
 
 
 @pytest.mark.parametrize(("sequence_parallel", "kind"), [(True, "all-gather"), (False, "all-reduce")])
 def test_sequence_parallel_gathers_and_scatters_what_is_else_reduced(sequence_parallel: bool, kind: str) -> None:
     call = operators(DENSE, tp=4, sequence_parallel=sequence_parallel)["mlp collectives"].collective
-    assert call is not None
     assert call.kind == kind
     assert call.sent_bytes == 2 * 4096 * 4096  # bf16, tokens x hidden
 
@@ -322,7 +318,6 @@ def test_tensor_parallelism_exchanges_what_is_as_wide_as_the_rank() -> None:
     found = operators(DENSE, tp=4, finetuning="lora")
     for name in ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"):
         call = found[f"{name} adapter's collectives"].collective
-        assert call is not None
         assert call.kind == "all-gather"
         assert call.sent_bytes == 2 * 4096 * 8
     assert not [name for name in operators(DENSE, finetuning="lora") if "collectives" in name]

@@ -1,7 +1,5 @@
 """Questions whose pages are tested, and their answers."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from functools import cache

@@ -1,8 +1,6 @@
 """Debian's Chromium under Playwright. Whatever a page asks for that is not of this machine is refused, and fails the
 test; so does a word in the console."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any

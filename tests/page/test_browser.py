@@ -1,7 +1,5 @@
 """The page in a real browser, used as a person would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page as one file, without a browser."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

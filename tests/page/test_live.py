@@ -1,7 +1,5 @@
 """The served page in a real browser: the question, what-if, and everything behind them."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The planner in the browser: the same question has the same numbers there."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

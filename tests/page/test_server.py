@@ -1,7 +1,5 @@
 """What the served page gives to whom, without a browser."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

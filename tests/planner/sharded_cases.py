@@ -1,7 +1,5 @@
 """Plans of every way to split data alone, for tests of what explains them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.engines.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of

@@ -109,9 +109,9 @@ def test_a_call_takes_its_part_of_what_is_sent_at_a_moment(
 ) -> None:
     _, _, time = accounts(model, form, other)
     for one in time.sent:
-        assert one.shape.size > 1
-        assert one.moment_s == pytest.approx(one.calls * one.call_s, rel=0.02)  # some calls are of other sizes
-        assert one.bytes_per_s * one.call_s == pytest.approx(one.call_bytes)
+        assert one.call.group.size > 1
+        assert one.moment_s == pytest.approx(one.calls * one.call.call_s, rel=0.02)  # some calls are of other sizes
+        assert one.bytes_per_s * one.call.call_s == pytest.approx(one.call.sent_bytes)
 
 
 def test_stages_that_need_the_same_are_one() -> None:
@@ -170,9 +170,9 @@ def test_adapters_are_among_the_weights_and_what_they_save_among_the_tensors() -
 def test_what_is_sent_names_its_group_and_its_rate() -> None:
     _, _, time = account_of(MIXED, {"tp": 2, "pp": 2, "ep": 4})
     rows = {one.name: one for one in time.sent}
-    assert (rows["attention collectives"].shape.size, rows["attention collectives"].nodes) == (2, 1)
-    assert rows["dispatch, combine (alltoall)"].kind == "all-to-all"
-    assert rows["stage to stage"].shape.size == 2
+    assert (rows["attention collectives"].call.group.size, rows["attention collectives"].nodes) == (2, 1)
+    assert rows["dispatch, combine (alltoall)"].call.kind == "all-to-all"
+    assert rows["stage to stage"].call.group.size == 2
     assert rows["dense gradients to their shards"].nodes == 2  # a stage's 16 GPUs
     assert {"expert gradients to their shards", "expert weights after the step"} <= set(rows)
 
@@ -199,7 +199,6 @@ def test_both_offloads_of_stage_3_leave_nothing_on_the_gpu_all_step() -> None:
     _, memory, time = accounts(DENSE, ZERO3_AWAY, HOST)
     allocated = memory.device.at("reserved", "allocated")
     assert not any(allocated.at(part).value for part in ("weights", "gradients", "optimizer"))
-    assert memory.host is not None
     assert memory.host.facts["processes"] == 8
     assert children(time.step.at("optimizer")) == ["Adam on the host", "host work of a step"]
     assert time.copied_s > time.step.at("offload").value > 0
@@ -224,7 +223,7 @@ def test_frozen_layers_before_the_first_trained_one_keep_nothing_and_have_no_bac
 
 def test_hybrid_sharding_sends_over_the_node_and_between_nodes() -> None:
     _, _, time = accounts(DENSE, {"backend": "fsdp2", "sharding": "hybrid"}, {})
-    assert [(one.moment, one.kind, one.shape.size, one.nodes) for one in time.sent] == [
+    assert [(one.moment, one.call.kind, one.call.group.size, one.nodes) for one in time.sent] == [
         ("forward", "all-gather", 8, 1),
         ("backward", "all-gather", 8, 1),
         ("backward", "reduce-scatter", 8, 1),
@@ -235,4 +234,4 @@ def test_hybrid_sharding_sends_over_the_node_and_between_nodes() -> None:
 def test_ulysses_calls_once_a_pass_and_layer() -> None:
     _, _, time = accounts(DENSE, {"backend": "fsdp2", "ulysses": 4, "recompute": "full"}, A100)
     (one,) = [one for one in time.sent if one.moment == "layers"]
-    assert (one.kind, one.shape.size, one.calls) == ("all-to-all", 4, 3 * 36)
+    assert (one.call.kind, one.call.group.size, one.calls) == ("all-to-all", 4, 3 * 36)

@@ -82,7 +82,6 @@ def test_measured_values_are_inside_the_bands() -> None:
 
 def test_layouts_come_in_the_measured_order() -> None:
     ranking = graded().ranking
-    assert ranking is not None
     assert ranking.groups >= 15
     assert ranking.pairs_in_order == ranking.pairs >= 42
     assert ranking.mean_loss <= 0.005

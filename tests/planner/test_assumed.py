@@ -1,7 +1,5 @@
 """What a ranking says of links that its spec leaves out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.specs.test_build_cluster import cluster

@@ -12,7 +12,8 @@ from topoplan.catalog import profile_entries
 from topoplan.planner.bands import NARROWEST, EarnedBand, earned_bands, profiles_text
 from topoplan.planner.measured import parse_runs
 from topoplan.planner.validate import ALLOCATED, Figure, validate
-from topoplan.specs.gpu_profile import BANDS, WIDER_FOR_NONE, WIDEST
+from topoplan.specs.constants import BANDS
+from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
 
 TOLERANCE = 0.03
 """By which a band may be off before the catalog has to be written again."""

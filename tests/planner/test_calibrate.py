@@ -1,7 +1,5 @@
 """The constants of a cluster are found again from a few of its steps, and what cannot be told is not claimed."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
@@ -84,7 +82,7 @@ def test_no_share_is_more_than_all() -> None:
 
 def test_steps_that_are_far_off_are_of_something_else() -> None:
     layout = LAYOUTS[0]
-    with pytest.raises(InputError, match="expected a log of this model, job and cluster"):
+    with pytest.raises(InputError, match="the log of another plan: give the one that ran, with --plan"):
         calibrate([run_of(layout, 4.0 * predicted_s(SPEC, layout, {}))])
 
 

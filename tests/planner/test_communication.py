@@ -116,7 +116,7 @@ def megatron_flows(model: str, form: dict[str, Any], **job: Any) -> dict[tuple[s
     spec = spec_of(model, **job)
     plan = predict(spec, {"backend": "megatron", **form})
     flows = step_flows(spec, plan, group_links(spec.cluster, plan.layout))
-    return {(one.group, one.flow.kind): one for one in flows}
+    return {(one.group, one.flow.call.kind): one for one in flows}
 
 
 def test_tensor_parallel_ranks_gather_and_scatter_twice_forward_and_three_times_backward() -> None:
@@ -172,8 +172,8 @@ def test_a_ring_hands_on_keys_and_values_and_backward_their_gradients_beside() -
 
 def test_the_stages_of_a_tied_embedding_are_a_group_of_their_own() -> None:
     flow = megatron_flows(TIED, {"pp": 2, "tp": 1})["embd", "all-reduce"]
-    assert flow.flow.shape.size == 2
-    assert flow.member_bytes == pytest.approx(flow.flow.call_bytes)
+    assert flow.flow.call.group.size == 2
+    assert flow.member_bytes == pytest.approx(flow.flow.call.sent_bytes)
 
 
 def test_adapters_send_tensors_as_wide_as_their_rank_and_no_weights_of_the_model() -> None:

@@ -1,7 +1,5 @@
 """What a change of trainer costs and buys is said once for each, and is what the plans say."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import lru_cache

@@ -34,7 +34,6 @@ def test_a_rejection_names_the_stage_and_the_gib_by_which_it_is_over() -> None:
         r" most is activations",
         reason,
     )
-    assert numbers is not None
     stage, needed, margin, card, over = (float(text) for text in numbers.groups())
     assert stage == 0
     assert needed == pytest.approx(memory.device_bytes / GIB, abs=0.06)

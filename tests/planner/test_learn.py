@@ -1,7 +1,5 @@
 """Logs become a profile that a spec can name, and that is refused where it does not hold."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +80,6 @@ def test_a_profile_says_where_it_is_from_and_nothing_of_the_machine(profile: Pat
     text = profile.read_text()
     assert "someone" not in text
     read = read_profile(profile)
-    assert read.calibrated is not None
     assert (read.gpu, read.calibrated.trainer, len(read.calibrated.measured)) == ("h100-sxm-80gb", "llamafactory", 2)
     assert read.calibrated.measured[0].model == "Qwen3-8B"
     assert read.calibrated.versions["llamafactory"]

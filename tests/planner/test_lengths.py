@@ -1,7 +1,5 @@
 """What is said about the lengths of the samples."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -52,7 +50,6 @@ def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
     assert "padded to 4,096: 97% of the positions are padding" in said
     assert "set packing: true; with this layout" in said
     hours = re.search(r"with this layout ([\d.]+) (h|min) in place of ([\d.]+) (h|min)", said)
-    assert hours is not None
     packed, padded = (float(hours[n]) / (60 if hours[n + 1] == "min" else 1) for n in (1, 3))
     # A sequence takes 32 of these samples.
     assert padded / packed == pytest.approx(32, rel=0.05)

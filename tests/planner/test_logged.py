@@ -1,15 +1,14 @@
 """Logs of runs are read as their trainers mean them; the excerpts are of logs that people have published."""
 
-from __future__ import annotations
-
+import gzip
 import json
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from topoplan.errors import InputError
-from topoplan.planner.logged import read_log
+from topoplan.errors import InputError, SpecError
+from topoplan.planner.logged import log_text, read_log
 from topoplan.trainers.log import quantity
 from topoplan.trainers.other_logs import VERL
 from topoplan.units import GIB
@@ -30,7 +29,10 @@ def lines_of(name: str) -> str:
         ("llamafactory-774", "llamafactory", (62 + 58 + 58 + 28) / 35, 35, {"first": 1}, None, None),
         # Means since the start, each in six digits; the last line has the time of saving in it.
         ("swift-metax", "swift", 172.84 / 90, 89, {"first": 1, "evaluation or checkpoint": 4}, 6.5, None),
-        ("megatron-llm-11", "Megatron-LM", 89.03, 4, {"first": 1}, None, 1024),
+        ("megatron-ranks", "Megatron-LM", 125.25, 6, {"first": 1}, 24460 / 1024, 1024),
+        # The mean of ten steps a line; those after line 100 have the evaluation in them.
+        ("megatron-interval", "Megatron-LM", 1.376, 70, {"first": 1, "evaluation or checkpoint": 10}, 30806 / 1024, 4),
+        ("megatron-deepspeed", "Megatron-LM", 128.44, 3, {"first": 1}, 28560 / 1024, None),
     ],
 )
 def test_published_logs_are_read_as_their_trainers_mean_them(
@@ -48,7 +50,7 @@ def test_published_logs_are_read_as_their_trainers_mean_them(
     assert found.reserved_bytes == (reserved_gib and pytest.approx(reserved_gib * GIB))
 
 
-@pytest.mark.parametrize("name", ["swift-checkpoints", "swift-still-warming-up", "swift-4146", "verl-1208"])
+@pytest.mark.parametrize("name", ["swift-checkpoints", "swift-still-warming-up", "verl-1208"])
 def test_published_logs_that_tell_too_little_say_so(name: str) -> None:
     with pytest.raises(InputError, match=r"steady steps after the first.*; expected 3 or more"):
         read_log(lines_of(name), name=name)
@@ -118,7 +120,10 @@ def test_recorded_output_of_trinity_is_a_log() -> None:
         ([], "log: tells of no step with its time; expected a log of LLaMA-Factory, ms-swift,"),
         (["loss 3.1", '{"current_steps": 4, "total_'], "log: tells of no step with its time"),
         ([*run_of(3.0), *run_of(3.0)[:10]], "log:62: goes back from step 60 to step 1: two runs, or one that"),
-        ([line for line in run_of(3.0) for _ in range(8)], "log: tells 8 times of step 1, and so of others"),
+        (
+            [entry(step, 30.0 + 3.0 * step + rank) for step in range(1, 41) for rank in range(8)],
+            "log: tells 8 times of step 1, and so of others",
+        ),
         ([*run_of(3.0), *run_of(3.1)], "log: tells 2 times of step 1, and so of others: lines of several"),
         (run_of(3.0, 2), "log: has 0 steady steps after the first"),
     ],
@@ -128,3 +133,77 @@ def test_a_log_that_cannot_be_used_says_why(lines: list[str], message: str) -> N
     with pytest.raises(InputError) as caught:
         read_log("\n".join(lines), name="log")
     assert str(caught.value).startswith(message)
+
+
+def swift(step: int, clock_s: float, since: int = 0) -> str:
+    """A line of ms-swift, whose mean is since the start or the checkpoint that it went on from."""
+    told = {"global_step/max_steps": f"{step}/120", "elapsed_time": f"{clock_s // 60:.0f}m {clock_s % 60:.0f}s"}
+    return str({"loss": 1.5, **told, "train_speed(s/it)": round(clock_s / (step - since), 6)})
+
+
+def bar(step: int) -> str:
+    return f" {step}%|###| {step}/400 [{step // 15:02d}:{4 * step % 60:02d}<01:00,  4.00s/it]"
+
+
+SWIFT = [swift(step, 10.0 + 3.0 * step) for step in range(1, 41)]
+BARS = [bar(step) for step in range(200)]
+MEGATRON = [
+    f" iteration {step:8d}/     100 | elapsed time per iteration (ms): {2000 + step % 3} | global batch size:    64 |"
+    for step in range(1, 31)
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "step_s", "steps"),
+    [
+        ("\r\n".join(SWIFT), 3.0, 39),
+        ("\r".join(BARS), 4.0, 198),
+        ("\n".join(f"12: {line}" for line in BARS), 4.0, 198),
+        ("\n".join(f"[1,0]<stdout>:{line}" for line in BARS), 4.0, 198),
+        ("\n".join(f"2026-11-23T12:00:00.5Z stdout F {line}" for line in BARS), 4.0, 198),
+        ("\n".join(f"\x1b[36m(Runner pid=7)\x1b[0m {line}\n{line}" for line in MEGATRON), 2.001, 29),
+        ("\n".join(SWIFT).replace("1.5", "nan"), 3.0, 39),
+        ("\n".join(run_of(5.0)).replace(": ", ":").replace(", ", ","), 5.0, None),
+        ("\n".join(SWIFT)[:-60], 3.0, 38),
+        ("\n".join(["x" * 100_000, *SWIFT]), 3.0, 39),
+        ("\n".join([*SWIFT, *(swift(step, 5.0 + 3.0 * (step - 40), 40) for step in range(41, 80))]), 3.0, 77),
+        ("\n".join([*MEGATRON, " validation loss at iteration 30 | lm", MEGATRON[0].replace("1/", "31/")]), 2.001, 29),
+    ],
+    ids=[
+        *(
+            "CRLF",
+            "one line of bars",
+            "srun's label",
+            "mpirun's label",
+            "Kubernetes",
+            "told twice",
+            "no loss",
+            "compact",
+        ),
+        *("cut off", "a huge line", "went on", "an evaluation"),
+    ],
+)
+def test_what_becomes_of_logs_on_their_way_changes_no_number(text: str, step_s: float, steps: int | None) -> None:
+    found = read_log(text, name="log")
+    assert found.step_s == pytest.approx(step_s, rel=0.005)
+    assert steps in (None, found.steps)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("\n".join(SWIFT).encode().replace(b"1.5", b"\xff\x00", 1), ""),
+        (gzip.compress("\n".join(SWIFT).encode()), "swift.log: is packed; unpack it first: gunzip --keep swift.log"),
+        (bytes(range(128, 256)) * 10, "swift.log: is not a text file in UTF-8; give a log of a trainer"),
+    ],
+    ids=["damaged", "packed", "no text"],
+)
+def test_bytes_of_a_log(content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("swift.log").write_bytes(content)
+    if not said:
+        assert read_log(log_text(Path("swift.log")), name="log").step_s == pytest.approx(3.0)
+        return
+    with pytest.raises(SpecError) as caught:
+        log_text(Path("swift.log"))
+    assert str(caught.value) == said

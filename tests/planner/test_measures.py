@@ -1,7 +1,5 @@
 """What was timed by itself: read, held against formulas, and learnt from."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +44,6 @@ def measured(**off: float) -> Measures:
 
 def factors(**off: float) -> dict[str, float]:
     time = learn_from([], measures=[(SPEC, measured(**off))]).time
-    assert time is not None
     return dict(time.factors)
 
 

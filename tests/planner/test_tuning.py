@@ -1,7 +1,5 @@
 """Which plans are tried, and when that ends."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -79,10 +77,8 @@ def test_it_ends_when_no_band_reaches_below_the_leader(ranking: Ranking) -> None
     run = Run(spec=SPEC, layout=first.layout, step_s=first.time.step_s, error=0.01)
     far = far_behind(ranking, 2.0)
     known = standing(SPEC, far, calibrate([run]), measured)
-    assert known is not None
     assert (known.leader.plan.id, known.is_clear, known.next) == (first.id, True, None)
     near = standing(SPEC, far_behind(ranking, 1.0), calibrate([run]), measured)
-    assert near is not None
     assert near.next is not None
     assert not near.is_clear
     assert near.chance > CLEAR > known.chance
@@ -99,7 +95,6 @@ def far_behind(ranking: Ranking, times: float) -> Ranking:
 def test_what_failed_is_not_tried_again(ranking: Ranking) -> None:
     found = search(ranking, {}, 3, failed=(0,))
     first = found[0].next
-    assert first is not None
     assert all(first.id not in {one.plan.id for one in known.contenders} for known in found[1:])
 
 
@@ -110,7 +105,6 @@ def test_what_may_be_over_the_card_comes_last(ranking: Ranking) -> None:
         return replace(one, memory=small)
 
     known = standing(SPEC, replace(ranking, plans=Plans(ranking.plans.layouts, plan)), None, {})
-    assert known is not None
     assert known.next is not None
     assert may_be_over(known.contenders[0].plan)
     assert not may_be_over(known.next)
@@ -129,7 +123,6 @@ def test_a_lost_host_is_not_the_fault_of_its_plan_the_first_time(ranking: Rankin
 
 def next_of(tuning: Tuning) -> Plan:
     known = tuning.standing
-    assert known is not None
     assert known.next is not None
     return known.next
 
@@ -146,6 +139,6 @@ def test_a_trial_has_steps_enough_and_a_time(ranking: Ranking) -> None:
 
 
 def test_the_trials_ahead_are_of_different_degrees(ranking: Ranking) -> None:
-    plans = Tuning(SPEC, ranking).ahead(3)
+    plans = Tuning(SPEC, ranking).ahead(3, at_once=True)
     layouts: list[Layout] = [plan.layout for plan in plans]
     assert 1 < len({family(one) for one in layouts}) == len(layouts)

@@ -70,17 +70,14 @@ def test_pairs_that_measured_alike_are_not_ordered() -> None:
     ranking = graded(
         row("a", step_s=4.0, layout=form, rank_group="g"), row("b", step_s=5.0, layout=slow, rank_group="g")
     ).ranking
-    assert ranking is not None
     assert (ranking.pairs, ranking.pairs_in_order, ranking.worst_loss) == (1, 1, 0.0)
     ranking = graded(
         row("a", step_s=5.0, layout=form, rank_group="g"), row("b", step_s=4.0, layout=slow, rank_group="g")
     ).ranking
-    assert ranking is not None
     assert (ranking.pairs, ranking.pairs_in_order, ranking.worst_loss) == (1, 0, pytest.approx(0.2))
     ranking = graded(
         row("a", step_s=4.0, layout=form, rank_group="g"), row("b", step_s=4.1, layout=slow, rank_group="g")
     ).ranking
-    assert ranking is not None
     assert ranking.pairs == 0
     assert graded(row("a", step_s=4.0)).ranking is None
 

@@ -1,7 +1,5 @@
 """Setups made by hand or read from small texts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory

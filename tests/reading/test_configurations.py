@@ -1,7 +1,5 @@
 """YAML and JSON, and whose keys they hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations that a script writes itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

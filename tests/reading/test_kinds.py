@@ -1,7 +1,5 @@
 """What kind of text it is, told by form."""
 
-from __future__ import annotations
-
 import pytest
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training

@@ -1,7 +1,5 @@
 """Commands that start training."""
 
-from __future__ import annotations
-
 import pytest
 
 from topoplan.errors import SpecError
@@ -57,7 +55,6 @@ def test_the_usual_ways_to_start(command: str, starter: str, called: str, progra
 
 def test_behind_a_file_quotes_of_yaml_come_off_a_value_too() -> None:
     launch = one("llamafactory-cli train a.yaml \"deepspeed='${here//x/y}/ds.json'\" run_name=\"'12'\" seed=3")
-    assert launch.configuration is not None
     assert launch.configuration.source.data == {"deepspeed": "${here//x/y}/ds.json", "run_name": "12", "seed": 3}
 
 
@@ -81,7 +78,6 @@ def test_other_commands_are_no_launches(command: str) -> None:
 def test_the_file_and_the_overrides_behind_it() -> None:
     launch = one("llamafactory-cli train a.yaml learning_rate=2e-5 bf16=true")
     assert launch.config_file == "a.yaml"
-    assert launch.configuration is not None
     assert launch.configuration.trainer == "llamafactory"
     assert launch.configuration.source.data == {"learning_rate": 2e-5, "bf16": True}
 
@@ -89,7 +85,6 @@ def test_the_file_and_the_overrides_behind_it() -> None:
 def test_arguments_become_a_configuration_with_types_and_lines() -> None:
     launch = one("swift sft \\\n --model org/a \\\n --dataset 'x#1' y \\\n --bf16 --lr 1e-4 --x -5 --kw '{\"a\": 1}'")
     configuration = launch.configuration
-    assert configuration is not None
     assert configuration.from_command
     assert configuration.source.data == {
         "model": "org/a",

@@ -1,7 +1,5 @@
 """What is configuration in a document, and what an illustration."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

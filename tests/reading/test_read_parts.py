@@ -1,7 +1,5 @@
 """Files, what each of them is, and the calm refusal of what is none."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Everything that some files say, put together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,6 @@ def test_a_launch_is_followed_to_its_file_beside_the_script(here: Path) -> None:
     (here / "jobs/run.sh").write_text('llamafactory-cli train "$(dirname "$0")/a.yaml" seed=1\n')
     setup = read_setup(["jobs/run.sh"], recognisers())
     (launch,) = setup.launches
-    assert launch.reads is not None
     assert launch.reads.part.name == "jobs/a.yaml"
     assert [(one.trainer, one.from_command) for one in setup.configurations] == [
         ("llamafactory", True),

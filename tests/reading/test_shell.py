@@ -1,7 +1,5 @@
 """Commands and variables of a script, without running it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,8 @@ from hypothesis import strategies as st
 
 from topoplan.errors import TopoplanError
 from topoplan.reading.parts import Part
-from topoplan.reading.shell import Command, Script, read_script
+from topoplan.reading.session import Command, Script
+from topoplan.reading.shell import read_script
 from topoplan.trainers.recognisers import recognisers
 
 

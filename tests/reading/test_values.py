@@ -1,7 +1,5 @@
 """Values and keys as a trainer takes them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import configuration, make_command

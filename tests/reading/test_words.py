@@ -1,7 +1,5 @@
 """Words of a command with their lines."""
 
-from __future__ import annotations
-
 from topoplan.reading.words import Word, is_open, join
 
 

@@ -1,7 +1,5 @@
 """What stands in front of the command that is meant."""
 
-from __future__ import annotations
-
 import pytest
 
 from topoplan.reading.parts import Part
@@ -39,3 +37,10 @@ def test_a_script_that_is_run_by_its_file_is_not_opened() -> None:
 def test_shells_in_shells_end_somewhere() -> None:
     assert behind("bash -c " * 50 + "x") == []
     assert behind("sudo " * 50 + "torchrun a.py")[0][1] == ("sudo",) * 8
+
+
+def test_words_of_variables_are_where_the_command_is() -> None:
+    text = "A='torchrun --nnodes 2'\nB=a.py\n\nsrun bash -c \"$A --node_rank \\$SLURM_PROCID $B\"\n"
+    (one,) = read_script(Part(kind="shell", name="run.sh", text=text), recognisers()).meant
+    assert [word.text for word in one.words][-2:] == ["$SLURM_PROCID", "a.py"]
+    assert (one.first_line, one.last_line) == (4, 4)

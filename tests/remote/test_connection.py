@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -75,7 +73,7 @@ class TestRun:
     def test_takes_much_on_both_outputs_at_once(self, alpha: Connection) -> None:
         script = "head -c $1 /dev/zero >&2 & head -c $1 /dev/zero; wait"
         done = alpha.run(script, str(NOISE), deadline_s=30, keep_bytes=2 * NOISE)
-        assert (len(done.stdout), len(done.stderr), done.dropped_bytes) == (NOISE, NOISE, 0)
+        assert (len(done.stdout), len(done.stderr)) == (NOISE, NOISE)
 
     def test_takes_all_of_one_output_before_the_other(self, alpha: Connection) -> None:
         done = alpha.run("head -c $1 /dev/zero >&2; echo end", str(2**23), deadline_s=30, keep_bytes=2**24)
@@ -89,7 +87,7 @@ class TestRun:
         done = alpha.run("echo first; head -c 1000000 /dev/zero; echo last", deadline_s=10, keep_bytes=1000)
         assert done.stdout.startswith(b"first\n")
         assert done.stdout.endswith(b"last\n")
-        assert (len(done.stdout), done.dropped_bytes) == (1000, 1000000 + 11 - 1000)
+        assert len(done.stdout) == 1000
 
     def test_ends_by_the_deadline_and_says_what_was_last_said(self, alpha: Connection) -> None:
         started = time.monotonic()
@@ -241,7 +239,6 @@ class TestAConnectionThatBreaks:
                 assert time.monotonic() - started < 6
             finally:
                 cables.heal(name)
-            assert end.lost is not None
             assert (end.lost.host, end.lost.problem) == (name, "lost")
             assert "may still be running" in end.lost.remedy
             assert not connection.is_alive

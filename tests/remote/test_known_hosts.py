@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import subprocess
 from pathlib import Path
@@ -63,7 +61,6 @@ def test_lines_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
     known = look_up("node0", [tmp_path / "gone", file])
     assert known.verdict(mine) == "known"
     first = known.first()
-    assert first is not None
     assert first.place == f"{file}:8"
 
 

@@ -1,7 +1,5 @@
 """paramiko is used through its public names alone."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

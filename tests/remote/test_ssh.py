@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shlex
 import subprocess
 from dataclasses import replace
@@ -127,7 +125,6 @@ class TestJumpHosts:
 
     def test_are_left_when_the_last_connection_through_them_is_closed(self, bed: Bed) -> None:
         jump = open_jump(bed.target("inside", "jump"), Access())
-        assert jump is not None
         both = [connect(bed.target(name, "jump"), Access(), through=jump) for name in ("inside", "inside2")]
         jump.release()
         both[0].close()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -48,7 +46,6 @@ def keep_uploading(connection: Connection, directory: Path) -> None:
 def small_disk(bed: Bed, name: str, place: Path) -> Iterator[None]:
     """A disk of 1 MB, as the host sees it, who may have mounts of its own."""
     sshd = bed[name].sshd
-    assert sshd is not None
     inside = ["nsenter", "-t", str(sshd.pid), "-m"]
     made = subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
     if made.returncode != 0:
@@ -103,6 +100,14 @@ def test_a_new_directory_appears_with_all_that_is_in_it(host: Connection, tmp_pa
         watcher.join()
     assert all(each == ["one", "two"] for each in seen)
     assert names(tmp_path) == ["run"]
+
+
+def test_what_was_put_there_before_and_nobody_heard_of_it_is_there(host: Connection, tmp_path: Path) -> None:
+    for _ in range(2):
+        upload(host, {"one": b"1", "two/three": b"3"}, str(tmp_path / "run"), deadline_s=20)
+    with pytest.raises(HostError, match="File exists"):
+        upload(host, {"one": b"2", "two/three": b"3"}, str(tmp_path / "run"), deadline_s=20)
+    assert (names(tmp_path), (tmp_path / "run" / "one").read_bytes()) == (["run"], b"1")
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link", "link to nothing"])

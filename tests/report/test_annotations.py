@@ -1,7 +1,5 @@
 """Findings in the forms of other programs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

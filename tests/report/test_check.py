@@ -1,7 +1,5 @@
 """The report of a check: what a person sees, at two widths, and its JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -34,7 +32,7 @@ def targets(bundle: Bundle) -> dict[str, Target]:
 
 
 def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeeds) -> None:
-    said = "\n".join(dry_run_lines(bundle, targets(bundle), checks=checks, grace_s=10))
+    said = "\n".join(dry_run_lines(dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)))
     flat = "\n".join(line.strip() for line in said.splitlines())
     for text in (programs.START, programs.KEEPER, programs.FOLLOW, programs.STATE, programs.STOP):
         assert flat.count("\n".join(line.strip() for line in text.splitlines())) == 1
@@ -42,7 +40,8 @@ def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeed
 
 
 def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bundle) -> None:
-    _, hosts = "\n".join(dry_run_lines(bundle, targets(bundle), checks=None, grace_s=7)).split("\nHOSTS")
+    document = dry_run_to_dict(bundle, targets(bundle), checks=None, grace_s=7)
+    _, hosts = "\n".join(dry_run_lines(document)).split("\nHOSTS")
     for node in bundle.nodes:
         own = f"topoplan-runs-ada/{node.name}/<run id>-<random>"
         place = f"{node.host.workdir or '~'}/{own}"

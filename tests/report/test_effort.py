@@ -48,7 +48,6 @@ def test_hours_count_steps_start_up_and_checkpoints() -> None:
     """A dense model on llamafactory: a checkpoint is bf16 weights for Hugging Face, and 2 + 12 bytes over all nodes."""
     spec, plan = make_spec(samples=64 * 1000, epochs=1.0), make_plan(tp=2, step_s=3.6)
     effort = job_effort(spec, plan)
-    assert effort is not None
     rate, nodes, weights = spec.cluster.storage_bytes_per_s, spec.cluster.nodes, 2 * parameter_count(spec.model)
     assert effort.training_s == pytest.approx(3600)
     assert effort.pauses.start_up_s == pytest.approx(STARTS_S + weights / rate)

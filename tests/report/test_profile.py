@@ -13,7 +13,8 @@ from topoplan.report.profile import (
     unit,
 )
 from topoplan.specs import known
-from topoplan.specs.gpu_profile import BANDS, CONSTANTS, profile_of
+from topoplan.specs.constants import BANDS, CONSTANTS
+from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.profile import read_profile
 
 H100 = known.gpu("h100-sxm-80gb")

@@ -1,7 +1,5 @@
 """One line that keeps up below the log, or now and then where there is no terminal."""
 
-from __future__ import annotations
-
 import io
 import math
 from typing import Any

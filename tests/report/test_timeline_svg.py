@@ -38,7 +38,6 @@ def test_a_name_with_markup_in_it_is_escaped() -> None:
     text, root = picture("<b>\"R&D\"</b> 'x'")
     assert "<b>" not in text
     title = root.find(f"{NAMESPACE}title")
-    assert title is not None
     assert title.text == "<b>\"R&D\"</b> 'x'"
 
 

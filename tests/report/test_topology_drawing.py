@@ -1,7 +1,5 @@
 """The drawing is well formed, holds what it should, and nothing lies over anything else."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Timelines of predicted plans, for tests of their pictures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.engines.samples import DENSE, spec_of

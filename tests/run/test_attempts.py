@@ -1,7 +1,5 @@
 """Runs that are started again, on real sshd hosts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.jobs import LABELS, SETTINGS, Hosts, Once, Ran
+from tests.bed.jobs import LABELS, SETTINGS, Hosts, Once, Ran, both, wait_until
 from tests.run.test_attach import Client
 from topoplan.remote.identities import Access
 from topoplan.run.attempts import LaunchAgain, begun_at, lost_steps
@@ -88,6 +86,29 @@ def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: 
     assert healed
     assert any("when nothing of it can be left; waiting up to 60 s for node-02" in event.text for event in ran.events)
     hosts.assert_nothing_is_left()
+
+
+def test_a_host_that_goes_away_once_more_is_waited_for(hosts: Hosts) -> None:
+    """And what its disk has lost is told: it goes on from another step than the others."""
+    step = "[ $HOSTNAME = three ] && step=10 || step=20\n"
+    goes_on = 'echo "node-00.sh: the trainer goes on from out/checkpoint-$step"; sleep 1'
+    begins = f'[ ! -e "{hosts.root}/$HOSTNAME.begun" ] || {{ {goes_on}; }}\n'
+    hosts.does(step + begins + TRAINS.format(root=hosts.root))
+    host = hosts.bed["three"]
+    reboot = threading.Thread(target=hosts.bed.reboot, args=("three", 3.0))
+
+    def away() -> None:
+        reboot.start()
+        wait_until(lambda: host.sshd is None, "the host is away")
+
+    once_more = Once("starting it again", away, "")
+    ran = launch(hosts, on=both(Once("loss", lambda: hosts.bed.reboot("three", 0)), once_more))
+    reboot.join()
+    assert (ran.outcome.end, ran.outcome.code, len(ran.outcome.attempts)) == ("ended", 0, 1)
+    notes = "\n".join(ran.of("note"))
+    assert "started again when all hosts are there; waiting up to 60 s for node-02" in notes
+    assert "different checkpoints" in notes
+    assert "node-02 from step 10" in notes
 
 
 def test_who_stops_the_run_meanwhile_is_heard(hosts: Hosts) -> None:

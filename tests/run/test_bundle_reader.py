@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -161,7 +159,7 @@ def test_a_missing_file_is_named_with_how_to_write_it_again(bundle: Path, name: 
         (lambda hosts: hosts["nodes"][3].update(port=2222), "nodes[3].port is 2222, and plan.json says null"),
         (lambda hosts: hosts["nodes"].pop(), "3 nodes, and plan.json has 4"),
         (lambda hosts: hosts.update(nodes="none"), "no nodes, and plan.json has 4"),
-        (lambda hosts: hosts["nodes"].__setitem__(0, 7), "nodes[0].address is null"),
+        (lambda hosts: hosts["nodes"].__setitem__(0, 7), "nodes[0].node is null"),
         (lambda hosts: hosts["master"].update(port=1), "master.port is 1, and plan.json says"),
         (lambda hosts: hosts.update(master=None), "master.address is null"),
         (lambda hosts: hosts.update(schema="topoplan.hosts/9"), "expected topoplan.hosts/1"),

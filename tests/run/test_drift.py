@@ -1,7 +1,5 @@
 """Steps and memory that leave what was predicted: what is told of it, and that nothing is told of a healthy run."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 
@@ -155,9 +153,6 @@ def test_memory_beyond_its_band_is_told_once(gib: Callable[[int], float], says: 
         assert first.startswith("torch holds ")
         assert first.endswith("predicted are 63.0 GiB at most")
         assert reason.strip().startswith(says)
-
-
-BUSY = {"cpus": "64", "load": "70.2 60.0 50.0 3/900 1", "io": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1"}
 
 
 def host(*clocks: str, **more: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Launches on real sshd hosts, and what goes wrong: the right host is blamed, the others are stopped, nothing stays."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -40,7 +38,6 @@ def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
     """Another file system in the place of a host's workdir, as the host sees it, who has mounts of its own; the path by
     which we see it."""
     sshd = hosts.bed[name].sshd
-    assert sshd is not None
     inside, workdir = ["nsenter", "-t", str(sshd.pid), "-m"], str(hosts.workdir(name))
     subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", options, "tmpfs", workdir], check=True)
     try:
@@ -163,7 +160,6 @@ class TestAJobThatFails:
         inside = ["ip", "netns", "exec", hosts.bed._namespace("one"), sys.executable, "-c", code]
         with subprocess.Popen(inside, stdout=subprocess.PIPE) as listener:
             try:
-                assert listener.stdout is not None
                 listener.stdout.readline()
                 ran = hosts.launch()
             finally:

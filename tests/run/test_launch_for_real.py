@@ -1,7 +1,5 @@
 """Real torchrun jobs with Gloo on four hosts: only the trainer is a stand-in, without a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex
@@ -191,6 +189,4 @@ def test_a_rank_that_is_killed_ends_all_nodes_though_nobody_watches_and_one_port
     assert said == dict.fromkeys(set(LABELS) - {"node-02"}, "node-02 failed\n")
     hosts.assert_nothing_is_left()
     attached = Client(hosts).attach()
-    assert attached.failure is not None
-    assert attached.failure.diagnosis is not None
     assert (attached.failure.node, attached.failure.diagnosis.rank, attached.code) == ("node-02", 2, 1)

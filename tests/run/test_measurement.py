@@ -1,7 +1,5 @@
 """A run that is over leaves what it measured, beside what was predicted of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -10,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.planner.test_logged import PUBLISHED
 from tests.samples import make_spec
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.remote.connection import Completed
 from topoplan.run import record as records
-from topoplan.run.measurement import fetch, measured_words, measurement
+from topoplan.run.measurement import ends_of, fetch, measured_words, measurement
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.units import GIB
 
@@ -72,7 +71,6 @@ def test_the_copies_of_the_logs_are_enough_for_the_step(run: RunRecord, plan: Pl
     assert measurement(run, SPEC, plan) is None
     run.log(run.nodes[0]).write_text(bars(5.0))
     found = measurement(run, SPEC, plan)
-    assert found is not None
     assert found.step_s == pytest.approx(5.0)
     assert (found.plan, found.time_held, found.memory_held) == ("tp8-pp1-dp4-mbs1", False, None)
     words = measured_words(found)
@@ -85,7 +83,6 @@ def test_what_the_trainer_wrote_is_fetched_and_has_the_memory(run: RunRecord, pl
     fetch(run, SPEC, plan, host, 5.0)  # type: ignore[arg-type]
     assert host.asked[-1] == "/runs/a/saves/x/trainer_log.jsonl"
     found = measurement(run, SPEC, plan)
-    assert found is not None
     assert (found.time_held, found.memory_held) == (True, True)
     assert "as predicted, within the band" in measured_words(found)
     again = records.update(run.run_id, measurement=found)
@@ -97,5 +94,25 @@ def test_without_the_file_the_copies_are_taken(run: RunRecord, plan: Plan) -> No
     fetch(run, SPEC, plan, Host(b""), 5.0)  # type: ignore[arg-type]
     fetch(run, SPEC, plan, None, 5.0)
     found = measurement(run, SPEC, plan)
-    assert found is not None
     assert found.memory_held is None
+
+
+NOISE = ("x" * 99 + "\n") * 300
+EXHAUSTED = [
+    '[rank0]:   File "/x/train.py", line 3, in forward',
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to",
+]
+
+
+@pytest.mark.parametrize(
+    "lines", [*(one["lines"] for one in PUBLISHED.values()), EXHAUSTED], ids=[*PUBLISHED, "memory"]
+)
+def test_of_a_log_all_that_tells_something_is_held_in_its_place_and_little_else(
+    lines: list[str], tmp_path: Path
+) -> None:
+    whole = "".join(f"{NOISE}{line}\n" for line in lines)
+    (tmp_path / "log").write_text(whole)
+    [text] = ends_of([tmp_path / "log"])
+    found = [(number, line) for number, line in enumerate(text.split("\n")) if line.strip("x")]
+    assert found == [(number, line) for number, line in enumerate(whole.split("\n")) if line.strip("x")]
+    assert len(text) < len(whole) / 2

@@ -1,7 +1,5 @@
 """Jobs on hosts that are logged in to."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -199,7 +197,6 @@ class TestAJob:
         for batch in range(batches):
             mine = places[batch * size :][:size]
             with subprocess.Popen([sys.executable, "-c", client, *words, *mine], stdout=subprocess.PIPE) as process:
-                assert process.stdout is not None
                 assert process.stdout.readline() == b"in\n"
                 time.sleep(0.02 + 0.017 * batch)
                 process.send_signal(signal.SIGKILL)

@@ -1,7 +1,5 @@
 """The programs themselves, in the shells that hosts have, without SSH in between."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -16,6 +14,7 @@ import pytest
 from tests.run.this_host import (
     AS_ROOT,
     OTHER_USER,
+    WHOLE,
     Host,
     eventually,
     host,
@@ -27,6 +26,7 @@ from tests.run.this_host import (
 )
 from topoplan.remote.upload import sums
 from topoplan.run import programs
+from topoplan.run.node import NO_PEERS
 from topoplan.run.programs import ExitCode
 
 __all__ = ["host"]
@@ -92,9 +92,16 @@ class TestStart:
         assert host.program(programs.START, str(tmp_path), *words).returncode == ExitCode.NO_SCRIPT
         assert not (tmp_path / ".topoplan").exists()
 
+    def test_is_told_all_or_starts_nothing(self, host: Host) -> None:
+        done = host.try_to_start("touch ran", b"export SECRET='half of", whole=b"")
+        assert done.returncode == ExitCode.NOT_STARTED
+        assert {file.name for file in host.run_dir.iterdir()} == {"node.sh"}
+
     def test_a_job_is_recorded_whenever_the_starter_is_killed(self, host: Host) -> None:
         host.run_dir.mkdir()
         (host.run_dir / "node.sh").write_text("touch ran; sleep 30")
+        told = host.run_dir / "told"
+        told.write_bytes(NO_PEERS.encode() + WHOLE)
         for number in range(25):
             place = host.run_dir / f"{host.run_dir.name}-{number}-run"
             place.mkdir()
@@ -102,7 +109,7 @@ class TestStart:
             words = [str(place), "node.sh", place.name, host.keeper]
             starter = subprocess.Popen(
                 ["bash", "-c", programs.START, "bash", *words],
-                stdin=subprocess.DEVNULL,
+                stdin=told.open("rb"),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -127,7 +134,7 @@ class TestStart:
             (host.run_dir / "node.sh").write_text("touch /proc/self/cwd/ran")
             _fill(host.run_dir)
             words = (str(host.run_dir), "node.sh", host.run_dir.name, programs.KEEPER)
-            done = host.program(programs.START, *words)
+            done = host.program(programs.START, *words, stdin=NO_PEERS.encode() + WHOLE)
             assert done.returncode == ExitCode.NOT_STARTED
             assert b"No space left" in done.stderr or b"I/O error" in done.stderr
             assert not (host.run_dir / "ran").exists()

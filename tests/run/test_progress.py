@@ -1,7 +1,5 @@
 """The trainer's own lines say how far it is; recorded output, and lines that people have posted."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -11,6 +9,8 @@ from hypothesis import strategies as st
 
 from tests.samples import make_plan, make_spec
 from topoplan.run.progress import Progress, Status
+from topoplan.trainers.log import may_be_told
+from topoplan.trainers.registry import TRAINERS
 
 RECORDED = Path(__file__).parent / "recorded"
 BAR = "[default0]:  3%|▎         | {step}/{total} [{clock}<06:20,  3.90s/it]"
@@ -90,7 +90,6 @@ def test_megatron_sft_prints_its_steps_on_the_last_node() -> None:
         clock = f"{step}m {step}s"
         line = f"[default7]:{{'loss': 2.5, 'grad_norm': 1.0, 'iteration': '{step}/50', 'elapsed_time': '{clock}'}}"
         status = progress.feed(3, line, 61.0 * step)
-    assert status is not None
     assert (status.step, status.total_steps, status.loss, status.step_s) == (3, 50, 2.5, 61.0)
 
 
@@ -133,13 +132,11 @@ def test_losses_are_counted_by_node_as_every_node_prints_them_without_a_bar() ->
 )
 def test_losses_are_read_in_all_their_forms(line: str, loss: float) -> None:
     status = Progress().feed(0, line, 1.0)
-    assert status is not None
     assert status.loss == loss
 
 
 def test_a_loss_that_is_no_number_is_shown_as_that() -> None:
     status = Progress().feed(0, LOG.format(loss="nan"), 1.0)
-    assert status is not None
     assert status.loss is not None
     assert math.isnan(status.loss)
 
@@ -165,7 +162,6 @@ def test_other_lines_say_nothing(line: str) -> None:
 
 def test_the_logs_own_file_says_steps_and_their_number() -> None:
     status = Progress().feed(0, '{"current_steps": 10, "total_steps": 100, "loss": 1.5, "percentage": 10.0}', 1.0)
-    assert status is not None
     assert (status.step, status.total_steps) == (10, 100)
 
 
@@ -243,8 +239,16 @@ def test_slower_than_the_band_is_said() -> None:
 
 def test_the_end_of_a_very_long_line_is_read() -> None:
     status = Progress().feed(0, "x" * 10**6 + "\r  5%|▌  | 5/100 [00:12<06:20,  3.9s/it]", 1.0)
-    assert status is not None
     assert status.step == 5
+
+
+def test_lines_that_are_passed_over_hold_nothing_that_a_trainer_prints() -> None:
+    lines = [line for file in RECORDED.glob("progress-*.txt") for line in file.read_text(encoding="utf-8").splitlines()]
+    logs = [trainer.log for trainer in TRAINERS]
+    forms = {one for log in logs for one in (log.loss, log.bar, log.step_time, log.data_time, log.reserved, log.aside)}
+    found = {form.pattern for form in forms if form and any(form.search(line) for line in lines)}
+    assert len(found) >= 7
+    assert not [line for line in lines if not may_be_told(line) and any(form and form.search(line) for form in forms)]
 
 
 @given(

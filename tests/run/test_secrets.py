@@ -1,7 +1,5 @@
 """Secrets of a run on this side; that they arrive, and where they do not, is in test_run.py."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest
@@ -32,7 +30,6 @@ def test_what_is_not_set_is_named_with_what_to_do() -> None:
         " `read -rs WANDB_API_KEY; export WANDB_API_KEY` keeps the value out of its history"
     )
     found = check(NAMES, {})
-    assert found is not None
     assert (found.outcome, found.host) == ("failure", "")
     assert found.what == "HF_TOKEN, WANDB_API_KEY are not set here, and the spec names them"
     ok = Result(name="secrets", host="", outcome="ok", what="HF_TOKEN set here")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -71,4 +69,6 @@ def test_the_last_lines_are_kept_within_bounds() -> None:
     assert len(tail.lines()) == KEEP_LINES
     tail.add("y" * 10**6 + "\nend\n")
     assert tail.lines()[-1] == "end"
+    tail.add("ValueError: " + "z" * 90_000 + " at the end\n")
+    assert (tail.lines()[-1][:12], tail.lines()[-1][-11:]) == ("ValueError: ", " at the end")
     assert sum(map(len, tail.lines())) < 300_000

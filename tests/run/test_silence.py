@@ -1,7 +1,5 @@
 """When a run has gone quiet, and what is said of it, on a clock of our own."""
 
-from __future__ import annotations
-
 import pytest
 
 from topoplan.run.events import Event
@@ -119,7 +117,6 @@ def test_who_stopped_to_write_before_the_others_is_the_suspect() -> None:
         run.says(1, "[default0]:c")
         run.passes(1)
     late = run.silence.suspect()
-    assert late is not None
     assert (late.name, late.rank, late.line) == ("node-01", 3, "d")
     run.passes(300)
     assert run.silence.suspect() is None

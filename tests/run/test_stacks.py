@@ -1,10 +1,8 @@
 """Whose place in the program differs from that of the others."""
 
-from __future__ import annotations
-
 import pytest
 
-from topoplan.run.stacks import elsewhere, main_threads, stack_lines
+from topoplan.run.stacks import elsewhere, main_threads, stack_lines, with_gone
 
 WAITS = ["all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "step (train.py:20)"]
 ELSE = ["read (data.py:7)", "fetch (data.py:12)", "step (train.py:18)"]
@@ -21,6 +19,9 @@ SYNC = ["synchronize (streams.py:9)", "item (train.py:30)", "step (train.py:20)"
         ({0: SYNC, 1: ELSE}, ()),
         ({0: WAITS, 1: [one.replace(":20", ":21") for one in WAITS]}, ()),
         ({0: WAITS, 1: []}, ()),
+        (with_gone({0: WAITS, 1: WAITS, 3: WAITS}, range(4)), (2,)),
+        (with_gone({0: [], 1: []}, range(4)), (2, 3)),
+        (with_gone({}, range(4)), ()),
         ({}, ()),
     ],
 )
@@ -47,6 +48,13 @@ Thread 86 (idle): "MainThread"
     all_reduce (torch/distributed/distributed_c10d.py:9)
 topoplan:rank=2
 Error: Failed to open process 90
+topoplan:rank=3
+topoplan:life=T
+Process 91: python train.py
+Thread 91 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:9)
+topoplan:rank=4
+topoplan:life=S
 """
 
 
@@ -54,7 +62,11 @@ def test_of_what_py_spy_says_the_main_threads_are_read() -> None:
     assert main_threads(SAID) == {
         1: ["wait_for_data (data.py:3)", "<module> (train.py:5)"],
         0: ["all_reduce (torch/distributed/distributed_c10d.py:9)"],
+        2: [],
+        3: ["stopped by a signal", "all_reduce (torch/distributed/distributed_c10d.py:9)"],
+        4: [],
     }
+    assert elsewhere(main_threads(SAID)) == (3,)
 
 
 def test_those_that_are_elsewhere_come_first_and_with_more_of_where_they_are() -> None:

@@ -1,7 +1,5 @@
 """Ending a job by the programs themselves, without SSH in between: all of it, and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -228,7 +226,6 @@ class TestWhatMayBeOfIt:
         assert eventually(host.ended)
         look = f"cd {host.run_dir} && exec 5<.topoplan/log && tail -f .topoplan/log"
         with subprocess.Popen(["bash", "--norc", "-s"], stdin=subprocess.PIPE, start_new_session=True) as client:
-            assert client.stdin is not None
             client.stdin.write(look.encode() + b"\n")
             client.stdin.flush()
             try:
@@ -374,7 +371,6 @@ class TestStop:
         mark = f"{host.run_dir.name}/{record['pid']}/{record['start_ticks']}"
         shell = f"env TOPOPLAN_RUN={mark} sleep 30 & echo up; sleep 30"
         with subprocess.Popen(["sh", "-c", shell], start_new_session=True, stdout=subprocess.PIPE) as foreign:
-            assert foreign.stdout is not None
             assert foreign.stdout.readline() == b"up\n"
             try:
                 assert host.stop(grace_s=0.1)["left"] == ""
@@ -414,7 +410,6 @@ class TestStop:
         host.start("exit 0")
         assert eventually(host.ended)
         leader = subprocess.Popen(["sh", "-c", "sleep 30 & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
-        assert leader.stdout is not None
         member = int(leader.stdout.readline())
         leader.wait()
         try:
@@ -430,7 +425,6 @@ class TestStop:
         assert eventually(lambda: host.log() == b"up\n")
         words = [str(host.run_dir), host.run_dir.name, "30", "500"]
         stopper = subprocess.Popen(["bash", "-c", programs.STOP, "bash", *words], stdout=subprocess.PIPE)
-        assert stopper.stdout is not None
         stopper.stdout.close()
         assert eventually(lambda: processes_in(host.run_dir) in ([], [stopper.pid]))
         stopper.wait()

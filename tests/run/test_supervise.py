@@ -1,7 +1,5 @@
 """Jobs of one run that look after each other, in the shells of this machine: nobody watches them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -89,24 +87,57 @@ def test_a_node_that_fails_ends_the_others(run: Run, scripts: tuple[str, ...], e
 def test_a_node_on_which_all_was_killed_ends_the_others(run: Run, victim: int) -> None:
     run.start(*["echo begun; sleep 600"] * 3)
     assert run.begun(0, 1, 2)
-    for pid in run.hosts[victim].state()["pids"].split():
-        with contextlib.suppress(ProcessLookupError):  # one that lived for a moment
-            os.kill(int(pid), signal.SIGKILL)
+    kill_at_once(run.hosts[victim])
     others = [node for node in range(3) if node != victim]
     assert [run.ends(node) for node in others] == [("143", f"node-{victim:02d} is gone")] * 2
     assert "nobody has ended this node" in run.log(others[0])
 
 
+def kill_at_once(host: Host) -> None:
+    """As when the power goes: all are held first, so that none sees another die and tells of it."""
+    for held in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in host.state()["pids"].split():
+            with contextlib.suppress(ProcessLookupError):  # one that lived for a moment
+                os.kill(int(pid), held)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_supervisor_that_is_killed_alone_ends_nobody(run: Run, code: int) -> None:
+    well = code == 0
+    run.start(f"echo begun; sleep {2.5 if well else 600}", f"echo begun; sleep 1; exit {code}", "echo begun; sleep 600")
+    assert run.begun(0, 1, 2)
+    os.kill(supervisor(run.hosts[1]), signal.SIGKILL)
+    assert run.ends(1) == (str(code), "")
+    # The others hear of its end all the same.
+    assert run.ends(0) == (("0", "") if well else ("143", "node-01 failed"))
+    if well:
+        assert run.hosts[2].state()["state"] == "running"
+    else:
+        assert run.ends(2) == ("143", "node-01 failed")
+
+
+def test_the_first_one_that_is_killed_is_started_again_and_passes_on_who_failed(run: Run) -> None:
+    run.start("echo begun; sleep 600", "echo begun; sleep 600", FAILS.replace("0.2", "2"))
+    assert run.begun(0, 1, 2)
+    os.kill(supervisor(run.hosts[0]), signal.SIGKILL)
+    assert [run.ends(node) for node in range(3)] == [("143", "node-02 failed")] * 2 + [("7", "")]
+
+
+def supervisor(host: Host) -> int:
+    [found] = (
+        int(pid)
+        for pid in host.state()["pids"].split()
+        if b"python3\0-I\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    return found
+
+
 def test_signals_that_come_together_leave_no_word_in_the_log(run: Run) -> None:
     run.start("echo begun; sleep 600", "echo begun; sleep 600", "echo begun; sleep 600")
     assert run.begun(0, 1, 2)
-    [supervisor] = (
-        int(pid)
-        for pid in run.hosts[0].state()["pids"].split()
-        if b"python3\0-I\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    pid = supervisor(run.hosts[0])
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT):
-        os.kill(supervisor, number)
+        os.kill(pid, number)
     assert [run.ends(node) for node in (1, 2)] == [("143", "node-00 failed")] * 2
     assert run.log(0) == "begun\n"
 

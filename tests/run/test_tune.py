@@ -1,7 +1,8 @@
 """Trials on real sshd hosts, with a stand-in for the trainer whose speed and memory follow a hidden model."""
 
-from __future__ import annotations
-
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,8 +71,6 @@ class Bench:
         if "trial" not in event.data:
             return
         standing, number = self.tuning.standing, event.data["trial"]
-        assert standing is not None
-        assert standing.next is not None
         said = self.faults.get(number) or out_of_memory(self.spec, standing.next.layout)
         (self.hosts.root / "hidden").write_text(f"{self.true_s(standing.next.layout):.6f}|{said}\n")
 
@@ -95,7 +94,6 @@ class Bench:
     def lost(self) -> float:
         """By how much the chosen plan is slower than the truly best of those that have room, by what was learnt."""
         standing = self.tuning.standing
-        assert standing is not None
         assert standing.leader.is_measured
         rest = [self.true_s(one) for one in self.tuning.ranking.plans.layouts if one.id not in self.hung]
         return self.true_s(standing.leader.plan.layout) / min(rest) - 1.0
@@ -160,7 +158,6 @@ def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
     assert "node-02" in died.why
     bench.hung = {hang.plan.id}
     standing = bench.tuning.standing
-    assert standing is not None
     assert {memory.plan.id, hang.plan.id}.isdisjoint(one.plan.id for one in standing.contenders)
     assert bench.lost() <= 0.02
     bench.hosts.assert_nothing_is_left()
@@ -178,3 +175,46 @@ def test_ctrl_c_ends_the_trial_and_keeps_what_was_measured(bench: Bench) -> None
         again.add(one)
     assert [one.step_s for one in again.tried] == [one.step_s for one in bench.tuning.tried[:2]]
     assert again.ranking.plans.layouts == bench.tuning.ranking.plans.layouts
+
+
+def test_as_a_process_with_ctrl_c_and_going_on(bench: Bench) -> None:
+    """What a user sees and types, from --dry-run to the bundle of the best plan."""
+    hosts, hidden = bench.hosts, bench.hosts.root / "hidden"
+    words = ["--plans", "3", "--synthetic", "-o", "mine.yaml"]
+    command = [sys.executable, "-m", "topoplan", "tune", str(hosts.bundle_dir), *words]
+    how = {"cwd": hosts.root, "env": {**hosts.environment(), "COLUMNS": "80"}, "text": True}
+
+    ahead = subprocess.run([*command, "--dry-run"], capture_output=True, check=True, **how).stdout
+    assert "GPU hours together" in ahead
+    assert max(map(len, ahead.splitlines())) <= 80
+    assert not (hosts.root / "generated").exists()
+
+    hidden.write_text("3.000000|\n")
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    said = list[str]()
+    with subprocess.Popen([*command, "--no-preflight"], **both, **how) as tune:
+        assert tune.stdout is not None
+        for line in tune.stdout:
+            said.append(line)
+            if "trial 2 of at most 3" in line:
+                hidden.write_text("3.000000|waits\n")
+            if "running on" in line and len([one for one in said if "running on" in one]) == 2:
+                tune.send_signal(signal.SIGINT)
+    text = " ".join("".join(said).split())
+    assert tune.returncode == 130, text
+    assert "steps are enough: ending the trial" in text
+    assert "3 s a step" in text
+    assert "ended before all were tried; 2 trials took" in text
+    assert text.endswith("-o mine.yaml --synthetic --go-on")
+    hosts.assert_nothing_is_left()
+    assert "time_band: " in (hosts.root / "mine.yaml").read_text()
+
+    hidden.write_text("2.900000|\n")
+    go_on = [*command, "--no-preflight", "--go-on", "--plans", "1"]
+    again = subprocess.run(go_on, capture_output=True, check=True, **how).stdout
+    shown = " ".join(again.split())
+    assert "The best plan is " in shown
+    assert "2 trials took" in shown
+    assert f"topoplan launch {next(hosts.root.glob('generated/*-trials/best')).relative_to(hosts.root)}" in shown
+    assert max(len(line) for line in again.splitlines() if "topoplan" not in line) <= 80
+    hosts.assert_nothing_is_left()

@@ -1,7 +1,5 @@
 """This machine as a host, for tests of the programs that run there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -20,6 +18,8 @@ import pytest
 
 from topoplan.run import programs
 from topoplan.run.node import NO_PEERS
+
+WHOLE = f"{programs.WHOLE}\n".encode()
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
 OTHER_USER = 4242
@@ -67,14 +67,21 @@ class Host:
         return record
 
     def try_to_start(
-        self, script: str, environment: bytes = b"", *, sums: str = "", lines: str = NO_PEERS, **options: Any
+        self,
+        script: str,
+        environment: bytes = b"",
+        *,
+        sums: str = "",
+        lines: str = NO_PEERS,
+        whole: bytes = WHOLE,
+        **options: Any,
     ) -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
         words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums, "")
-        return self.program(programs.START, *words, stdin=lines.encode() + environment, **options)
+        return self.program(programs.START, *words, stdin=lines.encode() + environment + whole, **options)
 
     @property
     def keeper(self) -> str:

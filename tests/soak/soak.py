@@ -40,9 +40,9 @@ LIMIT_S = 180.0
 """For one launch: a hang is a violation too."""
 GONE_S = 10.0
 """Time for the last process to end."""
-SHELL_WAITS = "bash --norc -c read -r -t 60 "
-SHELL_S = 70.0
-"""Time for a shell whose client went before it said what to run: it waits for that, and not for ever."""
+WAITS = ("bash --norc -c read -r -t 60 ", "bash --norc -s", "timeout 120 tar ", "tar ")
+WAITS_S = 130.0
+"""Time for a shell, or an upload, whose client went before it had said all: it waits for that, and not for ever."""
 BEGUN = ': > "${BASH_SOURCE[0]}.begun"\n'
 LONG = BEGUN + "sleep 600"
 INTERRUPTED = (130, -signal.SIGINT)
@@ -82,6 +82,11 @@ class Client:
                 return False
             time.sleep(0.01)
         return True
+
+    def says(self, words: str) -> None:
+        """Wait until it has said that, or has ended."""
+        while words not in self.output.read_text(errors="replace") and self.process.poll() is None:
+            time.sleep(0.02)
 
     def said(self) -> dict[str, Any]:
         """Its last line, of how the run ended."""
@@ -373,6 +378,8 @@ def watcher_killed(draw: Draw) -> None:
         client.process.kill()
         client.wait()
     time.sleep(draw.chance.uniform(0, 1))
+    if draw.chance.random() < 0.3:
+        kill_supervisor(draw, NAMES[0])  # to which all others are connected
     if how == "all killed":
         kill_all(draw.hosts, name)
     trigger.touch()
@@ -409,9 +416,12 @@ def rebooted(draw: Draw) -> None:
     time.sleep(draw.chance.uniform(0, 0.5))
     draw.hosts.bed.reboot(name, draw.chance.choice((0.0, draw.chance.uniform(1, 30))))
     if retries:
+        if draw.chance.random() < 0.3:
+            client.says("starting it again")
+            draw.hosts.bed.reboot(name, draw.chance.uniform(1, 10))
         draw.result.check("the exit code", client.wait(), 0)
         attempts = client.said().get("attempts") or []
-        draw.result.check("who failed in the attempts", [one["node"] for one in attempts], [node])
+        draw.result.check("who failed in the attempts", {one["node"] for one in attempts}, {node})
     else:
         # Its processes end one after the other: the first of the job may still note how the script was ended.
         draw.ends(client, 1, 137, blamed=node)
@@ -546,11 +556,86 @@ def hang(draw: Draw) -> None:
     draw.result.check("the rank", client.failure("rank"), hung, *(() if spy else (None,)))
 
 
+def cannot_run(draw: Draw) -> None:
+    """A rank that somebody has stopped or killed while nobody looks after it, or a node that left early: that is seen
+    without py-spy too."""
+    name, node = draw.victim()
+    left = draw.chance.random() < 0.3
+    hung = 2 * NAMES.index(name) + draw.chance.randrange(2)
+    steps = f"for ((i = 1; i <= {draw.chance.randint(1, 8)}; i++)); do {STEP}; sleep 0.2; done\n"
+    for place, host in enumerate(NAMES):
+        ranks = "".join(f"RANK={rank} sleep 600 &\n" for rank in (2 * place, 2 * place + 1))
+        end = "exit 0\n" if left and host == name else ranks
+        how = draw.chance.choice(("STOP", "KILL"))
+        stop = f"sleep 1; kill -{how} %{hung % 2 + 1}; exec sleep 600\n" if not left and host == name else ""
+        draw.hosts.does_on(host, f"set -m\n{BEGUN}{steps}{end}{stop}wait")
+    draw.ends(Client(draw.hosts, "--hang-after", f"{draw.chance.uniform(3, 8):.1f}s"), 1, blamed=node)
+    client = draw.hosts.root / "client.out"
+    said = json.loads(last_lines(client, 1)[0])["failure"]
+    draw.result.check("the kind of failure", said["kind"], "hang")
+    draw.result.check("the rank", said["rank"], None if left else hung)
+
+
 def pauses(draw: Draw) -> None:
     """Nothing is wrong: each step comes before it is too late."""
     waits = "; ".join(f"i={i}; {STEP}; sleep {draw.chance.uniform(0, 4):.2f}" for i in range(1, 6))
     draw.hosts.does(BEGUN + "sleep 15", **{draw.victim()[0]: BEGUN + waits})
     draw.ends(Client(draw.hosts, "--hang-after", "14s"), 0)
+
+
+def quiet_but_writing(draw: Draw) -> None:
+    """A checkpoint that takes longer than a hang may: files grow, and nobody ends it."""
+    name, _ = draw.victim()
+    write = "for ((k = 0; k < 50; k++)); do head -c 2000000 /dev/zero >>saved; sleep 0.3; done; rm saved"
+    step = f"i=1; {STEP}; "
+    draw.hosts.does(BEGUN + step + "sleep 16", **{name: f"{BEGUN}{step}{write}"})
+    draw.ends(Client(draw.hosts, "--hang-after", f"{draw.chance.uniform(4, 8):.1f}s"), 0)
+
+
+def supervisor_killed(draw: Draw) -> None:
+    """Alone, on one host: no healthy job is ended for it, and a failure is seen all the same."""
+    name, node = draw.victim()
+    well = draw.chance.random() < 0.5
+    draw.hosts.does(BEGUN + "sleep 30" if well else LONG, **{name: BEGUN + f"sleep 30; exit {0 if well else 6}"})
+    client = Client(draw.hosts)
+    draw.result.check("what had begun", client.begun(), True)
+    kill_supervisor(draw, draw.chance.choice(NAMES))
+    draw.ends(client, 0) if well else draw.ends(client, 6, blamed=node)
+
+
+def kill_supervisor(draw: Draw, name: str) -> None:
+    for pid, line in draw.hosts.bed.processes(name).items():
+        if " -I -c import json" in line:
+            os.kill(pid, signal.SIGKILL)
+
+
+def packets_lost(draw: Draw) -> None:
+    """Every third one, both ways, between the client and all hosts: from the upload on, or once the job runs."""
+    name, node = draw.victim()
+    lines, well = draw.chance.randint(20, 120), draw.chance.random() < 0.5
+    writes = BEGUN + f"for ((i = 0; i < {lines}; i++)); do echo line $i; sleep 0.1; done; "
+    draw.hosts.does(writes if well else LONG, **{name: writes + ("" if well else "echo boom; exit 5")})
+    client = Client(draw.hosts)
+    if draw.chance.random() < 0.6:
+        draw.result.check("what had begun", client.begun(), True)
+    else:
+        client.says("putting the bundle")
+    with draw.hosts.bed.hidden(how="lossy"):
+        draw.ends(client, 0) if well else draw.ends(client, 5, blamed=node)
+    if client.running():
+        draw.stop_from_another()
+
+
+def dropped(draw: Draw) -> None:
+    """Connections end at some step of the launch: what was on its way is made up for, and nothing is started twice."""
+    hosts = draw.hosts
+    hosts.does(BESIDE.format(root=hosts.root) + BEGUN + "sleep 3")
+    client = Client(hosts)
+    client.says(draw.chance.choice(("connecting", "putting the bundle", "starting 4 hosts", "running on")))
+    time.sleep(draw.chance.uniform(0, 0.3))
+    for name in draw.chance.sample(NAMES, draw.chance.randint(1, len(NAMES))):
+        hosts.bed.end_sessions(name)
+    draw.ends(client, 0)
 
 
 TIMED_OUT = (
@@ -728,7 +813,12 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "client asleep": (3, client_asleep),
     "a disk fills up": (6, disk_full),
     "a rank hangs": (8, hang),
+    "a rank cannot run": (6, cannot_run),
     "steps with pauses": (3, pauses),
+    "quiet but writing": (3, quiet_but_writing),
+    "supervisor killed": (3, supervisor_killed),
+    "packets lost": (4, packets_lost),
+    "connections dropped": (6, dropped),
     "collectives time out": (8, timed_out),
     "run directory deleted": (6, directory_deleted),
     "another user in the workdir": (6, another_user),
@@ -774,8 +864,8 @@ def left_behind(hosts: Hosts) -> dict[str, list[str]]:
     """What runs on the hosts when all should have ended, and a while has passed."""
     started_s = time.monotonic()
     while left := hosts.jobs():
-        waits = all(line.startswith(SHELL_WAITS) for lines in left.values() for line in lines)
-        if time.monotonic() > started_s + (SHELL_S if waits else GONE_S):
+        waits = all(line.startswith(WAITS) for lines in left.values() for line in lines)
+        if time.monotonic() > started_s + (WAITS_S if waits else GONE_S):
             break
         time.sleep(0.05)
     return left

@@ -9,7 +9,6 @@ from topoplan.specs.cluster import MOST_GPUS, Cluster
 OWN_GPU = {"name": "x200", "memory": "96GiB", "bf16_tflops": 500, "memory_bandwidth": "4TB/s"}
 H100, RACK, A4090 = "h100-sxm-80gb", "gb200-nvl72-186gb", "rtx4090-24gb"
 NICS = {"nics_per_node": 8}
-VERBS = "traffic_class: NCCL gives it to InfiniBand and RoCE alone, and fabric.kind is "
 
 
 def cluster(**keys: Any) -> Cluster:
@@ -78,14 +77,6 @@ class TestTheWholeForm:
         assert cluster(gpu=H100, nodes=1, gpus_per_node=8).assumed == ("nvlink_bandwidth",)
         assert cluster(gpu=H100, nodes=1, gpus_per_node=1).assumed == ()
 
-    def test_of_a_card_without_nvlink_refuses_nvlink(self) -> None:
-        assert "nvlink_bandwidth: a machine of rtx4090-24gb has no NVLink" in refusal({**BOX, "gpu": A4090})
-
-    @pytest.mark.parametrize("rate", ["900Gb/s", "900Gbps", "900 Gbit/s"])
-    def test_knows_nvlink_in_bits_for_a_slip(self, rate: str) -> None:
-        message = refusal({**BOX, "nvlink_bandwidth": rate})
-        assert message.endswith("an eighth of the NVLink of h100-sxm-80gb; did you mean 900GB/s?")
-
     @pytest.mark.parametrize("rate", ["112.5GB/s", "112.5 Gbytes/s"])
     def test_takes_a_slow_nvlink_when_it_is_in_bytes(self, rate: str) -> None:
         assert cluster(**{**BOX, "nvlink_bandwidth": rate}).nvlink_bytes_per_s == 56.25e9
@@ -137,9 +128,6 @@ class TestAGpuBlock:
         assert cluster(**{**keys, "nodes": 1}, nvlink_bandwidth="none").nvlink_bytes_per_s == 0.0
         assert cluster(**{**keys, "nodes": 1, "gpus_per_node": 1}).assumed == ()
 
-    def test_with_a_name_alone_is_looked_up(self) -> None:
-        assert "did you mean 'h100-sxm-80gb'?" in refusal({**BOX, "gpu": {"name": "h100-sxm-80"}})
-
 
 class TestTheFabric:
     def test_has_the_defaults_of_rdma(self) -> None:
@@ -162,40 +150,10 @@ class TestTheFabric:
     def test_may_say_its_uplinks_in_place_of_its_oversubscription(self, fabric: dict[str, int], ratio: float) -> None:
         assert cluster(**BOX | NICS | {"nodes": 8}, fabric=fabric).fabric.oversubscription == ratio
 
-    @pytest.mark.parametrize(
-        ("fabric", "message"),
-        [
-            (
-                {"nodes_per_leaf": 4, "uplinks_per_leaf": 0},
-                "uplinks_per_leaf: a leaf of 4 nodes has no uplink, and the cluster has 8 nodes;"
-                " expected uplinks where nodes are on more than one leaf",
-            ),
-            (
-                {"nodes_per_leaf": 4, "uplinks_per_leaf": 8, "oversubscription": 2},
-                "uplinks_per_leaf: is given beside oversubscription",
-            ),
-            ({"uplinks_per_leaf": 8}, "uplinks_per_leaf: is given without nodes_per_leaf; add nodes_per_leaf"),
-            ({"rails": 16}, "rails: rails 16 > nics_per_node 8"),
-            ({"rails": 3}, "rails: nics_per_node 8 % rails 3 = 2; expected"),
-            *(({"kind": kind, "traffic_class": 0}, f"{VERBS}{kind}") for kind in ("ethernet", "efa", "tcpxo")),
-        ],
-    )
-    def test_that_cannot_be_is_refused(self, fabric: dict[str, Any], message: str) -> None:
-        found = refusal({**BOX, **NICS, "nodes": 8, "fabric": fabric})
-        assert found.startswith(f"fabric.{message}")
-
     def test_has_a_traffic_class_where_nccl_drives_the_adapters(self) -> None:
         for kind in ({}, {"kind": "infiniband"}, {"kind": "roce"}):
             fabric = cluster(**BOX, fabric={"traffic_class": 106, "service_level": 3, "rails": 4, **kind}).fabric
             assert (fabric.traffic_class, fabric.service_level, fabric.rails) == (106, 3, 4)
-
-    def test_of_plain_ethernet_has_no_rdma_adapters(self) -> None:
-        box = {**BOX, "nodes": 2, "hosts": ["a", {"address": "b", "hcas": ["mlx5_0"]}]}
-        message = refusal({**box, "fabric": {"kind": "ethernet"}})
-        assert message.startswith("hosts[1].hcas: RDMA adapters with fabric.kind ethernet")
-        assert cluster(**box, fabric={"kind": "roce"}).fabric.kind == "roce"
-        message = refusal({**box, "fabric": {"kind": "efa"}})
-        assert message.endswith("fabric.kind efa, whose plugin takes all adapters that there are; leave hcas out")
 
 
 class TestARack:
@@ -218,19 +176,14 @@ def test_sockets_are_two_but_in_a_small_pcie_machine(keys: dict[str, Any], socke
 
 
 class TestHosts:
-    def test_are_one_for_each_node(self) -> None:
-        assert refusal({**BOX, "hosts": ["a", "b"]}).startswith("hosts: 2 hosts != nodes 4")
-
     def test_give_the_number_of_nodes(self) -> None:
         keys = {key: value for key, value in BOX.items() if key != "nodes"}
         found = cluster(**keys, hosts=["a", {"address": "b", "port": 2222, "hcas": ["mlx5_0"]}])
         assert (found.nodes, found.hosts[1].port, found.hosts[1].hcas) == (2, 2222, ("mlx5_0",))
 
-    def test_are_different_machines(self) -> None:
-        box = {**BOX, "nodes": 2}
-        assert "hosts[1]: a is listed twice" in refusal({**box, "hosts": ["a", "a"]})
+    def test_may_be_ports_of_one_address(self) -> None:
         ports = [{"address": "a", "port": 1}, {"address": "a", "port": 2}]
-        assert len(cluster(**box, hosts=ports).hosts) == 2
+        assert len(cluster(**{**BOX, "nodes": 2}, hosts=ports).hosts) == 2
 
     def test_may_be_as_many_as_the_largest_cluster_has_nodes(self) -> None:
         hosts = [f"node{number}" for number in range(16_384)]

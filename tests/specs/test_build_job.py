@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.specs.documents import BOX, QWEN, refusal, spec_of
+from tests.specs.documents import BOX, spec_of
 
 
 @pytest.mark.parametrize(
@@ -37,40 +37,6 @@ def test_keys_of_the_tuner_are_taken_over() -> None:
 @pytest.mark.parametrize("count", [1, 36, -1, -36])
 def test_all_but_some_layers_are_frozen(count: int) -> None:
     assert spec_of(BOX, finetuning="freeze", freeze_trainable_layers=count).job.freeze_trainable_layers == count
-
-
-@pytest.mark.parametrize(
-    ("gpu", "precision"), [("a100-sxm-80gb", "fp8"), ("h100-sxm-80gb", "nvfp4"), ("v100-sxm-32gb", "mxfp8")]
-)
-def test_only_precisions_that_the_card_has_are_asked_for(gpu: str, precision: str) -> None:
-    assert f"does not compute in {precision}; expected bf16" in refusal({"gpu": gpu}, precision=precision)
-
-
-@pytest.mark.parametrize(
-    ("model", "job", "said"),
-    [
-        ("deepseek-ai/DeepSeek-V3", {"mtp_num_layers": 2}, "2 > 1 multi-token-prediction layers of deepseek-ai"),
-        (QWEN, {"mtp_num_layers": 2, "stage": "dpo"}, "take their loss from labels, which stage dpo has none of"),
-        (QWEN, {"freeze_language_model": True}, "everything is frozen, so nothing would be trained; leave it out"),
-        (QWEN, {"finetuning": "qlora", "quantization_bit": 6}, "6; expected 4 or 8"),
-        *(
-            (
-                QWEN,
-                {"freeze_trainable_layers": count, "finetuning": "freeze"},
-                f"{count} of 36 layers; expected 1 to 36, or -1 to -36",
-            )
-            for count in (0, 37, -37)
-        ),
-        (QWEN, {"lora_rank": 0}, "0 is out of range"),
-        (QWEN, {"optimizer": "sgd"}, "'sgd' is not a choice; expected adamw or adamw_8bit"),
-        (QWEN, {"lora_target": ["q proj"]}, "'q proj' is not usable"),
-        (QWEN, {"finetuning": "dora"}, "'dora' is not a choice"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(model: str, job: dict[str, Any], said: str) -> None:
-    message = refusal(BOX, model, **job)
-    assert message.startswith("job.")
-    assert said in message
 
 
 def test_part_of_a_model_may_be_frozen() -> None:

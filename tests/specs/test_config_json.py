@@ -240,8 +240,6 @@ def test_prediction_layers_are_kept_apart_from_the_others() -> None:
 
 def test_a_vision_tower_is_read_from_flat_and_from_nested_configs() -> None:
     flat, nested = known.model("Qwen/Qwen2.5-VL-7B-Instruct"), known.model("Qwen/Qwen3-VL-8B-Instruct")
-    assert flat.vision is not None
-    assert nested.vision is not None
     assert (flat.vision.gated, flat.vision.layers, flat.vision.min_first_stage_layers) == (True, 32, 0)
     assert (nested.vision.gated, nested.vision.layers, nested.vision.min_first_stage_layers) == (False, 27, 3)
     assert nested.model_type == "qwen3_vl"
@@ -264,7 +262,6 @@ def test_the_parts_of_a_vision_tower_have_the_parameters_of_their_modules(
 ) -> None:
     # Summed over the parameters of transformers' modules (5.6) by name: merger, deepstack_merger_list, all others.
     tower = known.model(name).vision
-    assert tower is not None
     found = (tower.encoder_parameters, tower.projector_parameters, tower.deepstack_parameters)
     assert found == (encoder, projector, deepstack)
 
@@ -272,20 +269,6 @@ def test_the_parts_of_a_vision_tower_have_the_parameters_of_their_modules(
 def test_ties_of_a_vision_language_model_stand_in_its_outer_config() -> None:
     assert known.model("Qwen/Qwen3-VL-4B-Instruct").tie_word_embeddings
     assert not known.model("Qwen/Qwen3-VL-8B-Instruct").tie_word_embeddings
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("hidden_size", "hidden_size is missing; expected a positive integer, which may also be named n_embd, d_model"),
-        ("num_hidden_layers", "num_hidden_layers is missing"),
-        ("num_attention_heads", "num_attention_heads is missing"),
-        ("intermediate_size", "intermediate_size is missing"),
-        ("vocab_size", "vocab_size is missing"),
-    ],
-)
-def test_a_missing_field_is_named_with_its_other_names(missing: str, message: str) -> None:
-    assert message in error_of(without(LLAMA, missing))
 
 
 @pytest.mark.parametrize("missing", ["qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"])
@@ -298,34 +281,24 @@ def test_experts_need_the_number_that_a_token_takes() -> None:
 
 
 def test_an_empty_config_is_refused() -> None:
-    assert "hidden_size is missing" in error_of({})
+    message = "hidden_size is missing; expected a positive integer, which may also be named n_embd, d_model"
+    assert message in error_of({})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 0}, "hidden_size is 0; expected an integer from 1 to"),
         ({"hidden_size": -512}, "hidden_size is -512"),
-        ({"hidden_size": "512"}, "hidden_size is '512'; expected an integer"),
         ({"hidden_size": 512.0}, "hidden_size is 512.0; expected an integer"),
-        ({"hidden_size": True}, "hidden_size is True; expected an integer"),
         ({"hidden_size": [512] * 100}, "hidden_size is [512, 512"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected an integer from 1 to 4,096"),
-        ({"num_key_value_heads": 3}, "8 attention heads % 3 key-value heads = 2"),
         ({"num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size 512 % 6 heads = 2; expected head_dim"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; expected true or false"),
-        ({"model_type": 7}, "model_type is 7; expected a string"),
-        ({"text_config": []}, "text_config is []; expected an object"),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries and num_hidden_layers is 4"),
-        ({"layer_types": ["mamba"] * 4}, "layer_types has 'mamba'"),
-        ({"layer_types": "full_attention"}, "expected a list of one word a layer"),
         ({**MOE, "n_group": 3, "topk_group": 1}, "n_group is 3; expected a divisor of the 8 experts"),
         ({**MOE, "n_group": 4, "topk_group": 5}, "topk_group is 5; expected at most the 4 groups"),
         (
             {**MOE, "n_group": 8, "topk_group": 1},
             "topk_group is 1; expected at most the 8 groups, and as many as hold 2",
         ),
-        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok 8 is more than the 4 experts"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": ["a"]}, "mlp_only_layers is ['a']"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, "moe_layer_freq is [1]"),
         ({"kv_lora_rank": 64, "attention_bias": True}, "attention_bias is true together with kv_lora_rank"),
@@ -346,8 +319,6 @@ def test_a_value_that_makes_no_sense_is_named(changes: dict[str, Any], message: 
         ("jamba", "hybrid"),
         ("nemotron_h", "hybrid"),
         ("rwkv", "recurrent"),
-        ("t5", "an encoder-decoder"),
-        ("bert", "an encoder without a causal decoder"),
         ("gemma3_text", "not modelled"),
         ("llama4", "attention is not modelled"),
         ("qwen3_omni_moe", "audio tower is not modelled"),

@@ -99,7 +99,6 @@ def test_dataset_info_says_file_columns_and_tags(tmp_path: Path) -> None:
     (tmp_path / "data" / "talks.jsonl").write_text(json.dumps(talk) + "\n")
     (tmp_path / "data" / "plain.json").write_text(json.dumps([{"q": TEN, "a": ""}, {"q": TEN, "a": TEN}]))
     found = read_dataset("talks, plain", tmp_path / "data", base=tmp_path, stage="sft")
-    assert found is not None
     assert (found.samples, found.source, found.counts) == (3, "talks.jsonl, plain.json", ((21, 2), (31, 1)))
 
 
@@ -108,7 +107,6 @@ def test_num_samples_and_max_samples_bound_the_epoch(tmp_path: Path) -> None:
     assert one(*records, tmp_path=tmp_path, max_samples=3).samples == 3
     info(tmp_path, some={"file_name": "../set.json", "num_samples": 40})
     found = read_dataset("some", tmp_path / "data", base=tmp_path, stage="sft")
-    assert found is not None
     assert found.samples == 40
 
 
@@ -143,6 +141,7 @@ def test_data_with_images_is_left_alone(tmp_path: Path) -> None:
         ('[{"foo": 1}]', "set.json:1: has no known column; it has foo"),
         ('[{"instruction": "a", "output": "b"},\n{"foo": 1}]', "set.json:2: has no known column; it has foo"),
         ("[]", "set.json: is empty"),
+        ('[{"instruction": "a", "output": "b"},\n{"instruction', "set.json:2: is not JSON"),
     ],
 )
 def test_what_is_no_data_set_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
@@ -181,7 +180,6 @@ def test_whatever_the_columns_hold_there_are_lengths_or_one_message(records: lis
         Path(place, "set.json").write_text(json.dumps(records))
         with contextlib.suppress(SpecError):
             found = read_dataset("set.json", Path(place), base=Path(place), stage=stage)
-            assert found is not None
             assert found.counts[0][0] > 0
 
 

@@ -10,9 +10,8 @@ from tests.engines.samples import spec_of
 from topoplan import catalog
 from topoplan.catalog import profile_entries
 from topoplan.specs import known
+from topoplan.specs.constants import BANDS, CONSTANTS
 from topoplan.specs.gpu_profile import (
-    BANDS,
-    CONSTANTS,
     SHARDED_BANDS,
     WIDER_FOR_FEW,
     WIDER_FOR_NONE,
@@ -31,14 +30,6 @@ KINDS = {"published", "fitted", "assumed"}
 
 def own(**constants: Any) -> OwnProfile:
     return OwnProfile(gpu="h100-sxm-80gb", constants=constants, source="ours", path="mine.yaml")
-
-
-def test_the_form_of_a_file_has_every_number_of_a_profile() -> None:
-    assert set(ProfileForm.model_fields) == {*CONSTANTS, *BANDS, "gpu", "source", "calibrated"}
-
-
-def test_what_is_about_one_thing_stands_together_in_the_same_order() -> None:
-    assert [key for form in ProfileForm.GROUPS.values() for key in form.model_fields] == [*CONSTANTS, *BANDS]
 
 
 def test_profiles_that_are_a_cards_are_no_architectures() -> None:

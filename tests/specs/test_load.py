@@ -1,7 +1,6 @@
 import contextlib
 import copy
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,13 +72,6 @@ def _load(tmp_path: Path, old: str, new: str, **options: Any) -> Spec:
     return load_spec(path, **options)
 
 
-def _refused(tmp_path: Path, old: str, new: str, **options: Any) -> str:
-    with pytest.raises(InputError) as error:
-        _load(tmp_path, old, new, **options)
-    assert error.value.exit_code == 2
-    return str(error.value).replace(f"{tmp_path}/", "")
-
-
 class TestASpecFile:
     def test_becomes_a_cluster_a_model_and_a_job(self, spec_file: Path) -> None:
         spec = load_spec(spec_file)
@@ -106,9 +98,7 @@ class TestASpecFile:
         path.write_text(json.dumps({**DOCUMENT["cluster"], "model": "Qwen/Qwen3-8B", "job": DOCUMENT["job"]}))
         assert load_spec(path).cluster.nvlink_bytes_per_s == 450e9
 
-    def test_refuses_a_bare_no_for_a_key_of_the_trainer(self, tmp_path: Path) -> None:
-        message = _refused(tmp_path, "  pin: {tp: 4}", "  trainer:\n    eval_strategy: no")
-        assert message.startswith("box.yaml:13: job.trainer.eval_strategy: a bare no")
+    def test_takes_a_quoted_no_for_a_key_of_the_trainer(self, tmp_path: Path) -> None:
         job = _load(tmp_path, "  pin: {tp: 4}", "  trainer: {eval_strategy: 'no', x: false}").job
         assert job.trainer == {"eval_strategy": "no", "x": False}
 
@@ -232,20 +222,8 @@ def test_lengths_are_given_in_the_spec_or_in_a_file_beside_it(written: str, tmp_
     (tmp_path / "lengths.csv").write_text("tokens,count\n512,10\n1024,3\n")
     (tmp_path / "spec.yaml").write_text(SPEC + f"  lengths: {written}\n")
     job = load_spec(tmp_path / "spec.yaml").job
-    assert job.lengths is not None
     assert job.lengths.counts == ((512, 10), (1024, 3))
     assert job.samples == job.lengths.samples == 13
-
-
-def test_a_mistake_in_lengths_names_line_key_and_file(tmp_path: Path) -> None:
-    (tmp_path / "lengths.csv").write_text("512,0\n")
-    (tmp_path / "spec.yaml").write_text(SPEC + "  lengths: lengths.csv\n")
-    with pytest.raises(SpecError) as caught:
-        load_spec(tmp_path / "spec.yaml")
-    assert re.search(r"spec.yaml:13: job.lengths: \S*lengths.csv:1: the count '0' is out of range", str(caught.value))
-    (tmp_path / "spec.yaml").write_text(SPEC + "  lengths: [[512, -1]]\n")
-    with pytest.raises(SpecError, match=r"spec.yaml:13: job.lengths: entry 1: the count -1 is out of range"):
-        load_spec(tmp_path / "spec.yaml")
 
 
 def test_a_data_set_beside_the_spec_gives_lengths_and_samples(tmp_path: Path) -> None:
@@ -254,7 +232,6 @@ def test_a_data_set_beside_the_spec_gives_lengths_and_samples(tmp_path: Path) ->
     (tmp_path / "data" / "mine.json").write_text(json.dumps([{"instruction": "x" * 43, "output": ""}] * 70))
     (tmp_path / "spec.yaml").write_text(SPEC + "  dataset: mine\n")
     job = load_spec(tmp_path / "spec.yaml").job
-    assert job.lengths is not None
     assert (job.samples, job.lengths.source) == (70, "mine.json")
     held_back = load_spec(tmp_path / "spec.yaml", overrides=["trainer.val_size=0.1"]).job
     assert held_back.samples == 63

@@ -102,7 +102,6 @@ def test_a_spec_names_a_profile_beside_itself(tmp_path: Path) -> None:
     profile(tmp_path / "own", "gpu: h100-sxm-80gb\ngemm_efficiency: 0.7\n")
     (tmp_path / "spec.yaml").write_text(SPEC)
     found = load_spec(tmp_path / "spec.yaml").profile
-    assert found is not None
     assert found.constants == {"gemm_efficiency": 0.7}
 
 
@@ -110,7 +109,6 @@ def test_an_argument_goes_before_the_profile_of_the_spec(tmp_path: Path) -> None
     (tmp_path / "spec.yaml").write_text(SPEC)
     profile(tmp_path, "gpu: hopper\ngemm_efficiency: 0.6\n")
     found = load_spec(tmp_path / "spec.yaml", profile=tmp_path / "mine.yaml").profile
-    assert found is not None
     assert found.constants == {"gemm_efficiency": 0.6}
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from topoplan import catalog
 from topoplan.specs.forms import JobForm, SpecForm
-from topoplan.specs.load import spec_json_schema
 from topoplan.specs.mistakes import keys_of
+from topoplan.specs.schema import schema_of_spec
 
 PUBLISHED = Path(__file__).parents[2] / "cluster_specs" / "spec.schema.json"
 SMALLEST: dict[str, Any] = {
@@ -25,20 +25,20 @@ SMALLEST: dict[str, Any] = {
 
 
 def _mistakes(document: dict[str, Any]) -> list[str]:
-    return [error.json_path for error in jsonschema.Draft202012Validator(spec_json_schema()).iter_errors(document)]
+    return [error.json_path for error in jsonschema.Draft202012Validator(schema_of_spec()).iter_errors(document)]
 
 
 def test_the_published_schema_is_the_one_that_is_printed() -> None:
     """When this fails: `topoplan show schema > cluster_specs/spec.schema.json`."""
-    assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == spec_json_schema()
+    assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == schema_of_spec()
 
 
 def test_it_is_a_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(spec_json_schema())
+    jsonschema.Draft202012Validator.check_schema(schema_of_spec())
 
 
 def test_it_describes_every_key() -> None:
-    schema = spec_json_schema()
+    schema = schema_of_spec()
     assert set(schema["properties"]) == {"$schema", *keys_of(SpecForm)}
     job = schema["$defs"]["JobForm"]["properties"]
     assert set(job) == set(keys_of(JobForm))
@@ -47,12 +47,12 @@ def test_it_describes_every_key() -> None:
 
 
 def test_it_completes_gpu_names() -> None:
-    names = spec_json_schema()["properties"]["gpu"]["anyOf"][0]["enum"]
+    names = schema_of_spec()["properties"]["gpu"]["anyOf"][0]["enum"]
     assert names == list(catalog.gpu_names())
 
 
 def test_it_tells_the_defaults_of_the_job() -> None:
-    job = spec_json_schema()["$defs"]["JobForm"]["properties"]
+    job = schema_of_spec()["$defs"]["JobForm"]["properties"]
     assert (job["precision"]["default"], job["epochs"]["default"], job["packing"]["default"]) == ("bf16", 3.0, False)
 
 

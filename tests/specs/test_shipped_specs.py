@@ -3,7 +3,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from topoplan.specs.load import load_spec, spec_json_schema
+from topoplan.specs.load import load_spec
+from topoplan.specs.schema import schema_of_spec
 from topoplan.specs.source import read_source
 
 SPECS = sorted((Path(__file__).parents[2] / "cluster_specs").glob("*.yaml"))
@@ -34,7 +35,7 @@ class TestAShippedSpec:
 
     def test_meets_its_schema_and_names_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=spec.schema.json"
-        jsonschema.validate(read_source(path).data, spec_json_schema())
+        jsonschema.validate(read_source(path).data, schema_of_spec())
 
     def test_has_a_job_with_its_hours(self, path: Path) -> None:
         job = load_spec(path).job

@@ -1,7 +1,5 @@
 """What is written of a spec is read as the same spec."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +41,6 @@ def test_what_is_shared_by_expert_ranks_is_saved_by_each_of_them_unless_the_form
 
 def test_frozen_weights_have_no_state() -> None:
     vision = QWEN3_VL_8B.vision
-    assert vision is not None
     frozen, trained = size(), size(job={"freeze_vision_tower": False, "freeze_multi_modal_projector": False})
     assert frozen.hf_bytes == trained.hf_bytes
     parts = vision.encoder_parameters + vision.projector_parameters

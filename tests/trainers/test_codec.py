@@ -1,7 +1,5 @@
 """Layout -> keys -> the same layout, for every way of a trainer that files are written for and read of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

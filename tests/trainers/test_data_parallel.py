@@ -1,7 +1,5 @@
 """What the trainers that split data alone have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

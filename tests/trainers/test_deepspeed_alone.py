@@ -1,7 +1,5 @@
 """A DeepSpeed file without its trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

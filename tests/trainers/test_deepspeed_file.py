@@ -1,7 +1,5 @@
 """ds_config.json."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

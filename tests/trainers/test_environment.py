@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -75,7 +73,7 @@ def test_one_connection_is_for_tp_or_cp_before_blackwell(what: dict[str, Any], i
 
 
 def test_interface_and_adapters_are_those_of_the_host_exactly() -> None:
-    other = replace(HOSTS[1], socket_interface="=ens1f0", hcas=("mlx5_2",))
+    other = replace(HOSTS[1], socket_interface="ens1f0", hcas=("mlx5_2",))
     cluster = replace(CLUSTER, hosts=(HOSTS[0], other, *HOSTS[2:]))
     first, second = environment(0, cluster=cluster), environment(1, cluster=cluster)
     assert first["NCCL_SOCKET_IFNAME"] == "=eth0"
@@ -143,29 +141,7 @@ def test_the_user_s_variables_come_last_and_win() -> None:
     assert list(names)[-2:] == ["NCCL_DEBUG", "HF_HOME"]
 
 
-@pytest.mark.parametrize("name", ["A B", "1X", "A;touch x", "A=B", "", "A\nB", "Ä"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match="cannot be the name"):
-        environment(cluster=replace(CLUSTER, env={name: "1"}))
-
-
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "hf_token"])
-def test_a_secret_is_never_written(name: str) -> None:
-    with pytest.raises(SpecError, match="never written to a file") as caught:
-        environment(cluster=replace(CLUSTER, env={name: "hunter2"}))
-    assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS"])
-def test_a_name_that_only_looks_like_a_secret_passes(name: str) -> None:
-    assert environment(cluster=replace(CLUSTER, env={name: "x"}))[name] == "x"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"socket_interface": "eth0,eth1"}, {"socket_interface": "^docker0"}, {"hcas": ("mlx5 0",)}, {"hcas": ("m",) * 33}],
-)
-def test_a_device_name_that_nccl_would_read_otherwise_is_refused(change: dict[str, Any]) -> None:
-    cluster = replace(CLUSTER, hosts=(replace(HOSTS[0], **change), *HOSTS[1:]))
+def test_more_adapters_than_nccl_takes_are_refused() -> None:
+    cluster = replace(CLUSTER, hosts=(replace(HOSTS[0], hcas=("m",) * 33), *HOSTS[1:]))
     with pytest.raises(SpecError, match=r"hosts\[0\]"):
         environment(cluster=cluster)

@@ -1,7 +1,5 @@
 """accelerate.yaml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

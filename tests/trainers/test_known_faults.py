@@ -1,7 +1,5 @@
 """The table of known faults: each is met by the layout that it names, and by none that lacks what brings it about."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,9 +7,12 @@ from typing import Any
 import pytest
 
 from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_30B, make_spec_and_plan
+from tests.reading.setups import setup_of
 from topoplan.catalog.packages import allows, packages
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, changed
+from topoplan.lint.against import Against
+from topoplan.lint.check import check_setup
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -38,7 +39,16 @@ def of_catalog(name: str, **layout: Any) -> tuple[Spec, Layout]:
     return replace(spec, model=model), changed(plan.layout, **layout)
 
 
+def of_zero(model: str, trainer: str, stage: int = 3) -> tuple[Spec, Layout]:
+    spec, layout = of_catalog(model, backend="deepspeed", zero_stage=stage)
+    return replace(spec, trainer=trainer), layout
+
+
 CASES = {
+    "experts-gathered-apart": (
+        of_zero("deepseek-ai/DeepSeek-V2", "swift"),
+        of_zero("deepseek-ai/DeepSeek-V2", "llamafactory"),
+    ),
     "checkpoint-plan": (case(**DENSE), case(**DENSE, distributed_optimizer=False, overlap_param_gather=False)),
     "interleaving-frees-early": (
         case(**DENSE, **PIPELINE),
@@ -68,6 +78,21 @@ def test_a_layout_meets_it_and_its_neighbour_does_not(name: str) -> None:
     with_it, without_it = CASES[name]
     assert name in met(*with_it)
     assert name not in met(*without_it)
+
+
+@pytest.mark.parametrize(
+    ("model", "stage"), [("deepseek-ai/DeepSeek-V2", 2), ("Qwen/Qwen3-30B-A3B", 3), ("Qwen/Qwen3-8B", 3)]
+)
+def test_experts_are_gathered_together_or_not_at_all(model: str, stage: int) -> None:
+    assert met(*of_zero(model, "swift", stage)) == set()
+
+
+@pytest.mark.parametrize(("leaves", "told"), [("", True), ('"leaf_module": {"classes": ["DeepseekV2MoE"]}, ', False)])
+def test_a_file_of_deepspeeds_that_names_leaf_modules_spares_them(leaves: str, told: bool) -> None:
+    command = "NPROC_PER_NODE=8 swift sft --model deepseek-ai/DeepSeek-V2 --dataset a --deepspeed ds.json\n"
+    document = f'{{"zero_optimization": {{{leaves}"stage": 3}}, "train_micro_batch_size_per_gpu": "auto"}}'
+    found = check_setup(setup_of(command, ds_json=document), Against()).findings
+    assert any(one.rule == "fault-experts-gathered-apart" for one in found) is told
 
 
 @pytest.mark.parametrize("backend", ["ddp", "deepspeed", "fsdp2"])

@@ -1,7 +1,5 @@
 """Keys that both Megatron trainers have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

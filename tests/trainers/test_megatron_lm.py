@@ -1,11 +1,11 @@
 """Megatron-LM's own commands: their flags are a model, a job and a layout."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import setup_of
 from topoplan.errors import InputError
+from topoplan.lint.against import Against
+from topoplan.lint.check import check_setup
 from topoplan.lint.translate import Translation, translate
 from topoplan.operators.params import parameter_count
 from topoplan.specs import known
@@ -60,3 +60,15 @@ def test_flags_describe_the_layout_and_the_job() -> None:
 def test_what_is_not_predicted_says_why(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         translated(*flags)
+
+
+def test_megatron_deepspeed_is_neither_judged_nor_predicted_as_megatron_lm() -> None:
+    flags = f"{QWEN3_8B} {RUN} --pipeline-model-parallel-size 8"
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"
+    told = [
+        {one.rule for one in check_setup(setup_of(f"{command}{more}\n"), Against()).findings}
+        for more in ("", " --deepspeed")
+    ]
+    assert told == [{"megatron-lm-refused-together"}, set()]
+    with pytest.raises(InputError, match="deepspeed true is not predicted"):
+        translated(QWEN3_8B, RUN, "--deepspeed")

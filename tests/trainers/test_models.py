@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,6 @@ PART = Part(kind="yaml", name="train.yaml", text="")
 )
 def test_a_model_is_known_by_its_id_or_the_last_part_of_its_path(reference: str) -> None:
     model = model_at_hand(reference, PART)
-    assert model is not None
     assert model.name == "Qwen/Qwen3-8B"
 
 
@@ -31,7 +28,6 @@ def test_a_directory_beside_the_file_is_read(tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     part = Part(kind="yaml", name=str(tmp_path / "train.yaml"), text="")
     model = model_at_hand("mine", part)
-    assert model is not None
     assert model.num_layers == 7
     assert is_directory("mine", part)
     (directory / "config.json").write_text("{}", encoding="utf-8")

@@ -1,7 +1,5 @@
 """Files of the whole field are known by their form, named, and taken for nobody else's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,13 +1,11 @@
 """Checkpoints without Megatron."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
 from topoplan.operators.params import parameter_count
 from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.plain_storage import plain_checkpoint_size, trained_parameters
+from topoplan.trainers.plain_storage import plain_checkpoint_size
 
 
 def size(**what: Any) -> CheckpointSize:
@@ -27,20 +25,10 @@ def test_full_training_saves_weights_in_the_type_that_they_are_trained_in() -> N
 
 def test_lora_saves_adapters_alone() -> None:
     # PEFT's own count for Qwen3-8B at rank 8, all linear layers.
-    assert trained_parameters(make_spec_and_plan(model=QWEN3_8B, job={"finetuning": "lora"})[0]) == 21_823_488
     found = size(backend="ddp", job={"finetuning": "lora"})
     assert (found.hf_bytes, found.optimizer_bytes) == (4 * 21_823_488, 8 * 21_823_488)
-    some = make_spec_and_plan(model=QWEN3_8B, job={"finetuning": "lora", "lora_rank": 16, "lora_target": ("q_proj",)})
-    assert trained_parameters(some[0]) == 36 * 16 * (4096 + 4096)
-
-
-def test_freezing_trains_some_layers() -> None:
-    def trained(layers: int) -> int:
-        job = {"finetuning": "freeze", "freeze_trainable_layers": layers}
-        return trained_parameters(make_spec_and_plan(model=QWEN3_8B, job=job)[0])
-
-    assert trained(4) == trained(-4) == 2 * trained(2)
-    assert trained(36) < parameter_count(QWEN3_8B)
+    some = size(backend="ddp", job={"finetuning": "lora", "lora_rank": 16, "lora_target": ("q_proj",)})
+    assert some.hf_bytes == 4 * 36 * 16 * (4096 + 4096)
 
 
 def test_what_is_not_saved_takes_nothing() -> None:

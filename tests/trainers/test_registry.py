@@ -1,7 +1,5 @@
 """Which trainer can run a layout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -69,10 +67,8 @@ def test_the_rule_of_the_trainer_says_what_the_first_one_says() -> None:
     theirs = replace(SPEC, trainer="llamafactory")
     assert trainer_refusal(theirs, WHOLE) is None
     broken = trainer_refusal(theirs, SPLIT)
-    assert broken is not None
     assert broken.equation == "LLaMA-Factory: ulysses 2: LLaMA-Factory's trainer splits no sequences"
     broken = trainer_refusal(replace(SPEC, trainer="trinity"), changed(WHOLE, backend="ddp"))
-    assert broken is not None
     assert broken.equation == "trinity has no backend ddp"
 
 
@@ -113,7 +109,6 @@ def test_a_refusal_says_what_would_help_in_the_trainers_own_words() -> None:
     spec = spec_of(DENSE, nodes=1, finetuning="lora", quantization_bit=8)
     layout = changed(WHOLE, backend="ddp")
     refusal = trainer_refusal(spec, layout)
-    assert refusal is not None
     assert (refusal.rule, refusal.fix) == (TRAINER_RULE, "set finetuning: qlora, or leave it out")
     assert refusal.equation.startswith("LLaMA-Factory: quantization_bit 8 with finetuning lora")
     assert trainer_refusal(spec_of(DENSE, nodes=1, finetuning="lora"), layout) is None

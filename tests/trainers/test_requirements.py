@@ -1,7 +1,5 @@
 """What a run asks of its environment, and what a plan says of the faults that it cannot avoid."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ROLL's documents: which role trains, on how many GPUs, and the job and layout that its keys mean."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from tests.reading.setups import setup_of
 from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
+from topoplan.planner.predict import predict
 from topoplan.specs.load import load_cluster
 from topoplan.trainers.recognisers import codec_of
 
@@ -34,6 +33,8 @@ USUAL = {
     "of_model": "",
 }
 ON_FSDP = {"strategy": "fsdp2_train", "config": "fsdp_size: 16, param_dtype: bf16, offload_policy: true"}
+
+PACKS = "{algorithm: load_balance, max_packed_sequence_length_train: 8192}"
 
 
 def translated(**said: str) -> Translation:
@@ -61,11 +62,47 @@ def test_its_training_role_on_fsdp2() -> None:
     assert translated(**ON_FSDP).spec.job.pure_bf16
 
 
+@pytest.mark.parametrize("strategy", [{}, ON_FSDP])
+def test_adapters_and_frozen_parts(strategy: dict[str, str]) -> None:
+    adapters = translated(**strategy, of_model="lora_target: all-linear, lora_rank: 64")
+    job = adapters.spec.job
+    assert (job.finetuning, job.lora_rank, job.lora_target) == ("lora", 64, ("all",))
+    plain = {**strategy, "config": strategy.get("config", "").replace("offload_policy: true", "")}
+    less, more = (translated(**plain, of_model=of_model) for of_model in ("lora_target: all-linear", ""))
+    memory = [predict(one.spec, one.layout, is_of_file=True).memory.device_bytes for one in (less, more)]
+    assert memory[0] < memory[1]
+    tower = "model.visual" if strategy else "vision_model"
+    for prefix, is_frozen in (("", False), (f"freeze_module_prefix: {tower}", True)):
+        job = translated(**strategy, model="Qwen/Qwen2.5-VL-7B-Instruct", of_model=prefix).spec.job
+        assert {job.freeze_vision_tower, job.freeze_multi_modal_projector} == {is_frozen}
+
+
+@pytest.mark.parametrize("strategy", [{}, ON_FSDP])
+@pytest.mark.parametrize(
+    ("said", "tokens", "each", "count"),
+    [
+        (["use_dynamic_batching_in_train: true", "max_tokens_per_microbatch_in_train: 20000"], 6144, 3, 6),
+        (["use_dynamic_batching_in_train: true", "max_tokens_per_microbatch_in_train: 6144"], 6144, 1, 16),
+        (["use_sequence_packing: true", f"sequence_packing_args: {PACKS}"], 8192, 1, 12),
+        (["use_sequence_packing: true"], 6144, 2, 8),
+    ],
+)
+def test_micro_batches_that_are_cut_by_their_tokens(
+    strategy: dict[str, str], said: list[str], tokens: int, each: int, count: int
+) -> None:
+    more = "".join(f"\n  {line}" for line in said)
+    found = translated(**strategy, devices=f"list(range(0,16)){more}")
+    assert (found.spec.job.seq_len, found.layout.micro_batch_size) == (tokens, each)
+    assert found.layout.gradient_accumulation_steps == count
+    assert found.spec.job.keeps_samples_apart is (PACKS in said[-1])
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
         ({"config": "overlap_param_gather: true"}, "which ROLL stops at"),
-        ({"of_model": "lora_target: all-linear"}, "lora_target 'all-linear' is not predicted"),
+        ({"of_model": "additional_target: embed_tokens"}, "additional_target 'embed_tokens' is not predicted"),
+        ({"of_model": "freeze_module_prefix: model.layers"}, "freeze_module_prefix 'model.layers' is not predicted"),
         ({**ON_FSDP, "config": "ep_size: 8"}, "ep_size 8 is not predicted"),
         ({**ON_FSDP, "config": "fsdp_size: 4"}, "fsdp_size 4 of 16 GPUs is not predicted"),
         ({"devices": "open('x')"}, "expected list"),

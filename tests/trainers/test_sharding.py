@@ -1,7 +1,5 @@
 """How a configuration shares out its states."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every trainer's files get where the spec says nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What real trainers answer to a question put in Python, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

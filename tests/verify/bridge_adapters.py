@@ -5,8 +5,6 @@ weights that a rank has of theirs, and save for backward what those save: the in
 the norm's output where it is trained or handed out (`pytorch/module/layernorm_linear.py`, ln_out_to_save).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec
@@ -122,7 +120,6 @@ def bridge_adapter() -> Any:
         setattr(extensions, one.__name__, one)
     sys.modules["transformer_engine"] = ModuleType("transformer_engine")
     found = find_spec("mcore_bridge")
-    assert found is not None
     (root,) = found.submodule_search_locations or ()
     for name, path in (("mcore_bridge", root), ("mcore_bridge.tuners", f"{root}/tuners")):
         package = ModuleType(name)

@@ -1,7 +1,5 @@
 """A stand-in for mcore_bridge, which imports kernels of Transformer Engine: all that is in it are empty classes."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

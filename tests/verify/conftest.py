@@ -1,7 +1,5 @@
 """Says which versions the output was checked against."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import platform

@@ -7,8 +7,6 @@ is the first; types and defaults are those of the newest, and choices those of a
 list, and named, for a person to decide.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import importlib.metadata

@@ -4,8 +4,6 @@ mcore_adapter is not on PyPI. Where it is not installed, a stand-in with the fie
 everything around it is real: OmegaConf, HfArgumentParser, the argument classes of LLaMA-Factory and transformers.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Imported by tests that have looked whether megatron-core is installed.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

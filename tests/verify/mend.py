@@ -4,8 +4,6 @@ LLaMA-Factory asks for torchvision and torchaudio. Package indexes have them for
 CPU build their libraries do not load. Nothing here looks at an image or listens to a sound.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

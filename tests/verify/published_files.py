@@ -8,8 +8,6 @@ the files say against what is predicted, and CPU time a file.
 the places instead of the summary.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import statistics

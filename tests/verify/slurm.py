@@ -4,8 +4,6 @@ Needs slurmctld, slurmd, the Slurm commands and munged; on Debian `apt-get insta
 Nothing of the system's own Slurm is read, started or changed: configuration, keys, sockets and ports are apart.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

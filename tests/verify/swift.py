@@ -4,8 +4,6 @@ What is changed for a machine without GPUs: `use_cpu`; for Megatron no process g
 which imports kernels of Transformer Engine. All else is real, with every check that ms-swift makes of arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

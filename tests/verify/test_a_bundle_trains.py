@@ -6,8 +6,6 @@ packages in place of the Megatron ones that are not installed, for a script that
 they are written.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -6,8 +6,6 @@ says that something goes wrong expects it: when it fails after an update, upstre
 keeps users from it (or the warning) can be narrowed to older versions. docs/versions.md says what each version did.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -26,6 +24,7 @@ import yaml
 from tests.verify.llamafactory import ROOT, need_llamafactory
 from tests.verify.test_a_bundle_trains import make_data, make_model
 from topoplan.bundle.bundle import generate
+from topoplan.bundle.trial import trial_draft
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -379,6 +378,24 @@ def test_hugging_face_weights_cannot_be_saved_where_etp_differs_from_tp(train: T
     keys = {**NO_CHECKPOINTS, "save_hf_model": True, "save_only_model": True}
     error = "gather_tensor_parallel() got an unexpected keyword argument 'is_expert_parallel'"
     train("folded", Case({"tp": 2, "ep": 2}, "moe", keys), ends_in=error)
+
+
+@new_torch
+def test_a_trial_trains_on_made_up_samples_and_saves_nothing_before_its_end(
+    train: Train, trained: Callable[[str], Run], tmp_path: Path
+) -> None:
+    """It is let run on to its end here, which is at twice its steps: there transformers always saves."""
+    known = trained("dp2")
+    files = trial_draft(known.spec, known.plan, STEPS, "saves/trials/x", made_up=True).trainer.files
+    for name in ("samples/samples.jsonl", "samples/dataset_info.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(files[name])
+    keys = {**yaml.safe_load(files["train.yaml"]), "dataset_dir": str(tmp_path / "samples"), **ON_THE_CPU}
+    run = train("trial", Case({"dp": 2}, keys=keys))
+    log = (run.output / "trainer_log.jsonl").read_text()
+    assert [json.loads(line)["current_steps"] for line in log.splitlines()][:STEPS] == [*range(1, STEPS + 1)]
+    assert json.loads(log.splitlines()[0])["total_steps"] == 2 * STEPS
+    assert [path.name for path in run.output.glob("checkpoint-*")] == [f"checkpoint-{2 * STEPS}"]
 
 
 # The interleaved schedule --------------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ No GPU is needed. What is changed for that is two keys of train.yaml (`bf16: fal
 as they are written.
 """
 
-from __future__ import annotations
-
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,13 @@ from tests.bundle.nodes import Machine, Nodes, nodes, two_machines, wait_until
 from tests.bundle.samples import make_layout, make_plan
 from tests.verify.llamafactory import need_llamafactory
 from tests.verify.test_a_bundle_trains import environment, make_data, make_model, make_spec, steps_in, two_node_spec
+from tests.verify.trials import STEPS, run_trial
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Recompute
 from topoplan.run.attempts import begun_at
 from topoplan.specs.load import load_spec
+from topoplan.trainers.made_up import how_many
 
 pytestmark = [
     pytest.mark.verify,
@@ -130,3 +131,18 @@ def test_a_run_that_was_killed_goes_on_after_its_last_whole_checkpoint(
     assert list(again) == [*range(last + 1, 81)]
     twice = [step for step in known if step > last]
     assert [again[step] for step in twice] == pytest.approx([known[step] for step in twice], rel=1e-3)
+
+
+def test_a_trial_trains_on_made_up_samples_and_is_ended_when_it_has_its_steps(
+    launched: Nodes, model: Path, tmp_path: Path
+) -> None:
+    spec = load_spec(make_spec(tmp_path / "spec.yaml", model, [], pin={}, trainer={"save_steps": 2, "val_size": 0.1}))
+    plan = make_plan(make_layout(spec.cluster, backend="ddp", gradient_accumulation_steps=2))
+    on_the_cpu = {"bf16": False, "use_cpu": True, "save_only_model": True}
+    said, output = run_trial(launched, tmp_path / "job" / plan.id, spec, plan, on_the_cpu, environment(launched))
+    assert re.search(rf"Num examples = {how_many(spec):,}\b", said)
+    steps = steps_in(output / "trainer_log.jsonl")
+    assert STEPS <= len(steps) <= 2 * STEPS
+    assert steps[0]["total_steps"] == 2 * STEPS
+    (shown,) = re.findall(r"^(?:\[default0\]:)?input_ids:\n(?:\[default0\]:)?\[([0-9, ]+)\]", said, re.MULTILINE)
+    assert len(shown.split(",")) == spec.job.seq_len

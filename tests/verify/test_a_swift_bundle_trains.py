@@ -3,8 +3,6 @@
 DeepSpeed is not among them: on a CPU it compiles kernels of its own first. What is changed stands in `TRAINER`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,11 +17,15 @@ from tests.bundle.nodes import nodes, wait_until
 from tests.bundle.samples import HOSTS, JOB, ONE_NODE, QWEN3_8B, make_plan
 from tests.verify.swift import need_swift
 from tests.verify.test_a_bundle_trains import make_model
+from tests.verify.trials import STEPS, run_trial
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.planner.logged import read_log
+from topoplan.planner.plan import Plan
 from topoplan.run.attempts import begun_at
 from topoplan.specs.spec import Spec
+from topoplan.trainers.made_up import how_many
 
 pytestmark = [
     pytest.mark.verify,
@@ -39,12 +41,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_run(root: Path, *, finetuning: str = "full", epochs: float = 2.0, **changes: Any) -> Path:
+def make_run(root: Path, **changes: Any) -> Path:
     """The script of the one node."""
+    write_bundle(generate(*spec_and_plan(root, **changes), None, "swift"), root / "b")
+    return root / "b" / "node-00.sh"
+
+
+def spec_and_plan(root: Path, *, finetuning: str = "full", epochs: float = 2.0, **changes: Any) -> tuple[Spec, Plan]:
+    """Of two processes, with a model and samples below `root`."""
     make_model(root / "tiny model")
     rows = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three"}]
     (root / "samples.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 20, encoding="utf-8")
-    host = replace(HOSTS[0], address="127.0.0.1", workdir=str(root), venv=sys.prefix, socket_interface=None, hcas=())
+    host = replace(HOSTS[0], address="one", workdir=str(root), venv=sys.prefix, socket_interface=None, hcas=())
     cluster = replace(ONE_NODE, gpus_per_node=2, cpu_cores=2, hosts=(host,), env={"HF_HUB_OFFLINE": "1"})
     fields = {"backend": "ddp", "dp": 2, "gradient_accumulation_steps": 2, "recompute": Recompute(granularity="full")}
     layout = Layout.of(**{**fields, **changes})
@@ -60,8 +68,7 @@ def make_run(root: Path, *, finetuning: str = "full", epochs: float = 2.0, **cha
         finetuning=finetuning,
         trainer={**TRAINER, "model": str(root / "tiny model"), "dataset_num_proc": 1, "output_dir": "saves/run"},
     )
-    write_bundle(generate(Spec(cluster=cluster, model=QWEN3_8B, job=job), make_plan(layout), None, "swift"), root / "b")
-    return root / "b" / "node-00.sh"
+    return Spec(cluster=cluster, model=QWEN3_8B, job=job), make_plan(layout, trainer="swift")
 
 
 def run(script: Path) -> list[dict[str, Any]]:
@@ -117,3 +124,18 @@ def test_a_run_that_was_killed_goes_on_after_its_last_whole_checkpoint(tmp_path:
     assert [line["global_step/max_steps"] for line in again] == [f"{step}/50" for step in range(last + 1, 51)]
     losses = [line["loss"] for line in known[last:]]
     assert [line["loss"] for line in again[: len(losses)]] == pytest.approx(losses, rel=1e-3)
+
+
+def test_a_trial_trains_on_made_up_samples_and_is_ended_when_it_has_its_steps(tmp_path: Path) -> None:
+    need_swift()
+    spec, plan = spec_and_plan(tmp_path)
+    spec = replace(
+        spec, job=replace(spec.job, trainer={**spec.job.trainer, "save_steps": 2, "split_dataset_ratio": 0.1})
+    )
+    with nodes(tmp_path / "nodes") as launched:
+        env = {"PATH": os.environ["PATH"]}
+        _, output = run_trial(launched, tmp_path / "job" / plan.id, spec, plan, {}, env)
+    text = (output / "logging.jsonl").read_text()
+    assert read_log(text, name="logging.jsonl", trainer="swift").total == 2 * STEPS
+    first = json.loads(text.split("\n")[0])
+    assert float(first["epoch"]) == pytest.approx(spec.job.global_batch_size / how_many(spec), rel=0.01)

@@ -1,7 +1,5 @@
 """Elements of LoRA on a rank, and what it saves for backward, against the modules that mcore_bridge builds for it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """train.yaml through LLaMA-Factory's own reader and parser, on the path that USE_MCA=1 takes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

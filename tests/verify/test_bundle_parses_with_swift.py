@@ -1,7 +1,5 @@
 """train.yaml and what lies beside it through ms-swift's own argument classes, with all of their checks."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Files with one mistake each: LLaMA-Factory refuses what `topoplan check` calls an error, and takes the rest."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -17,7 +15,6 @@ from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
 from topoplan.reading.finding import Finding
 from topoplan.trainers.llamafactory import rules as llamafactory
-from topoplan.trainers.llamafactory.rules import mca_layouts
 
 pytestmark = pytest.mark.verify
 
@@ -102,7 +99,7 @@ NO_ADAPTER = pytest.mark.skipif(
 def findings(text: str, *, megatron: bool) -> list[Finding]:
     """What the rules find in a file."""
     setup = make_setup(text, variables={"USE_MCA": str(int(megatron))})
-    return [one for module in (llamafactory, mca_layouts) for one in module.findings(setup)]
+    return list(llamafactory.findings(setup))
 
 
 def parser_cases(kind: str) -> dict[str, str]:
@@ -127,52 +124,51 @@ def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: st
     return {case: found[str(path)].get("error", "") for case, path in paths.items()}
 
 
-def test_what_is_an_error_without_megatron_is_refused(tmp_path: Path) -> None:
+FULL_TAKEN = {"full": FULL, "full with lora_rank": with_lines(FULL, "lora_rank: 8")}
+
+
+def of(base: str, *rows: str) -> dict[str, str]:
+    return {lines: with_lines(base, lines) for lines in rows}
+
+
+@pytest.mark.parametrize(
+    ("megatron", "model", "texts"),
+    [
+        (False, "", of(PLAIN, *PLAIN_REFUSED) | parser_cases("finds")),
+        (True, "", of(MEGATRON, *MEGATRON_REFUSED)),
+        pytest.param(True, "Qwen/Qwen3-8B", of(MEGATRON, *ADAPTER_REFUSED), marks=NO_ADAPTER),
+    ],
+    ids=["plain", "megatron", "adapter"],
+)
+def test_what_is_an_error_is_refused(tmp_path: Path, megatron: bool, model: str, texts: dict[str, str]) -> None:
     need_llamafactory()
-    texts = {lines: with_lines(PLAIN, lines) for lines in PLAIN_REFUSED} | parser_cases("finds")
-    said = answers(texts, tmp_path, megatron=False)
-    assert {case for case, text in texts.items() if not _has_error(text, megatron=False)} == set()
+    said = answers(texts, tmp_path, megatron=megatron, model=model)
+    assert {case for case, text in texts.items() if not _has_error(text, megatron=megatron)} == set()
     assert {case for case, error in said.items() if not error} == set()
 
 
-def test_what_is_no_error_without_megatron_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("megatron", "model", "texts"),
+    [
+        (
+            False,
+            "",
+            of(PLAIN, "", *PLAIN_TAKEN)
+            | parser_cases("not")
+            | {"full": FULL, "full, rank": with_lines(FULL, "lora_rank: 8")},
+        ),
+        (True, "", of(MEGATRON, "", *MEGATRON_TAKEN)),
+        pytest.param(True, "Qwen/Qwen3-8B", of(MEGATRON, "", *ADAPTER_TAKEN), marks=NO_ADAPTER),
+    ],
+    ids=["plain", "megatron", "adapter"],
+)
+def test_what_is_taken_or_ignored_is_no_error(
+    tmp_path: Path, megatron: bool, model: str, texts: dict[str, str]
+) -> None:
     need_llamafactory()
-    texts = {"as it is": PLAIN, **{lines: with_lines(PLAIN, lines) for lines in PLAIN_TAKEN}, **parser_cases("not")}
-    texts |= {"full": FULL, "full with lora_rank": with_lines(FULL, "lora_rank: 8")}
-    said = answers(texts, tmp_path, megatron=False)
-    assert {case: error for case, error in said.items() if error} == {}
-
-
-def test_what_is_an_error_with_megatron_is_refused(tmp_path: Path) -> None:
-    need_llamafactory()
-    texts = {lines: with_lines(MEGATRON, lines) for lines in MEGATRON_REFUSED}
-    said = answers(texts, tmp_path, megatron=True)
-    assert {case for case, text in texts.items() if not _has_error(text, megatron=True)} == set()
-    assert {case for case, error in said.items() if not error} == set()
-
-
-def test_what_is_ignored_with_megatron_is_taken(tmp_path: Path) -> None:
-    need_llamafactory()
-    texts = {"as it is": MEGATRON, **{lines: with_lines(MEGATRON, lines) for lines in MEGATRON_TAKEN}}
-    said = answers(texts, tmp_path, megatron=True)
-    assert {case: error for case, error in said.items() if error} == {}
-
-
-@NO_ADAPTER
-def test_what_is_an_error_for_the_adapter_is_refused_by_it(tmp_path: Path) -> None:
-    need_llamafactory()
-    texts = {lines: with_lines(MEGATRON, lines) for lines in ADAPTER_REFUSED}
-    said = answers(texts, tmp_path, megatron=True, model="Qwen/Qwen3-8B")
-    assert {case for case, text in texts.items() if not _has_error(text, megatron=True)} == set()
-    assert {case for case, error in said.items() if not error} == set()
-
-
-@NO_ADAPTER
-def test_what_is_no_error_for_the_adapter_is_taken_by_it(tmp_path: Path) -> None:
-    need_llamafactory()
-    texts = {"as it is": MEGATRON, **{lines: with_lines(MEGATRON, lines) for lines in ADAPTER_TAKEN}}
-    said = answers(texts, tmp_path, megatron=True, model="Qwen/Qwen3-8B")
-    assert {case for case, text in texts.items() if _has_error(text, megatron=True)} == set()
+    said = answers(texts, tmp_path, megatron=megatron, model=model)
+    if model:
+        assert {case for case, text in texts.items() if _has_error(text, megatron=megatron)} == set()
     assert {case: error for case, error in said.items() if error} == {}
 
 

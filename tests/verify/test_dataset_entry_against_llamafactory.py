@@ -1,7 +1,5 @@
 """The entry of dataset_info.json that a bundle's README shows, read by LLaMA-Factory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

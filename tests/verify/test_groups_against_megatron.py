@@ -1,7 +1,5 @@
 """Which ranks form a group, against megatron-core's own RankGenerator."""
 
-from __future__ import annotations
-
 import random
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """train.yaml of every supported model type in every stage, through LLaMA-Factory's parser and the adapter's config."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -23,7 +21,9 @@ from topoplan.specs.config_json import model_from_config
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.llamafactory.key_list import templates
+
+SUPPORTED_MODEL_TYPES = frozenset(templates().supported_model_types)
 
 pytestmark = pytest.mark.verify
 

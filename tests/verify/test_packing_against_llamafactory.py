@@ -1,7 +1,5 @@
 """Packed sequences, against LLaMA-Factory's own knapsack."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

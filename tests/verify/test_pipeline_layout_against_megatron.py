@@ -1,7 +1,5 @@
 """Pipeline layout strings and stages, against megatron-core's PipelineParallelLayerLayout and its even split."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

@@ -5,8 +5,6 @@ behind it in the node scripts; ds_config.json through transformers, which fills 
 accelerate.yaml and its options through `accelerate launch`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -5,8 +5,6 @@ of searches that bring every kind of plan one or more of each: uneven and even s
 recomputing, offload, multi-token prediction.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random
@@ -32,7 +30,9 @@ from topoplan.specs.config_json import model_from_config
 from topoplan.specs.load import load_spec
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.llamafactory.key_list import templates
+
+SUPPORTED_MODEL_TYPES = frozenset(templates().supported_model_types)
 
 pytestmark = pytest.mark.verify
 

@@ -1,7 +1,5 @@
 """What LLaMA-Factory's adapter refuses, where mcore_adapter is installed (it is not on PyPI)."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,9 @@ from topoplan.layout.layout import Recompute
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.specs import known
 from topoplan.trainers.case import case_of
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.llamafactory.key_list import templates
+
+SUPPORTED_MODEL_TYPES = frozenset(templates().supported_model_types)
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)

@@ -3,8 +3,6 @@
 No processes are needed: a fake process group stands for all ranks, and models are built on the meta device.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import random
 from collections import Counter

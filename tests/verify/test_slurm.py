@@ -1,11 +1,11 @@
 """The job script under a real Slurm of four nodes on this machine, with a stand-in for Python on each node."""
 
-from __future__ import annotations
-
+import json
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -286,3 +286,99 @@ def test_a_rank_that_dies_under_a_real_torchrun_ends_all_nodes(slurm: Slurm, tmp
     assert (job.state, job.exit_code) == ("FAILED", "1:0"), job.output
     assert "task 1: Exited with exit code 1" in job.output
     assert bundle.alive() == []
+
+
+TRIAL_PYTHON = r"""#!/bin/bash
+if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
+if [[ "$1" == *.py ]]; then exec REAL "$@"; fi
+echo "$$" > "$PROBE/$(mktemp -u XXXXXXXX).pids"
+[[ "$SLURMD_NODENAME" == sim1 ]] || { echo waiting; exec sleep 300; }
+bundle=$(printf '%s\n' "$@" | grep train.yaml)
+bundle=${bundle%/train.yaml}
+[[ -f models/Qwen/Qwen3-8B/config.json ]] || exit 3
+case $(ls "$PROBE" | grep -c trial-) in
+  0)
+    touch "$PROBE/trial-1"
+    for ((i = 0; i < 40 && $(ls "$PROBE"/*.pids | wc -l) < 4; i++)); do sleep 0.1; done
+    printf '[rank3]: %s\n' 'Traceback (most recent call last):' '  File "a.py", line 1' 'RuntimeError: this trial fails'
+    exit 7
+    ;;
+  1) touch "$PROBE/trial-2"; echo "hangs"; exec sleep 300 ;;
+esac
+output=$(sed -n 's/^output_dir: \([^ ]*\).*/\1/p' "$bundle/train.yaml")
+mkdir -p "$output"
+for ((step = 1; step <= 120; step++)); do
+  clock=$((60 + step))
+  printf '{"current_steps": %d, "total_steps": 200, "loss": 1.5, "elapsed_time": "0:%02d:%02d"}\n' \
+    "$step" $((clock / 60)) $((clock % 60)) >>"$output/trainer_log.jsonl"
+  printf '\r%d%%|#| %d/200 [%02d:%02d<00:00, 1.00s/it]' "$step" "$step" $((clock / 60)) $((clock % 60))
+done
+echo
+exec sleep 300
+"""
+"""The first trial fails, the second says nothing any more, the third has a step of 1 s."""
+TUNED = """\
+name: lab
+nodes: 4
+gpus_per_node: 8
+gpu: h100-sxm-80gb
+ib_bandwidth: 400Gb/s
+nics_per_node: 8
+slurm: {partition: gpu, time: "1-00:00:00"}
+model: Qwen/Qwen3-8B
+job: {seq_len: 4096, global_batch_size: 64}
+"""
+
+
+def test_trials_run_one_after_another_in_one_job_and_tune_goes_on_from_them(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(TUNED)
+    python = tmp_path / "env/python3"
+    python.parent.mkdir()
+    python.write_text(TRIAL_PYTHON.replace("REAL", shlex.quote(sys.executable)))
+    python.chmod(0o755)
+    (tmp_path / "probe").mkdir()
+    said = json.loads(tune(tmp_path, "--json"))
+    first, submit = said["ahead"][0]["plan"], said["next"][0].split()[1]
+    assert (said["why"], len(said["ahead"])) == ("queued", 3)
+    fill(tmp_path / "generated/lab-trials", model="models/Qwen/Qwen3-8B")
+    job_dir = (tmp_path / submit).parent
+    script = (job_dir / "trials.sbatch").read_text()
+    quiet = re.findall(r"^trial \S+ \S+ \S+ ([0-9]+)$", script, re.MULTILINE)
+    assert len(quiet) == 3
+    (job_dir / "trials.sbatch").write_text(re.sub(r"(?m)^(trial \S+ \S+ \S+) [0-9]+$", r"\1 3", script))
+
+    env = {"PATH": str(python.parent), "PROBE": str(tmp_path / "probe")}
+    job = slurm.wait(slurm.submit(submit, cwd=tmp_path, env=env), timeout_s=120)
+    done_well(job)
+    results = {path.parent.parent.name: json.loads(path.read_text()) for path in job_dir.glob("*/trial/result.json")}
+    in_order = [results[one["plan"]] for one in said["ahead"]]
+    assert [one["ended"] for one in in_order] == ["itself", "hang", "steps"], job.output
+    assert in_order[0]["code"] == 7
+    assert 0 < in_order[2]["seconds"] < 30
+    pids = [int(path.read_text()) for path in (tmp_path / "probe").glob("*.pids")]
+    assert len(pids) == 12
+    assert not [pid for pid in pids if is_running(pid)]
+
+    again = json.loads(tune(tmp_path, "--json", "--go-on"))
+    trials = {one["plan"]: one for one in again["trials"]}
+    assert "this trial fails" in trials[first]["why"]
+    assert [one["step_s"] for one in again["trials"]] == [None, None, pytest.approx(1.0, rel=0.02)]
+    assert (tmp_path / "generated/lab-trials/best/job.sbatch").exists()
+    assert again["why"] == "queued"
+    assert {one["plan"] for one in again["ahead"]}.isdisjoint(trials)
+    assert again["next"][1] == "sbatch generated/lab-trials/job-2/trials.sbatch"
+
+    number = slurm.submit(again["next"][1].split()[1], cwd=tmp_path, env=env)
+    until = time.monotonic() + 30
+    while len(pids := list((tmp_path / "probe").glob("*.pids"))) < 16:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    slurm.run("scancel", number)
+    assert slurm.wait(number).state == "CANCELLED"
+    assert not [path for path in pids if is_running(int(path.read_text()))]
+    assert (tmp_path / "generated/lab-trials/job-2/over").exists()
+
+
+def tune(cwd: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "topoplan", "tune", "lab.yaml", "--plans", "3", *words]
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout

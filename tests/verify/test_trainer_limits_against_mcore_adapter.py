@@ -3,8 +3,6 @@
 Where mcore_adapter is installed (it is not on PyPI). A test that fails after an update says that a limit has gone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

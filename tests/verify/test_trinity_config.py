@@ -1,7 +1,5 @@
 """Trinity-RFT's own configuration classes read the files, and hand to verl what was planned."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

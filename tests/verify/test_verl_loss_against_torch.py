@@ -1,7 +1,5 @@
 """How many copies of the logits are alive in verl's loss, counted in PyTorch's own autograd engine."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Mapping

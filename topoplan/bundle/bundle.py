@@ -74,11 +74,7 @@ def hosts_document(draft: Draft) -> dict[str, Any]:
         "nodes": [
             {
                 "node": node,
-                "address": host.address if host else None,
-                "user": host.user if host else None,
-                "port": host.port if host else None,
-                "workdir": host.workdir if host else None,
-                "venv": host.venv if host else None,
+                **{key: getattr(host, key, None) for key in ("address", "user", "port", "workdir", "venv")},
                 "script": script_name(node),
             }
             for node, host in enumerate(hosts)

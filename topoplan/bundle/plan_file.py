@@ -86,7 +86,8 @@ def recorded_plan(source: Source) -> RecordedPlan:
     spec = spec_from_dict(source, ("inputs",))
     with _placed(source):
         layout = layout_from_dict(data["layout"], spec.cluster, spec.model, spec.job)
-        plan = predict(spec, layout, all_stages=len(_listed_stages(data)) >= layout.pp)
+        stages = _at(data, "prediction", "memory", "by_stage")
+        plan = predict(spec, layout, all_stages=isinstance(stages, list) and len(stages) >= layout.pp)
         writer, _ = written_by(layout.backend, data.get("trainer"))
         plan = plan_under(spec, plan, writer.name)
     return RecordedPlan(
@@ -145,20 +146,14 @@ def _check_head(source: Source) -> None:
             if not remedy and version != topoplan.__version__:
                 remedy = f"topoplan {shown(version)} wrote it, this is {topoplan.__version__}"
             raise SpecError(f"unknown key {shown(key)}", where=source.place((key,)), remedy=remedy)
-    for key, kind_of_value, words in (
-        ("version", str, "text"),
-        ("inputs", dict, "a block"),
-        ("layout", dict, "a block"),
-    ):
-        if not isinstance(data.get(key), kind_of_value):
+    for key, of, words in (("version", str, "text"), ("inputs", dict, "a block"), ("layout", dict, "a block")):
+        if not isinstance(data.get(key), of):
             what = f"{key}: {shown(data[key])} is not {words}" if key in data else f"`{key}` is missing"
             raise SpecError(what, where=source.place((key,)))
-    if (scheduler := data.get("scheduler")) is not None and scheduler not in SCHEDULERS:
-        expected = f"expected {', '.join((*SCHEDULERS, 'null'))}"
-        raise SpecError(f"scheduler: {shown(scheduler)}", where=source.place(("scheduler",)), expected=expected)
-    if (trainer := data.get("trainer")) is not None and trainer not in trainer_names():
-        expected = f"expected {', '.join((*trainer_names(), 'null'))}"
-        raise SpecError(f"trainer: {shown(trainer)}", where=source.place(("trainer",)), expected=expected)
+    for key, names in (("scheduler", SCHEDULERS), ("trainer", trainer_names())):
+        if (value := data.get(key)) is not None and value not in names:
+            expected = f"expected {', '.join((*names, 'null'))}"
+            raise SpecError(f"{key}: {shown(value)}", where=source.place((key,)), expected=expected)
 
 
 @contextmanager
@@ -183,11 +178,6 @@ def _line_of(where: str, source: Source) -> str:
         if path and (*block, path[0]) in source.lines:
             return source.place((*block, *path))
     return source.name
-
-
-def _listed_stages(data: Mapping[str, Any]) -> list[Any]:
-    stages = _at(data, "prediction", "memory", "by_stage")
-    return stages if isinstance(stages, list) else []
 
 
 def _at(data: Any, *path: str) -> Any:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import topoplan
 from topoplan.bundle.draft import Draft
@@ -19,6 +20,7 @@ from topoplan.errors import SpecError
 from topoplan.specs.batch_options import check_option
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.templating import digits, render
+from topoplan.trainers.trainer import PLAN_FILE
 
 JOB_SCRIPT = "job.sbatch"
 """File name of the job script."""
@@ -39,7 +41,7 @@ _TAKES_PLACE_OF: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SbatchOption:
     """One `#SBATCH` line."""
 
@@ -60,34 +62,52 @@ class SbatchOption:
 def job_script(draft: Draft) -> str:
     """The script for sbatch. Raises SpecError for hosts that Slurm cannot know, and for options it could not read."""
     cluster, hours = draft.spec.cluster, draft.hours
-    _check_hosts(cluster)
-    _check_export(cluster)
     context = {
-        "version": topoplan.__version__,
-        "script": JOB_SCRIPT,
-        "run": draft.trainer.run_name,
-        "nodes": cluster.nodes,
-        "gpus_per_node": cluster.gpus_per_node,
-        "options": _options(draft),
-        "secrets": cluster.secrets,
-        "hosts": [host.address for host in cluster.hosts],
-        "master_addr": draft.master_address,
+        **allocation(draft, JOB_SCRIPT, PLAN_FILE),
+        "options": options_of(cluster, draft.trainer.run_name, can_resume=draft.run.checkpoints.resumable),
         "hours": None if "time" in cluster.slurm or hours is None else [digits(value) for value in hours],
         "time_limit": None if hours is None else f"{math.ceil(hours[-1] + _SPARE_HOURS)}:00:00",
     }
     return render("job.sbatch.j2", context)
 
 
+def allocation(draft: Draft, script: str, plan_file: str) -> dict[str, Any]:
+    """What a script says of its job: which machines it is for, and by which file it finds where it lies.
+
+    Raises SpecError for hosts that Slurm cannot know.
+    """
+    cluster = draft.spec.cluster
+    _check_hosts(cluster)
+    _check_export(cluster)
+    return {
+        "version": topoplan.__version__,
+        "script": script,
+        "run": draft.trainer.run_name,
+        "plan_file": plan_file,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "secrets": cluster.secrets,
+        "hosts": [host.address for host in cluster.hosts],
+        "master_addr": draft.master_address,
+    }
+
+
 def slurm_warnings(draft: Draft) -> tuple[str, ...]:
     """What the reader of the bundle should mind: a time limit that would end the job too early."""
-    limit, hours = draft.spec.cluster.slurm.get("time"), draft.hours
-    limit_s = time_limit_s(limit) if isinstance(limit, str) else None
+    limit_s, hours = stated_limit_s(draft.spec.cluster), draft.hours
     if limit_s is None or hours is None or limit_s >= hours[-1] * 3600:
         return ()
+    limit = draft.spec.cluster.slurm["time"]
     return (
         f"time {limit} under slurm in the spec is a limit of {digits(limit_s / 3600)} hours, and the job may take"
         f" {digits(hours[-1])}: Slurm would end it.",
     )
+
+
+def stated_limit_s(cluster: Cluster) -> float | None:
+    """Seconds of the spec's own time limit; None where it has none."""
+    limit = cluster.slurm.get("time")
+    return time_limit_s(limit) if isinstance(limit, str) else None
 
 
 def time_limit_s(text: str) -> float | None:
@@ -139,9 +159,8 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _options(draft: Draft) -> list[SbatchOption]:
-    """Ours, with the user's in their place, and then the user's others."""
-    cluster = draft.spec.cluster
+def options_of(cluster: Cluster, job_name: str, *, can_resume: bool) -> list[SbatchOption]:
+    """Ours, with the user's in their place, and then the user's others. Raises SpecError for what sbatch refuses."""
     user: dict[str, str | bool] = {}
     for name, value in cluster.slurm.items():
         try:
@@ -153,35 +172,30 @@ def _options(draft: Draft) -> list[SbatchOption]:
     replaced = {_TAKES_PLACE_OF[name] for name, value in user.items() if name in _TAKES_PLACE_OF and value is not False}
     if "gpu" in str(user.get("gres", "")):
         replaced.add("gpus-per-node")
-    ours = [option for option in _own_options(draft) if option.name not in user.keys() | replaced]
-    theirs = [
-        SbatchOption(name=name, value=value, reason="" if index else "from slurm in the cluster spec")
-        for index, (name, value) in enumerate((name, value) for name, value in user.items() if value is not False)
+    ours = [
+        option
+        for option in _own_options(cluster, job_name, can_resume=can_resume)
+        if option.name not in user.keys() | replaced
     ]
+    given = [pair for pair in user.items() if pair[1] is not False]
+    theirs = [SbatchOption(*one, "" if index else "from slurm in the cluster spec") for index, one in enumerate(given)]
     return [*ours, *theirs]
 
 
-def _own_options(draft: Draft) -> Iterator[SbatchOption]:
-    cluster = draft.spec.cluster
-    yield SbatchOption(name="job-name", value=draft.trainer.run_name)
-    yield SbatchOption(name="nodes", value=str(cluster.nodes))
-    yield SbatchOption(name="ntasks-per-node", value="1", reason="a task starts the processes of all GPUs of its node")
-    yield SbatchOption(name="gpus-per-node", value=str(cluster.gpus_per_node))
-    yield SbatchOption(
-        name="exclusive", value=True, reason="whole machines: all their cores, and no other job at the same ports"
-    )
-    yield SbatchOption(name="mem", value="0", reason="all their memory too, which exclusive does not say")
-    yield SbatchOption(
-        name="propagate", value="NONE", reason="not the limits of the login node: RDMA needs locked memory"
-    )
-    if draft.run.checkpoints.resumable and cluster.slurm.get("requeue") is not False:
+def _own_options(cluster: Cluster, job_name: str, *, can_resume: bool) -> Iterator[SbatchOption]:
+    yield SbatchOption("job-name", job_name)
+    yield SbatchOption("nodes", str(cluster.nodes))
+    yield SbatchOption("ntasks-per-node", "1", "a task starts the processes of all GPUs of its node")
+    yield SbatchOption("gpus-per-node", str(cluster.gpus_per_node))
+    yield SbatchOption("exclusive", True, "whole machines: all their cores, and no other job at the same ports")
+    yield SbatchOption("mem", "0", "all their memory too, which exclusive does not say")
+    yield SbatchOption("propagate", "NONE", "not the limits of the login node: RDMA needs locked memory")
+    if can_resume and cluster.slurm.get("requeue") is not False:
         again = "a job that lost a node is started again, and goes on from its last whole checkpoint"
-        yield SbatchOption(name="requeue", value=True, reason=again)
-        yield SbatchOption(name="open-mode", value="append", reason="behind what it wrote before that")
+        yield SbatchOption("requeue", True, again)
+        yield SbatchOption("open-mode", "append", "behind what it wrote before that")
     else:
-        yield SbatchOption(name="no-requeue", value=True, reason="a job that lost a node ends, and is not begun again")
-    yield SbatchOption(name="output", value=_OUTPUT, reason="in the directory in which sbatch is called")
+        yield SbatchOption("no-requeue", True, "a job that lost a node ends, and is not begun again")
+    yield SbatchOption("output", _OUTPUT, "in the directory in which sbatch is called")
     if cluster.hosts:
-        yield SbatchOption(
-            name="nodelist", value=",".join(host.address for host in cluster.hosts), reason="hosts in the cluster spec"
-        )
+        yield SbatchOption("nodelist", ",".join(host.address for host in cluster.hosts), "hosts in the cluster spec")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
@@ -19,29 +19,34 @@ from typing import Any
 from topoplan.errors import ModelError, SpecError, listed, nearest
 
 
-def _load(*path: str) -> Any:
-    return json.loads(files("topoplan").joinpath("catalog", *path).read_text(encoding="utf-8"))
+@cache
+def load(*path: str) -> Mapping[str, Any]:
+    """A file of the catalog, read once."""
+    found: Mapping[str, Any] = json.loads(files("topoplan").joinpath("catalog", *path).read_text(encoding="utf-8"))
+    return found
 
 
-def _suggestion(word: str, known: Iterable[str]) -> str:
+_SAYS_NOTHING = re.compile(r"[0-9.]*b?|instruct|chat|base|it")
+"""Words that models of all families share: sizes, versions, kinds of training."""
+
+
+@lru_cache(maxsize=64)
+def _suggestion(word: str, names: tuple[str, ...]) -> str:
     """`did you mean ...?` for the nearest known name, else for up to three that share most words with it.
 
     The words help where the spelling is far off: `H100`, or `NVIDIA A100-SXM4-80GB` as the driver calls it.
     """
-    names = list(known)
     if guess := nearest(word, names):
         return guess
-    words = set(re.split(r"[^a-z0-9.]+", word.lower()))
+    words = {one for one in re.split(r"[^a-z0-9.]+", word.lower()) if not _SAYS_NOTHING.fullmatch(one)}
     shared = {name: len(words & set(re.split(r"[^a-z0-9.]+", name.lower()))) for name in names}
     close = sorted((name for name in names if shared[name]), key=lambda name: -shared[name])[:3]
     return f"did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
 
 
-@lru_cache(maxsize=1)
 def gpu_table() -> Mapping[str, Mapping[str, Any]]:
     """The entries of `gpus.json` by name."""
-    table: Mapping[str, Mapping[str, Any]] = _load("gpus.json")
-    return table
+    return load("gpus.json")
 
 
 def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
@@ -51,7 +56,7 @@ def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
     if key not in table:
         raise SpecError(
             f"GPU {name!r} is not known",
-            expected=_suggestion(name, table) or f"known are {', '.join(table)}",
+            expected=_suggestion(name, tuple(table)) or f"known are {', '.join(table)}",
             remedy="`topoplan show gpus` lists the known ones, and a gpu: block of its own describes any other",
         )
     return key, table[key]
@@ -84,11 +89,9 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(gpu_table())
 
 
-@lru_cache(maxsize=1)
 def profile_entries() -> Mapping[str, Mapping[str, Any]]:
     """The entries of `profiles.json` by name: one an architecture, and one for cards that are unlike its others."""
-    entries: Mapping[str, Mapping[str, Any]] = _load("profiles.json")
-    return entries
+    return load("profiles.json")
 
 
 def architectures() -> tuple[str, ...]:
@@ -96,11 +99,9 @@ def architectures() -> tuple[str, ...]:
     return tuple(name for name, entry in profile_entries().items() if "cards" not in entry)
 
 
-@cache
 def key_list(name: str) -> Mapping[str, Any]:
     """A document of `trainer_keys/`: the keys that a trainer or a tool knows, and of which versions."""
-    document: Mapping[str, Any] = _load("trainer_keys", f"{name}.json")
-    return document
+    return load("trainer_keys", f"{name}.json")
 
 
 @lru_cache(maxsize=1)
@@ -146,13 +147,7 @@ class _Names:
 
 @lru_cache(maxsize=1)
 def _names() -> _Names:
-    return _Names(_load("models.json"))
-
-
-@lru_cache(maxsize=256)
-def _architecture(name: str) -> dict[str, Any]:
-    architecture: dict[str, Any] = _load("models", f"{name}.json")
-    return architecture
+    return _Names(load("models.json"))
 
 
 def knows_model(name: str) -> bool:
@@ -164,7 +159,7 @@ def unknown_model(name: str) -> ModelError:
     """The error for a model that the catalog does not have, with the nearest name that it has."""
     return ModelError(
         f"model {name!r} is not known",
-        expected=_suggestion(name, _names().known()),
+        expected=_suggestion(name, tuple(_names().known())),
         remedy="`topoplan show models` lists the known ones, and the path of any other's config.json is read",
     )
 
@@ -182,13 +177,13 @@ def published_name(name: str) -> str:
 def model_config(name: str) -> dict[str, Any]:
     """The config.json fields of that model. Raises ModelError for an unknown or ambiguous name."""
     architecture, differences = _names().published[published_name(name)]
-    return {**_architecture(architecture)["config"], **differences}
+    return {**load("models", f"{architecture}.json")["config"], **differences}
 
 
 def model_parameters(name: str) -> int:
     """The published number of parameters, multi-token prediction left out. Raises ModelError for an unknown name."""
     architecture, _ = _names().published[published_name(name)]
-    count: int = _architecture(architecture)["parameters"]
+    count: int = load("models", f"{architecture}.json")["parameters"]
     return count
 
 

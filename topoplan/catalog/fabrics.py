@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal, get_args
+
+from topoplan.catalog import load
 
 FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 
@@ -64,11 +64,8 @@ class Daemon:
     remedy: str
 
 
-@cache
 def _table() -> Mapping[str, Any]:
-    text = files("topoplan.catalog").joinpath("fabrics.json").read_text(encoding="utf-8")
-    table: Mapping[str, Any] = json.loads(text)
-    return table
+    return load("fabrics.json")
 
 
 def fabric_name(kind: FabricKind) -> str:

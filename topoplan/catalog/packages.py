@@ -99,6 +99,7 @@ def is_version(text: object) -> bool:
         return False
 
 
+@cache
 def allows(versions: str, version: str) -> bool:
     """Whether a version is among `versions`, as pip writes them; what is no version is taken for one that is."""
     return not is_version(version) or SpecifierSet(versions).contains(release(version), prereleases=True)

@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, option
 from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter, RunReference
 
 
 def attach(
     run: RunReference = "last",
-    tail: Annotated[int, typer.Option("--tail", metavar="N", min=0, help="Lines of the past to begin with.")] = 10,
+    tail: Annotated[int, option("--tail N", "Lines of the past to begin with.", min=0)] = 10,
     stop_on_failure: Annotated[
-        bool,
-        typer.Option(
-            "--stop-on-failure/--no-stop-on-failure", help="Stop the others when a node fails, or leave them."
-        ),
+        bool, option("--stop-on-failure/--no-stop-on-failure", "Stop the others when a node fails, or leave them.")
     ] = True,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,

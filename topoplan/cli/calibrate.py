@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from topoplan.cli.options import AsJson, SpecOptions, output_option
+from topoplan.cli.options import AsJson, SpecOptions, argument, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,19 +18,15 @@ if TYPE_CHECKING:
 
 Logs = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="LOG...",
-        help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed; or a file of `measure`.",
-        show_default=False,
+    argument(
+        "LOG...", "What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed; or a file of `measure`."
     ),
 ]
 Ran = Annotated[
     list[str] | None,
-    typer.Option(
-        "--spec",
-        metavar="SPEC|BUNDLE",
-        help="What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
-        show_default=False,
+    option(
+        "--spec SPEC|BUNDLE",
+        "What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
     ),
 ]
 
@@ -41,12 +35,11 @@ def calibrate(
     logs: Logs = None,
     of: Ran = None,
     runs: Annotated[
-        bool, typer.Option("--runs", help="Learn from the runs of `topoplan runs --measured`, beside LOGs or alone.")
+        bool, option("--runs", "Learn from the runs of `topoplan runs --measured`, beside LOGs or alone.")
     ] = False,
-    output: Annotated[str | None, output_option("Write the profile, which --profile takes.")] = None,
+    output: Annotated[str | None, option("--output -o FILE", "Write the profile, which --profile takes.")] = None,
     plan: Annotated[
-        list[str] | None,
-        typer.Option("--plan", metavar="ID", help="The plan of a spec that ran, by its id; one for all, or one each."),
+        list[str] | None, option("--plan ID", "The plan of a spec that ran, by its id; one for all, or one each.")
     ] = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "trainer")],
@@ -108,14 +101,14 @@ def _lessons(
     from topoplan.errors import InputError
     from topoplan.planner.exhausted import Ended, read_exhausted
     from topoplan.planner.learn import Lesson
-    from topoplan.planner.logged import MOST_LOG_BYTES, read_log
+    from topoplan.planner.logged import log_text, read_log
     from topoplan.planner.measures import is_measures, read_measures
-    from topoplan.specs.source import read_text, shown_path
+    from topoplan.specs.source import shown_path
 
-    for option, given in (("--spec", of), ("--plan", plans)):
+    for where, given in (("--spec", of), ("--plan", plans)):
         if len(given) not in (0, 1, len(logs)):
             what, expected = f"{len(given)} for {len(logs)} logs", "expected one for all, or one for each"
-            raise InputError(what, where=option, expected=expected)
+            raise InputError(what, where=where, expected=expected)
     found: list[Lesson] = []
     ended: list[Ended] = []
     measures: list[tuple[Spec, Measures]] = []
@@ -124,7 +117,7 @@ def _lessons(
             measures.append((_spec(of[number % len(of)], options), read_measures(Path(log))))
             continue
         spec, plan = _ran(of[number % len(of)], plans[number % len(plans)] if plans else None, options)
-        text, name = read_text(Path(log), most_bytes=MOST_LOG_BYTES, wanted="a log of a trainer"), shown_path(Path(log))
+        text, name = log_text(Path(log)), shown_path(Path(log))
         if exhausted := read_exhausted(text):
             ended.append(Ended(spec=spec, plan=plan, found=exhausted, name=name))
         try:

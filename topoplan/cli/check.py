@@ -8,73 +8,48 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from topoplan.cli.completion import models
-from topoplan.cli.options import AsJson, Margin, NoCache, ProfilePath
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
 
 if TYPE_CHECKING:
     from topoplan.lint.against import Against
     from topoplan.lint.choice import Choice
 
 Format = Literal["text", "json", "github", "sarif"]
-Select = Annotated[
-    list[str] | None,
-    typer.Option("--select", metavar="IDS", help="These rules alone, with commas: ids, or how ids begin (launch)."),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="IDS", help="Not these; in a file: # topoplan: ignore[IDS], or ignore-file[IDS]."),
-]
 Form = Annotated[
-    Format,
-    typer.Option("--format", help="json is --json; github marks lines of a change, sarif is for code scanning."),
+    Format, option("--format", "json is --json; github marks lines of a change, sarif is for code scanning.")
 ]
 
 
 def check(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE...",
-            help="YAML, DeepSpeed JSON, scripts, Markdown, a bundle's directory, or - for standard input.",
-            show_default=False,
-        ),
+        argument("FILE...", "YAML, DeepSpeed JSON, scripts, Markdown, a bundle's directory, or - for standard input."),
     ],
+    *,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            "--cluster",
-            metavar="SPEC",
-            help="Predict the configurations on this cluster, and compare with the best plan.",
-            show_default=False,
-        ),
+        option("--cluster SPEC", "Predict the configurations on this cluster, and compare with the best plan."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the cluster; may be repeated."),
-    ] = None,
+    of_cluster: Annotated[SpecOptions, ("gpu", "nodes", "gpus_per_node", "overrides", "margin", "profile")],
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="What the configurations' model is, where its path says nothing (`topoplan show models`).",
-            show_default=False,
-            autocompletion=models,
+        option(
+            "--model NAME",
+            "What the configurations' model is, where its path says nothing (`topoplan show models`).",
+            models,
         ),
     ] = None,
     seq_len: Annotated[
-        int,
-        typer.Option(
-            "--seq-len", metavar="TOKENS", min=1, help="How long sequences are, where the configurations do not say it."
-        ),
+        int, option("--seq-len TOKENS", "How long sequences are, where the configurations do not say it.", min=1)
     ] = 2048,
-    margin: Margin = None,
-    profile: ProfilePath = None,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Write corrected copies beside the originals: train.fixed.yaml.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --fix, write over a file that is not ours.")] = False,
-    select: Select = None,
-    ignore: Ignore = None,
+    fix: Annotated[bool, option("--fix", "Write corrected copies beside the originals: train.fixed.yaml.")] = False,
+    force: Annotated[bool, option("--force", "With --fix, write over a file that is not ours.")] = False,
+    select: Annotated[
+        list[str] | None, option("--select IDS", "These rules alone, with commas: ids, or how ids begin (launch).")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, option("--ignore IDS", "Not these; in a file: # topoplan: ignore[IDS], or ignore-file[IDS].")
+    ] = None,
     form: Form = "text",
     as_json: AsJson = False,
     no_cache: NoCache = False,
@@ -85,7 +60,7 @@ def check(
 
     if as_json and form not in ("text", "json"):
         raise InputError(f"is not for --json, which has a form of its own: {form}", where="--format")
-    against = _against(cluster, overrides, margin, profile, model, seq_len, fresh=no_cache)
+    against = _against(cluster, of_cluster, model, seq_len, fresh=no_cache)
     choice = Choice(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
     _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
 
@@ -117,36 +92,23 @@ def _check(files: list[str], against: Against, choice: Choice, *, fix: bool, for
         raise typer.Exit(1)
 
 
-def _against(
-    cluster: str | None,
-    overrides: list[str] | None,
-    margin: str | None,
-    profile: str | None,
-    model: str | None,
-    seq_len: int,
-    *,
-    fresh: bool,
-) -> Against:
+def _against(cluster: str | None, said: SpecOptions, model: str | None, seq_len: int, *, fresh: bool) -> Against:
     from functools import partial
 
     from topoplan.cli.search import search
     from topoplan.errors import InputError
     from topoplan.lint.against import Against
-
-    if cluster is None:
-        for option, value in (("--set", overrides), ("--margin", margin), ("--profile", profile)):
-            if value:
-                raise InputError("is about a cluster, and none is given", where=option, remedy="add --cluster SPEC")
-        return Against(model=model, seq_len=seq_len)
-
-    from topoplan.specs.load import load_cluster
     from topoplan.specs.profile import read_profile
 
-    keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
+    if cluster is None and said.gpu is None:
+        if said:
+            remedy = "add --cluster SPEC, or --gpu NAME"
+            raise InputError("is about a cluster, and none is given", where=said.words(None)[0], remedy=remedy)
+        return Against(model=model, seq_len=seq_len)
     return Against(
-        cluster=load_cluster(cluster, overrides=keys),
+        cluster=said.read_cluster(cluster),
         model=model,
         seq_len=seq_len,
-        profile=None if profile is None else read_profile(profile),
-        search=partial(search, fresh=fresh),
+        profile=None if said.profile is None else read_profile(said.profile),
+        search=partial(search, fresh=fresh, best_only=True),
     )

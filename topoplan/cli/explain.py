@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, option
 from topoplan.cli.page_file import Html
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
@@ -18,15 +16,12 @@ def explain(
     run: RunPath = None,
     versus: Annotated[
         str | None,
-        typer.Option(
-            "--versus",
-            metavar="M|ID",
-            help="Compare with another plan: what differs, and what makes the faster one faster.",
-            autocompletion=plans,
+        option(
+            "--versus M|ID", "Compare with another plan: what differs, and what makes the faster one faster.", plans
         ),
     ] = None,
-    time: Annotated[bool, typer.Option("--time", help="Only the time.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Only the memory.")] = False,
+    time: Annotated[bool, option("--time", "Only the time.")] = False,
+    memory: Annotated[bool, option("--memory", "Only the memory.")] = False,
     *,
     options: SpecOptions,
     as_json: AsJson = False,

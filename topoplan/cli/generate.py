@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from topoplan.cli.options import (
     EXAMPLE,
     WITHOUT_SPEC,
@@ -16,7 +14,7 @@ from topoplan.cli.options import (
     OptionalSpecPath,
     SpecOptions,
     TrainerChoice,
-    output_option,
+    option,
 )
 from topoplan.cli.plan_choice import PlanChoice, place_in_ranking, plan_of_id
 
@@ -30,30 +28,25 @@ def generate(
     plan: PlanChoice = "1",
     recorded: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="PLAN",
-            help="The plan.json of a bundle, or the bundle: writes it again, in place of SPEC and other options.",
-            show_default=False,
+        option(
+            "--from PLAN",
+            "The plan.json of a bundle, or the bundle: writes it again, in place of SPEC and other options.",
         ),
     ] = None,
     directory: Annotated[
-        str | None,
-        output_option("Where to write; by default generated/<name of the cluster>.", "DIR"),
+        str | None, option("--output -o DIR", "Where to write; by default generated/<name of the cluster>.")
     ] = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(
-            "--scheduler",
-            metavar="slurm|none",
-            help="Write a job script for it too; by default as the spec has a `slurm` block or not.",
-            show_default=False,
-            autocompletion=lambda: ["slurm", "none"],
+        option(
+            "--scheduler slurm|none",
+            "Write a job script for it too; by default as the spec has a `slurm` block or not.",
+            lambda: ["slurm", "none"],
         ),
     ] = None,
     trainer: TrainerChoice = None,
     backend: BackendChoice = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
+    force: Annotated[bool, option("--force", "Overwrite files that were edited by hand.")] = False,
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,

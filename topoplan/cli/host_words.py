@@ -9,7 +9,7 @@ from pathlib import Path
 
 from topoplan.errors import InputError
 from topoplan.specs.cluster import Host
-from topoplan.specs.source import KeyPath
+from topoplan.specs.source import KeyPath, read_text
 
 
 def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str | None = None) -> Host:
@@ -38,14 +38,9 @@ def read_hosts_file(path: Path) -> list[tuple[str, str]]:
 
     Raises InputError for a file that cannot be read or has no host.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
-        raise InputError(f"cannot be read: {reason}", where=str(path), expected="expected a host a line") from None
     found = [
         (words[0], f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
+        for number, line in enumerate(read_text(path, wanted="give a file with a host a line").splitlines(), start=1)
         if (words := line.partition("#")[0].split())
     ]
     if not found:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, missing, not_both, output_option
+from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, missing, not_both, option
 from topoplan.cli.probe import HostsFile, Machines, Venv, Workdir
 from topoplan.cli.ssh_options import AcceptNew
 
@@ -28,23 +28,21 @@ def init(
     hosts: Machines = None,
     from_file: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="A train.yaml of LLaMA-Factory's, a launch script such as ms-swift's, or a bundle's directory.",
-            show_default=False,
+        option(
+            "--from FILE",
+            "A train.yaml of LLaMA-Factory's, a launch script such as ms-swift's, or a bundle's directory.",
         ),
     ] = None,
     from_hosts: Annotated[
-        bool, typer.Option("--from-hosts", help="Ask the machines HOST... what they are, as `topoplan probe` does.")
+        bool, option("--from-hosts", "Ask the machines HOST... what they are, as `topoplan probe` does.")
     ] = False,
     hosts_file: HostsFile = None,
     workdir: Workdir = None,
     venv: Venv = None,
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin")],
-    output: Annotated[str, output_option("Where to write; - is standard output.")] = "cluster.yaml",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    output: Annotated[str, option("--output -o FILE", "Where to write; - is standard output.")] = "cluster.yaml",
+    force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False,
     accept_new: AcceptNew = False,
 ) -> None:
     """What no option and no file says is asked in a terminal.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+INTERRUPTED = 130
+"""Exit code: 128 + SIGINT, as shells have it."""
+
 
 class Interrupts:
     """Counts Ctrl-C in place of being ended by it. After the `spared` ones the next is for `then`.
@@ -18,7 +21,7 @@ class Interrupts:
         self.ending = 0
         """Number of the signal that was to end the program; 0: none has come."""
         self._spared, self._then = spared, then
-        self._numbers = (signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP) if endings else ()))
+        self._numbers = (signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT) if endings else ()))
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:

@@ -32,16 +32,20 @@ _GZIP = 16 + zlib.MAX_WBITS
 class KeptSearches:
     """Whole searches by what was asked: those of this object, and those of a directory where it can be used."""
 
-    def __init__(self, directory: Path | None) -> None:
-        """None: what this object is given, and nothing else."""
-        self._directory = directory
+    def __init__(self, directory: Path | None, how: str = "") -> None:
+        """None: what this object is given, and nothing else. `how` names searches that look for one plan only: they are
+        found, too, and what is kept is one of them."""
+        self._directory, self._how = directory, how
         self._own: dict[str, bytes] = {}
 
     def find(self, spec: Spec) -> Ranking | None:
         """The ranking of a spec, if it was kept."""
+        whole = self._find(spec, _question(spec))
+        return whole or (self._find(spec, _question(spec, self._how)) if self._how else None)
+
+    def _find(self, spec: Spec, question: str) -> Ranking | None:
         from topoplan.planner.kept import from_json
 
-        question = _question(spec)
         packed = self._own.get(question) or (_read(self._directory / _name(question)) if self._directory else None)
         document = None if packed is None else _unpacked(packed)
         return None if document is None else from_json(document, spec, question)
@@ -52,7 +56,7 @@ class KeptSearches:
 
         if ranking.searched < 1.0:
             return
-        question = _question(ranking.spec)
+        question = _question(ranking.spec, self._how)
         packer = zlib.compressobj(wbits=_GZIP)
         packed = packer.compress(to_json(ranking, question)) + packer.flush()
         if len(packed) > _MOST_KEPT_BYTES:
@@ -74,10 +78,10 @@ def searches_directory() -> Path | None:
     return base / "topoplan" / "searches" if _code() else None
 
 
-def _question(spec: Spec) -> str:
+def _question(spec: Spec, how: str = "") -> str:
     """Everything that an answer depends on. Specs are values through and through, so that their text says all."""
     versions = (topoplan.__version__, sys.version, version("networkx"))
-    return sha256(f"{versions}\n{_code()}\n{spec!r}".encode()).hexdigest()
+    return sha256(f"{versions}\n{_code()}\n{how}{spec!r}".encode()).hexdigest()
 
 
 @cache

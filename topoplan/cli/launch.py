@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topoplan.cli.completion import bundles
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, argument, option
 from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter
 
 if TYPE_CHECKING:
@@ -20,44 +20,21 @@ if TYPE_CHECKING:
     from topoplan.run.settings import Settings
 
 
-BundlePath = Annotated[
-    str,
-    typer.Argument(
-        metavar="BUNDLE",
-        help="The directory that `topoplan generate` wrote.",
-        show_default=False,
-        autocompletion=bundles,
-    ),
-]
-Nodes = Annotated[
-    list[str] | None,
-    typer.Option("--nodes", metavar="LIST", help="Hosts to use: addresses, numbers, ranges.", show_default=False),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option("--exclude", metavar="LIST", help="Hosts to leave out, in the same way.", show_default=False),
-]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Leave it running once all nodes have started.")]
-StopOnExit = Annotated[
-    bool, typer.Option("--stop-on-exit", help="Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
-]
-Retries = Annotated[
-    int, typer.Option("--retries", metavar="N", min=0, help="Start it again after failures that are worth it.")
-]
+Nodes = Annotated[list[str] | None, option("--nodes LIST", "Hosts to use: addresses, numbers, ranges.")]
 
 
 def launch(
-    bundle: BundlePath,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
-    detach: Detach = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every file and command, and touch nothing.")
-    ] = False,
+    bundle: Annotated[str, argument("BUNDLE", "The directory that `topoplan generate` wrote.", bundles)],
+    no_preflight: Annotated[bool, option("--no-preflight", "Do not check the hosts first.")] = False,
+    detach: Annotated[bool, option("--detach -d", "Leave it running once all nodes have started.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Print every file and command, and touch nothing.")] = False,
     accept_new: AcceptNew = False,
     nodes: Nodes = None,
-    exclude: Exclude = None,
-    stop_on_exit: StopOnExit = False,
-    retries: Retries = 0,
+    exclude: Annotated[list[str] | None, option("--exclude LIST", "Hosts to leave out, in the same way.")] = None,
+    stop_on_exit: Annotated[
+        bool, option("--stop-on-exit", "Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
+    ] = False,
+    retries: Annotated[int, option("--retries N", "Start it again after failures that are worth it.", min=0)] = 0,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     hang_after: HangAfter = None,
@@ -180,7 +157,8 @@ def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, g
     from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
 
     checks = _needs(bundle) if preflight else None
+    document = dry_run_to_dict(bundle, targets, checks=checks, grace_s=grace_s)
     if as_json:
-        print_json(dry_run_to_dict(bundle, targets, checks=checks, grace_s=grace_s))
+        print_json(document)
     else:
-        sys.stdout.write("\n".join(dry_run_lines(bundle, targets, checks=checks, grace_s=grace_s)) + "\n")
+        sys.stdout.write("\n".join(dry_run_lines(document)) + "\n")

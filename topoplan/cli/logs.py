@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from topoplan.cli.options import option
 from topoplan.cli.ssh_options import AcceptNew, RunReference, access
 
 if TYPE_CHECKING:
     from topoplan.cli.node_output import NodeOutput
     from topoplan.errors import HostError
+    from topoplan.remote.fanout import Hosts
     from topoplan.remote.identities import Access
+    from topoplan.remote.ssh_config import Target
     from topoplan.run.events import Event
-    from topoplan.run.reach import Reached
     from topoplan.run.record import NodeRecord, RunRecord
 
 
 def logs(
     run: RunReference = "last",
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the jobs have ended.")] = False,
-    node: Annotated[
-        int | None, typer.Option("--node", metavar="N", min=0, help="This node only.", show_default=False)
-    ] = None,
-    tail: Annotated[
-        int | None, typer.Option("--tail", metavar="N", min=0, help="The last N lines only.", show_default=False)
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The bytes as they are, with all that a terminal obeys in them.")
-    ] = False,
+    follow: Annotated[bool, option("-f --follow", "Go on until the jobs have ended.")] = False,
+    node: Annotated[int | None, option("--node N", "This node only.", min=0)] = None,
+    tail: Annotated[int | None, option("--tail N", "The last N lines only.", min=0)] = None,
+    raw: Annotated[bool, option("--raw", "The bytes as they are, with all that a terminal obeys in them.")] = False,
     accept_new: AcceptNew = False,
 ) -> int:
     """Reads the logs on the hosts; of a host that cannot be reached, the copy on this machine.
@@ -40,24 +35,25 @@ def logs(
     """
     from topoplan.cli.node_output import NodeOutput, warn
     from topoplan.errors import HostError
+    from topoplan.remote.fanout import logged_in
     from topoplan.run import record
-    from topoplan.run.reach import chosen, reach
+    from topoplan.run.reach import chosen, targets_of
 
     known = record.load(run)
-    nodes = chosen(known, node)
+    nodes = {one.label: one for one in chosen(known, node)}
     output = NodeOutput(prefix=len(nodes) > 1, raw=raw)
     who = access(accept_new=accept_new)
-    with reach(known, who, nodes) as reached:
-        for label, error in reached.errors.items():
-            _from_copy(known, reached.nodes[label], error, tail, output)
-        show = _follow if follow else _print
-        states = show(known, who, reached, tail, output)
+    targets = targets_of(known, tuple(nodes.values()))
+    with logged_in(targets, who) as hosts:
+        for label, error in hosts.errors.items():
+            _from_copy(known, nodes[label], error, tail, output)
+        states = _follow(nodes, targets, who, hosts, tail, output) if follow else _print(nodes, hosts, tail, output)
     for label, state in states.items():
         if isinstance(state, HostError):
             warn(str(state))
         elif not state:
-            warn(f"{label}: no log on {reached.nodes[label].name}; its job was not started, or was removed")
-    return int(bool(reached.errors) or not all(state is True for state in states.values()))
+            warn(f"{label}: no log on {nodes[label].name}; its job was not started, or was removed")
+    return int(bool(hosts.errors) or not all(state is True for state in states.values()))
 
 
 _OPEN_S = 20.0
@@ -65,7 +61,7 @@ _COPY_BYTES = 2**20
 
 
 def _print(
-    known: RunRecord, who: Access, reached: Reached, tail: int | None, output: NodeOutput
+    nodes: Mapping[str, NodeRecord], hosts: Hosts, tail: int | None, output: NodeOutput
 ) -> dict[str, bool | HostError]:
     """The logs as they are now, one after the other; whether there is one."""
     from topoplan.errors import HostError
@@ -75,8 +71,8 @@ def _print(
 
     found: dict[str, bool | HostError] = {}
     streams = run_on_all(
-        reached.connections,
-        lambda label, host: read_log(host, reached.nodes[label].run_dir, tail_lines=tail),
+        hosts.connections,
+        lambda label, host: read_log(host, nodes[label].run_dir, tail_lines=tail),
         deadline_s=_OPEN_S,
     )
     for label, stream in streams.items():
@@ -93,19 +89,22 @@ def _print(
 
 
 def _follow(
-    known: RunRecord, who: Access, reached: Reached, tail: int | None, output: NodeOutput
+    nodes: Mapping[str, NodeRecord],
+    targets: Mapping[str, Target],
+    who: Access,
+    hosts: Hosts,
+    tail: int | None,
+    output: NodeOutput,
 ) -> dict[str, bool | HostError]:
     """The logs until the jobs have ended, also where connections are lost and come back; whether there is one."""
     from topoplan.cli.node_output import warn
     from topoplan.remote.ssh import connect
-    from topoplan.run.reach import targets_of
     from topoplan.run.watch import Watch
     from topoplan.run.watched import Watched
 
-    targets = targets_of(known, tuple(reached.nodes.values()))
     watched = [
-        Watched.of(reached.nodes[label], connection, log=None, tail_lines=tail)
-        for label, connection in reached.connections.items()
+        Watched.of(nodes[label], connection, log=None, tail_lines=tail)
+        for label, connection in hosts.connections.items()
     ]
 
     def tell(event: Event) -> None:

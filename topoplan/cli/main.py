@@ -6,10 +6,10 @@ Each verb has a file of its own and imports what it needs when it runs, so that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ import typer
 from topoplan import __version__
 from topoplan.cli.commands import METAVAR, PROGRAM, Commands
 from topoplan.cli.completion import mend_zsh
-from topoplan.cli.exit_codes import INTERRUPTED
+from topoplan.cli.interrupts import INTERRUPTED
 from topoplan.cli.verbs import meant
 from topoplan.errors import TopoplanError, nearest
 
@@ -81,10 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader has left (`topoplan rank ... | head`). Point stdout elsewhere, or Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # the disk behind `> file` is full, for one
-        code = _complain(error.strerror or str(error), 1)
-    if arguments is None and threading.active_count() > 1:
-        # A thread that still waits for a host. Python ends such threads by unwinding them, and those that are in the
-        # code of another language then abort the process at times.
+        more = "; this shell lets a program open too few: see `ulimit -n`" if error.errno == errno.EMFILE else ""
+        code = _complain(f"{error.strerror or error}{more}", 1)
+    if arguments is None and sys.getprofile() is None:
+        # Python would free its objects one by one, a tenth of what a small search takes. It would also end threads that
+        # still wait for a host by unwinding them, and those that are in the code of another language then abort the
+        # process at times.
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)

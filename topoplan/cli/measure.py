@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, output_option
+from topoplan.cli.options import AsJson, argument, option
 from topoplan.cli.ssh_options import AcceptNew
 
 if TYPE_CHECKING:
@@ -19,21 +19,15 @@ _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
 def measure(
     subject: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="HOST...", help="Machines as ssh takes them, rank 0 first; or a cluster spec with hosts."
-        ),
+        list[str], argument("HOST...", "Machines as ssh takes them, rank 0 first; or a cluster spec with hosts.")
     ],
-    output: Annotated[str | None, output_option("Write what was measured, which `calibrate` takes.")] = None,
-    venv: Annotated[
-        str | None,
-        typer.Option("--venv", metavar="DIR", help="With HOST...: the environment that has torch there."),
+    output: Annotated[
+        str | None, option("--output -o FILE", "Write what was measured, which `calibrate` takes.")
     ] = None,
-    minutes: Annotated[
-        float, typer.Option("--minutes", metavar="N", min=0.1, max=_MOST_MINUTES, help="Time nothing new after these.")
-    ] = 4.0,
+    venv: Annotated[str | None, option("--venv DIR", "With HOST...: the environment that has torch there.")] = None,
+    minutes: Annotated[float, option("--minutes N", "Time nothing new after these.", min=0.1, max=_MOST_MINUTES)] = 4.0,
     on_processors: Annotated[
-        bool, typer.Option("--on-cpu", help="Time processors and gloo, to see that all of it works.")
+        bool, option("--on-cpu", "Time processors and gloo, to see that all of it works.")
     ] = False,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
@@ -98,22 +92,14 @@ def _cluster(subject: list[str], venv: str | None, *, accept_new: bool) -> Clust
 def _measured(cluster: Cluster, limit_s: float, *, on_cpu: bool, accept_new: bool) -> Measures:
     from topoplan.cli.preflight import targets_of
     from topoplan.cli.ssh_options import access
-    from topoplan.errors import HostError
     from topoplan.hosts.measure import measure as measure_over
     from topoplan.planner.measures import measures_of
-    from topoplan.remote.connection import Connection
-    from topoplan.remote.fanout import connect_all
+    from topoplan.remote.fanout import logged_in
     from topoplan.report.progress import ProgressLine
 
-    found = connect_all(targets_of(cluster), access(accept_new=accept_new))
-    connections = {name: one for name, one in found.items() if isinstance(one, Connection)}
-    try:
-        for error in found.values():
-            if isinstance(error, HostError):
-                raise error
+    with logged_in(targets_of(cluster), access(accept_new=accept_new)) as hosts:
+        for error in hosts.errors.values():
+            raise error
         with ProgressLine(work="the measurements") as line:
-            about, rows = measure_over(connections, cluster, on_cpu=on_cpu, limit_s=limit_s, told=line)
-    finally:
-        for connection in connections.values():
-            connection.close()
+            about, rows = measure_over(hosts.connections, cluster, on_cpu=on_cpu, limit_s=limit_s, told=line)
     return measures_of(about, rows, cluster.name)

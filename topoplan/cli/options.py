@@ -14,105 +14,96 @@ from topoplan.cli import completion
 
 if TYPE_CHECKING:
     from topoplan.lint.job_file import JobFile
+    from topoplan.specs.cluster import Cluster
     from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
-SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.")]
-OptionalSpecPath = Annotated[str | None, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.")]
+Completes = Callable[..., Any] | None
+"""What a shell offers in the place of a value."""
+
+
+def option(usage: str, words: str, completes: Completes = None, **further: Any) -> Any:
+    """An option by its usage, `--set KEY=VALUE` or `--output -o FILE`: its names, and what its value is called."""
+    names = [word for word in usage.split() if word.startswith("-")]
+    value = usage.split()[len(names) :]
+    return typer.Option(*names, metavar=value[0] if value else None, help=words, autocompletion=completes, **further)
+
+
+def argument(metavar: str, words: str, completes: Completes = None) -> Any:
+    """A word without a dash."""
+    return typer.Argument(metavar=metavar, help=words, autocompletion=completes, show_default=False)
+
+
+SpecPath = Annotated[str, argument("SPEC", "The cluster spec, a YAML file.")]
+OptionalSpecPath = Annotated[str | None, argument("SPEC", "The cluster spec, a YAML file.")]
 ModelName = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
-        autocompletion=completion.models,
+    option(
+        "--model NAME",
+        "Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
+        completion.models,
     ),
 ]
 JobPath = Annotated[
     str | None,
-    typer.Option(
-        "--job",
-        metavar="FILE",
-        help="File whose job takes the place of the spec's: YAML of its keys, or a trainer's own train.yaml or script.",
+    option(
+        "--job FILE",
+        "File whose job takes the place of the spec's: YAML of its keys, or a trainer's own train.yaml or script.",
     ),
 ]
 GpuChoice = Annotated[
     str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        help="GPU of the cluster (`topoplan show gpus`); SPEC is then not needed.",
-        autocompletion=completion.gpus,
-    ),
+    option("--gpu NAME", "GPU of the cluster (`topoplan show gpus`); SPEC is then not needed.", completion.gpus),
 ]
-Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N", help="Machines of the cluster.")]
-GpusPerNode = Annotated[str | None, typer.Option("--gpus-per-node", metavar="N", help="GPUs in a machine.")]
-SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="TOKENS", help="Tokens in a sequence.")]
-Batch = Annotated[str | None, typer.Option("--batch", metavar="N", help="Sequences in a step, over all GPUs.")]
+Nodes = Annotated[str | None, option("--nodes N", "Machines of the cluster.")]
+GpusPerNode = Annotated[str | None, option("--gpus-per-node N", "GPUs in a machine.")]
+SeqLen = Annotated[str | None, option("--seq-len TOKENS", "Tokens in a sequence.")]
+Batch = Annotated[str | None, option("--batch N", "Sequences in a step, over all GPUs.")]
 Finetuning = Annotated[
-    str | None,
-    typer.Option(
-        "--finetuning",
-        metavar="KIND",
-        help="full, freeze, lora or qlora; by default full.",
-        autocompletion=completion.finetunings,
-    ),
+    str | None, option("--finetuning KIND", "full, freeze, lora or qlora; by default full.", completion.finetunings)
 ]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the job or the cluster; may be repeated."),
+    list[str] | None, option("--set KEY=VALUE", "Set one key of the job or the cluster; may be repeated.")
 ]
-Pins = Annotated[
-    list[str] | None,
-    typer.Option("--pin", metavar="KEY=N,...", help="Layout keys that must hold, such as tp=4,pp=1."),
-]
+Pins = Annotated[list[str] | None, option("--pin KEY=N,...", "Layout keys that must hold, such as tp=4,pp=1.")]
 Margin = Annotated[
     str | None,
-    typer.Option(
-        "--margin",
-        metavar="SHARE",
-        help="Share of the card that a plan must leave free, such as 5%; 0% takes predictions at their word.",
+    option(
+        "--margin SHARE",
+        "Share of the card that a plan must leave free, such as 5%; 0% takes predictions at their word.",
     ),
 ]
 ProfilePath = Annotated[
     str | None,
-    typer.Option(
-        "--profile",
-        metavar="FILE",
-        help="Calibration constants of your own, over the GPU's; `topoplan show profile GPU -o FILE` makes a start.",
+    option(
+        "--profile FILE",
+        "Calibration constants of your own, over the GPU's; `topoplan show profile GPU -o FILE` makes a start.",
     ),
 ]
 BackendChoice = Annotated[
     str | None,
-    typer.Option(
-        "--backend",
-        metavar="all|NAME,...",
-        help="What to search: mca, ddp, deepspeed, fsdp2, megatron, or all; by default mca where it trains the job.",
-        autocompletion=completion.backends,
+    option(
+        "--backend all|NAME,...",
+        "What to search: mca, ddp, deepspeed, fsdp2, megatron, or all; by default mca where it trains the job.",
+        completion.backends,
     ),
 ]
 TrainerChoice = Annotated[
     str | None,
-    typer.Option(
-        "--trainer",
-        metavar="llamafactory|swift|trinity",
-        help="Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
-        autocompletion=completion.trainers,
+    option(
+        "--trainer llamafactory|swift|trinity",
+        "Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
+        completion.trainers,
     ),
 ]
 
 
-def output_option(help_words: str, metavar: str = "FILE") -> Any:
-    """Where a verb writes what it would print."""
-    return typer.Option("--output", "-o", metavar=metavar, help=help_words)
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, option("--json", "Print JSON.")]
 NoCache = Annotated[
     bool,
-    typer.Option(
+    option(
         "--no-cache",
-        help="Search anew and keep nothing of it. Searches are kept in $XDG_CACHE_HOME/topoplan, by default in "
+        "Search anew and keep nothing of it. Searches are kept in $XDG_CACHE_HOME/topoplan, by default in "
         "~/.cache/topoplan, and answer the same question again.",
     ),
 ]
@@ -223,9 +214,14 @@ class SpecOptions:
         """The options that say one key of a spec each, as `load_spec` takes them."""
         said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
         if spec is None:
-            self._check_whole()
             said = _USUAL | said
         return {option: (_KEYS[option], value) for option, value in said.items()}
+
+    def read_cluster(self, spec: str | Source | None) -> Cluster:
+        """The cluster alone. Raises what `load_cluster` raises."""
+        from topoplan.specs.load import load_cluster
+
+        return load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
 
     def trainer_job(self, spec: str | Source | None) -> JobFile | None:
         """What the trainer's file of --job means on this cluster; None where it is a file of topoplan's own.
@@ -236,13 +232,12 @@ class SpecOptions:
             return None
         from topoplan.lint.job_file import job_of, trainer_file
         from topoplan.specs.kinds import in_thousands
-        from topoplan.specs.load import load_cluster
         from topoplan.specs.source import parse_value
 
         file = trainer_file(self.job)
         if file is None:
             return None
-        cluster = load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
+        cluster = self.read_cluster(spec)
         tokens = None if self.seq_len is None else in_thousands(parse_value(self.seq_len, name="--seq-len"))
         return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
 
@@ -253,6 +248,8 @@ class SpecOptions:
         """
         from topoplan.specs.load import load_spec
 
+        if spec is None:
+            self._check_whole()
         of_trainer = self.trainer_job(spec)
         read = load_spec(
             spec,

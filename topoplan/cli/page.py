@@ -8,16 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from topoplan.cli.options import OptionalSpecPath, SpecOptions
+from topoplan.cli.options import OptionalSpecPath, SpecOptions, option
 
 if TYPE_CHECKING:
     from topoplan.page.server import PageServer
     from topoplan.planner.plan import Ranking
-    from topoplan.planner.what_if import Search
     from topoplan.specs.spec import Spec
 
 _EXAMPLE = {
@@ -36,8 +34,8 @@ _NOT_ASKED = ("profile",)
 
 def page(
     spec: OptionalSpecPath = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Where to serve; 0: any.")] = 0,
-    opens: Annotated[bool, typer.Option("--open", help="Open the browser too.")] = False,
+    port: Annotated[int, option("--port N", "Where to serve; 0: any.", min=0, max=65535)] = 0,
+    opens: Annotated[bool, option("--open", "Open the browser too.")] = False,
     *,
     options: SpecOptions,
 ) -> None:
@@ -179,7 +177,7 @@ class Questions:
             self._kept.move_to_end(key)
             return known
         with self._search_turn() as search:
-            ranking = answered(source, options, search, search)
+            ranking = answered(source, options, search, partial(search, best_only=True))
         if ranking.searched == 1.0:
             self._kept[key] = ranking
             while len(self._kept) > _KEPT:
@@ -187,7 +185,7 @@ class Questions:
         return ranking
 
     @contextmanager
-    def _search_turn(self) -> Iterator[Search]:
+    def _search_turn(self) -> Iterator[Callable[..., Ranking]]:
         """Ends the search before, and waits for its end; gives a search that the next turn ends."""
         from topoplan.planner.search import rank
 
@@ -200,7 +198,7 @@ class Questions:
                 self._told(done, total)
                 return self._turn != own
 
-            yield lambda spec: rank(spec, progress=stops)
+            yield partial(rank, progress=stops)
             self._progress = (0, 0)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from topoplan.cli.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,10 +12,7 @@ if TYPE_CHECKING:
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
-Html = Annotated[
-    str | None,
-    typer.Option("--html", metavar="FILE", help="Write a page to look at in a browser: one file with all in it."),
-]
+Html = Annotated[str | None, option("--html FILE", "Write a page to look at in a browser: one file with all in it.")]
 
 
 def write_ranking(path: str, ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from topoplan.cli.completion import plans
+from topoplan.cli.options import option
 from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -17,20 +16,9 @@ if TYPE_CHECKING:
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
-PlanChoice = Annotated[
-    str,
-    typer.Option(
-        "--plan",
-        metavar="N|ID",
-        help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.",
-        autocompletion=plans,
-    ),
-]
+PlanChoice = Annotated[str, option("--plan N|ID", "Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.", plans)]
 RunPath = Annotated[
-    str | None,
-    typer.Option(
-        "--run", metavar="FILE", help="A run document as `topoplan predict` reads it, in place of SPEC and --plan."
-    ),
+    str | None, option("--run FILE", "A run document as `topoplan predict` reads it, in place of SPEC and --plan.")
 ]
 
 
@@ -89,10 +77,10 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list
 
             raise nothing_fits(ranking)
     plans = []
-    for option, name in names.items():
-        place = None if ranking is None else place_in_ranking(ranking, name, option=option)
+    for said, name in names.items():
+        place = None if ranking is None else place_in_ranking(ranking, name, option=said)
         if ranking is None or place is None:
-            plans.append(plan_of_id(spec, name, option=option))
+            plans.append(plan_of_id(spec, name, option=said))
         else:
             # Not the ranking's own plan, since a search lists no more stages than it needs.
             plans.append(predict(spec, ranking.plans.layouts[place]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import ProfilePath
+from topoplan.cli.options import ProfilePath, argument, option
 
 if TYPE_CHECKING:
     from topoplan.cli.run_documents import RunDocument
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def predict(
     runs: Annotated[
         str,
-        typer.Argument(
-            metavar="RUNS",
-            help="A .jsonl file with one run document a line, a .yaml or .json file with one, or - for standard input.",
+        argument(
+            "RUNS",
+            "A .jsonl file with one run document a line, a .yaml or .json file with one, or - for standard input.",
         ),
     ],
     profile: ProfilePath = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, option("--json", "Print one JSON object a line.")] = False,
 ) -> None:
     """A document that cannot be predicted is answered with its error, and the others go on.
     Exit code 2: none could be predicted.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.completion import checks
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, argument, option
 from topoplan.cli.ssh_options import AcceptNew
 
 if TYPE_CHECKING:
@@ -19,22 +19,11 @@ if TYPE_CHECKING:
 def preflight(
     subject: Annotated[
         str,
-        typer.Argument(
-            metavar="SPEC|BUNDLE",
-            help="A cluster spec with hosts, or for more checks the directory or plan.json of a bundle.",
-            show_default=False,
+        argument(
+            "SPEC|BUNDLE", "A cluster spec with hosts, or for more checks the directory or plan.json of a bundle."
         ),
     ],
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--skip",
-            metavar="CHECK",
-            help="Leave out a check; may be repeated.",
-            show_default=False,
-            autocompletion=checks,
-        ),
-    ] = None,
+    skip: Annotated[list[str] | None, option("--skip CHECK", "Leave out a check; may be repeated.", checks)] = None,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,27 +36,18 @@ def preflight(
     targets = targets_of(cluster)
 
     from topoplan.hosts.preflight.preflight import preflight as preflight_over
-    from topoplan.remote.connection import Connection
-    from topoplan.remote.fanout import connect_all
+    from topoplan.remote.fanout import logged_in
     from topoplan.run.secrets import check
 
-    connections = connect_all(targets, access(accept_new=accept_new))
-    try:
-        checks = preflight_over(connections, cluster, needs, skip=skip or ())
-        own = check(cluster.secrets)
-        checks = checks if own is None or own.name in (skip or ()) else (own, *checks)
-    finally:
-        for connection in connections.values():
-            if isinstance(connection, Connection):
-                connection.close()
+    with logged_in(targets, access(accept_new=accept_new)) as hosts:
+        checks = preflight_over(hosts.results, cluster, needs, skip=skip or ())
+    own = check(cluster.secrets)
+    checks = checks if own is None or own.name in (skip or ()) else (own, *checks)
 
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import show
     from topoplan.report.preflight import preflight_to_dict, print_preflight, worst
 
-    if as_json:
-        print_json(preflight_to_dict(cluster.name, list(targets), checks))
-    else:
-        print_preflight(stdout_console(), cluster.name, list(targets), checks)
+    show(as_json, preflight_to_dict, print_preflight, cluster.name, list(targets), checks)
     if worst(checks) == "failure":
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, output_option
+from topoplan.cli.options import AsJson, argument, option
 from topoplan.cli.ssh_options import AcceptNew, access
 
 if TYPE_CHECKING:
@@ -22,55 +22,25 @@ _WRITER = "topoplan probe"
 
 
 Machines = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="HOST...",
-        help="Machines as ssh takes them: an alias, user@host, host:port. Rank 0 first.",
-        show_default=False,
-    ),
+    list[str] | None, argument("HOST...", "Machines as ssh takes them: an alias, user@host, host:port. Rank 0 first.")
 ]
-HostsFile = Annotated[
-    str | None,
-    typer.Option(
-        "--hosts-file", metavar="FILE", help="More of them, one a line (`node0 slots=8`).", show_default=False
-    ),
-]
-Output = Annotated[
-    str | None,
-    output_option("Write the spec to a file; by default to stdout."),
-]
-Name = Annotated[
-    str | None,
-    typer.Option(
-        "--name", metavar="NAME", help="Name of the cluster; by default the GPU and how many.", show_default=False
-    ),
-]
-Workdir = Annotated[
-    str | None,
-    typer.Option("--workdir", metavar="DIR", help="Directory on the hosts for runs, for the spec.", show_default=False),
-]
+HostsFile = Annotated[str | None, option("--hosts-file FILE", "More of them, one a line (`node0 slots=8`).")]
+Name = Annotated[str | None, option("--name NAME", "Name of the cluster; by default the GPU and how many.")]
+Workdir = Annotated[str | None, option("--workdir DIR", "Directory on the hosts for runs, for the spec.")]
 Venv = Annotated[
-    str | None,
-    typer.Option(
-        "--venv",
-        metavar="DIR",
-        help="The trainer's virtual environment on the hosts: its versions are read.",
-        show_default=False,
-    ),
+    str | None, option("--venv DIR", "The trainer's virtual environment on the hosts: its versions are read.")
 ]
-Partial = Annotated[bool, typer.Option("--partial", help="Make a spec of the hosts that answer.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that was edited, or written by others.")]
 
 
 def probe(
     hosts: Machines = None,
     hosts_file: HostsFile = None,
-    output: Output = None,
+    output: Annotated[str | None, option("--output -o FILE", "Write the spec to a file; by default to stdout.")] = None,
     name: Name = None,
     workdir: Workdir = None,
     venv: Venv = None,
-    partial: Partial = False,
-    force: Force = False,
+    partial: Annotated[bool, option("--partial", "Make a spec of the hosts that answer.")] = False,
+    force: Annotated[bool, option("--force", "Overwrite a file that was edited, or written by others.")] = False,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from topoplan.cli.completion import gpus
-from topoplan.cli.options import AsJson, ProfilePath, not_both, output_option
+from topoplan.cli.options import AsJson, ProfilePath, argument, not_both, option
 
 
 def profile(
-    gpu: Annotated[
-        str | None, typer.Argument(metavar="GPU", help="A name of `topoplan show gpus`.", autocompletion=gpus)
-    ] = None,
+    gpu: Annotated[str | None, argument("GPU", "A name of `topoplan show gpus`.", gpus)] = None,
     profile: ProfilePath = None,
     output: Annotated[
-        str | None,
-        output_option("Write the constants as a YAML file to change, which --profile takes."),
+        str | None, option("--output -o FILE", "Write the constants as a YAML file to change, which --profile takes.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

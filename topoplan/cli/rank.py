@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.interrupts import INTERRUPTED
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, option
 from topoplan.cli.page_file import Html
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from topoplan.planner.plan import Ranking
     from topoplan.planner.what_if import Search
@@ -23,10 +23,10 @@ def rank(
     spec: OptionalSpecPath = None,
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile", "backend", "trainer")],
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
-    rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
+    top: Annotated[int, option("--top N", "Plans to show.", min=1)] = 10,
+    rejected: Annotated[bool, option("--rejected", "Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+    as_csv: Annotated[bool, option("--csv", "Print one row a plan.")] = False,
     html: Html = None,
     no_cache: NoCache = False,
 ) -> None:
@@ -44,7 +44,8 @@ def rank(
 
     find = partial(search, fresh=no_cache, partial=True)
     # Rows have no place for the ways out.
-    ranking = answered(spec, options, partial(find, keep_rejected=rejected), find, has_ways_out=not as_csv)
+    first, best = partial(find, keep_rejected=rejected), partial(find, best_only=True)
+    ranking = answered(spec, options, first, best, has_ways_out=not as_csv)
     if html:
         from topoplan.cli.page_file import write_ranking
 
@@ -71,10 +72,17 @@ def rank(
 
 
 def answered(
-    spec: str | Source | None, options: SpecOptions, first: Search, find: Search, *, has_ways_out: bool = True
+    spec: str | Source | None,
+    options: SpecOptions,
+    first: Search,
+    best: Callable[..., Ranking],
+    *,
+    has_ways_out: bool = True,
 ) -> Ranking:
-    """The ranking with all that there is to say of it; `first` is its search, `find` does those behind it."""
+    """The ranking with all that there is to say of it; `first` is its search, `best` does those behind it, for the best
+    plan alone or for the best one `with_room`."""
     from dataclasses import replace
+    from functools import partial
 
     from topoplan.cli.ways_out import led_on, with_ways_out
     from topoplan.errors import ModelError
@@ -84,14 +92,16 @@ def answered(
     try:
         ranking = first(read)
     except ModelError as error:
-        raise led_on(error, read, spec, options, find) from None
-    if (note := liger_note(ranking, find)) is not None:
+        raise led_on(error, read, spec, options, best) from None
+    if (note := liger_note(ranking, best)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if read.profile is not None:
         from topoplan.planner.reordered import reordered
 
         ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
-    return with_ways_out(ranking, spec, options, find) if has_ways_out or not ranking.plans else ranking
+    if ranking.plans and not has_ways_out:
+        return ranking
+    return with_ways_out(ranking, spec, options, partial(best, with_room=bool(ranking.plans)))
 
 
 def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, top: int, rejected: bool) -> None:

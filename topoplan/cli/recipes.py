@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from topoplan.cli import completion
-from topoplan.cli.options import AsJson, not_both
+from topoplan.cli.options import AsJson, not_both, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,29 +18,22 @@ if TYPE_CHECKING:
 def recipes(
     model: Annotated[
         str,
-        typer.Option(
-            "--model",
-            metavar="NAME,...",
-            help="Models: names (`topoplan show models`; the organisation may be left out) or config.json files.",
-            autocompletion=completion.model_lists,
+        option(
+            "--model NAME,...",
+            "Models: names (`topoplan show models`; the organisation may be left out) or config.json files.",
+            completion.model_lists,
         ),
     ],
-    gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu", metavar="NAME", help="The card, a name of `topoplan show gpus`.", autocompletion=completion.gpus
-        ),
-    ],
-    gpus: Annotated[str, typer.Option("--gpus", metavar="N,...", help="Numbers of GPUs of the trainer.")] = "1,2,4,6",
+    gpu: Annotated[str, option("--gpu NAME", "The card, a name of `topoplan show gpus`.", completion.gpus)],
+    gpus: Annotated[str, option("--gpus N,...", "Numbers of GPUs of the trainer.")] = "1,2,4,6",
     context: Annotated[
         str,
-        typer.Option(
-            "--context",
-            metavar="N,...|N..[M]",
-            help="Tokens of prompt and response: a list, or from N on until nothing fits (or up to M).",
+        option(
+            "--context N,...|N..[M]",
+            "Tokens of prompt and response: a list, or from N on until nothing fits (or up to M).",
         ),
     ] = "4096..",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: gpus, max_model_len, model, cell.")] = False,
+    as_csv: Annotated[bool, option("--csv", "Print CSV: gpus, max_model_len, model, cell.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What it takes to train a model with reinforcement learning, with Trinity-RFT and verl.

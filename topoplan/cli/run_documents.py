@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from topoplan.errors import InputError, SpecError
-from topoplan.specs.source import nearest_file, parse_source
+from topoplan.errors import SpecError
+from topoplan.specs.source import decoded, parse_source, read_text
 
-_MAX_BYTES = 256 * 2**20
+_MOST_BYTES = 256 * 2**20
+_WANTED = "give a .jsonl, .yaml or .json file, in parts where it is large"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,10 @@ def read_run_documents(source: str) -> Iterator[RunDocument]:
 
 def source_text(source: str) -> tuple[str, str]:
     """The text of a file, or of standard input when `source` is `-`, and what messages call it."""
-    return (_standard_input(), "standard input") if source == "-" else (_file(source), source)
+    if source != "-":
+        return read_text(Path(source), most_bytes=_MOST_BYTES, wanted=_WANTED), source
+    content, name = sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input"
+    return decoded(content, name=name, most_bytes=_MOST_BYTES, wanted=_WANTED), name
 
 
 def _lines(text: str, where: str) -> Iterator[RunDocument]:
@@ -97,32 +101,6 @@ def _plain_id(value: Any) -> Any:
     except (TypeError, ValueError):
         return str(value)
     return value
-
-
-def _file(path: str) -> str:
-    file = Path(path)
-    try:
-        if file.is_dir():
-            raise InputError("a directory", where=path, expected="expected a .jsonl, .yaml or .json file")
-        with file.open("rb") as stream:
-            return _decode(stream.read(_MAX_BYTES + 1), path)
-    except FileNotFoundError as error:
-        raise InputError("no such file", where=path, remedy=nearest_file(file)) from error
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=path) from error
-
-
-def _standard_input() -> str:
-    return _decode(sys.stdin.buffer.read(_MAX_BYTES + 1), "standard input")
-
-
-def _decode(data: bytes, where: str) -> str:
-    if len(data) > _MAX_BYTES:
-        raise InputError("larger than 256 MiB", where=where, remedy="split it")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 text (byte {error.start})", where=where) from error
 
 
 def _kind(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, option
 from topoplan.cli.ssh_options import time_option
 from topoplan.errors import InputError
 
@@ -14,14 +14,13 @@ from topoplan.errors import InputError
 def runs(
     ctx: typer.Context,
     measured: Annotated[
-        bool, typer.Option("--measured", help="What each took, beside what was predicted, for those that tell.")
+        bool, option("--measured", "What each took, beside what was predicted, for those that tell.")
     ] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Forget those that have ended, with the copies of their logs here.")
+        bool, option("--prune", "Forget those that have ended, with the copies of their logs here.")
     ] = False,
     older_than: Annotated[
-        float | None,
-        time_option("--older-than", "Of those only what ended so long ago, such as 30d."),
+        float | None, time_option("--older-than", "Of those only what ended so long ago, such as 30d.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

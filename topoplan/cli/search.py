@@ -16,13 +16,23 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
-def search(spec: Spec, *, fresh: bool, keep_rejected: bool = False, partial: bool = False) -> Ranking:
+def search(
+    spec: Spec,
+    *,
+    fresh: bool,
+    keep_rejected: bool = False,
+    best_only: bool = False,
+    with_room: bool = False,
+    partial: bool = False,
+) -> Ranking:
     """`planner.search.rank`, with a line on stderr when it takes long and a person is looking.
 
     A whole search of before is its own answer, unless it has to be a fresh one. One that keeps every rejected layout
-    is not kept. `partial`: the first Ctrl-C ends the search with what it has, and only a second one the program.
+    is not kept, and one for the best plan only is an answer to its like alone. `partial`: the first Ctrl-C ends the
+    search with what it has, and only a second one the program.
     """
-    kept = None if fresh or keep_rejected else KeptSearches(searches_directory())
+    how = "best with room" if with_room else "best only" if best_only else ""
+    kept = None if fresh or keep_rejected else KeptSearches(searches_directory(), how)
     if kept and (known := kept.find(spec)):
         return known
 
@@ -36,7 +46,7 @@ def search(spec: Spec, *, fresh: bool, keep_rejected: bool = False, partial: boo
             line(done, total)
             return interrupts.count > 0
 
-        ranking = rank(spec, progress=progress, keep_rejected=keep_rejected)
+        ranking = rank(spec, progress=progress, keep_rejected=keep_rejected, best_only=best_only, with_room=with_room)
     if kept:
         kept.keep(ranking)
     return ranking

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, option
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -15,20 +15,14 @@ if TYPE_CHECKING:
 def size(
     spec: OptionalSpecPath = None,
     *,
-    max_hours: Annotated[float, typer.Option("--max-hours", metavar="H", help="Hours that the job may take.")],
-    max_nodes: Annotated[int, typer.Option("--max-nodes", metavar="N", min=1, help="Most nodes to try.")] = 64,
+    max_hours: Annotated[float, option("--max-hours H", "Hours that the job may take.")],
+    max_nodes: Annotated[int, option("--max-nodes N", "Most nodes to try.", min=1)] = 64,
     tokens: Annotated[
         str | None,
-        typer.Option(
-            "--tokens",
-            metavar="N",
-            help="Tokens of the whole job, such as 2B, in place of the spec's samples and epochs.",
-        ),
+        option("--tokens N", "Tokens of the whole job, such as 2B, in place of the spec's samples and epochs."),
     ] = None,
-    sure: Annotated[bool, typer.Option("--sure", help="Hold the upper end of the band to the limit.")] = False,
-    price: Annotated[
-        float | None, typer.Option("--gpu-hour-price", metavar="X", min=0.0, help="Price of a GPU-hour.")
-    ] = None,
+    sure: Annotated[bool, option("--sure", "Hold the upper end of the band to the limit.")] = False,
+    price: Annotated[float | None, option("--gpu-hour-price X", "Price of a GPU-hour.", min=0.0)] = None,
     options: SpecOptions,
     as_json: AsJson = False,
     no_cache: NoCache = False,

@@ -8,24 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topoplan.cli.completion import runs
+from topoplan.cli.options import argument, option
 
 if TYPE_CHECKING:
     from topoplan.remote.identities import Access, NewKey
 
-AcceptNew = Annotated[
-    bool,
-    typer.Option("--accept-new", help="Take and note the keys of hosts that no known-hosts file names."),
-]
-RunReference = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Id of the run or the beginning of it; the last one by default.",
-        show_default=False,
-        autocompletion=runs,
-    ),
-]
-Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")]
+AcceptNew = Annotated[bool, option("--accept-new", "Take and note the keys of hosts that no known-hosts file names.")]
+RunReference = Annotated[str, argument("RUN", "Id of the run or the beginning of it; the last one by default.", runs)]
+Grace = Annotated[float, option("--grace SECONDS", "From SIGTERM to SIGKILL.", min=0, max=3600)]
 
 
 def time_option(option: str, help_words: str) -> Any:

@@ -12,27 +12,24 @@ ASK_S = 15.0
 def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: AsJson = False) -> int:
     """Exit code 0 if every host answered, whatever it said; 1 if one did not."""
     from topoplan.cli.node_output import warn
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import show
     from topoplan.errors import HostError, InputError
     from topoplan.report.status import print_status, status_to_dict
     from topoplan.run import record
     from topoplan.run.node import node_state
     from topoplan.run.outcome import noted
-    from topoplan.run.reach import ask_all, reach
+    from topoplan.run.reach import ask_all
 
     known = record.load(run)
-    with reach(known, access(accept_new=accept_new)) as reached:
-        states = ask_all(
-            reached,
-            lambda node, host: node_state(host, node.run_dir, started=node.started, deadline_s=ASK_S),
-            deadline_s=ASK_S + 1,
-        )
+    states = ask_all(
+        known,
+        access(accept_new=accept_new),
+        lambda node, host: node_state(host, node.run_dir, started=node.started, deadline_s=ASK_S),
+        deadline_s=ASK_S + 1,
+    )
     try:
         known = noted(known, states)
     except InputError as error:
         warn(str(error))
-    if as_json:
-        print_json(status_to_dict(known, states))
-    else:
-        print_status(stdout_console(), known, states)
+    show(as_json, status_to_dict, print_status, known, states)
     return int(any(isinstance(state, HostError) for state in states.values()))

@@ -20,31 +20,29 @@ def stop(
     Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be asked.
     """
     from topoplan.cli.node_output import warn
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import show
     from topoplan.errors import InputError
     from topoplan.report.stop import is_stopped, print_stop, stop_to_dict
     from topoplan.run import record
     from topoplan.run.node import SETTLE_S, stop_node
     from topoplan.run.outcome import note_stop
-    from topoplan.run.reach import ask_all, reach
+    from topoplan.run.reach import ask_all
 
     known = record.load(run)
     limit_s = grace + SETTLE_S + _MARGIN_S
     note_stop(known.run_id, grace)
-    with reach(known, access(accept_new=accept_new)) as reached:
-        results = ask_all(
-            reached,
-            lambda node, host: stop_node(host, node.run_dir, started=node.started, grace_s=grace, deadline_s=limit_s),
-            deadline_s=limit_s + 1,
-        )
+    results = ask_all(
+        known,
+        access(accept_new=accept_new),
+        lambda node, host: stop_node(host, node.run_dir, started=node.started, grace_s=grace, deadline_s=limit_s),
+        deadline_s=limit_s + 1,
+    )
     if is_stopped(results):
         try:
             end = {"state": "stopped", "ended": record.now_text(), "reason": "topoplan runs stop"}
             record.update(known.run_id, unless_over=True, **end)
+            record.update(known.run_id, left=())
         except InputError as error:
             warn(str(error))
-    if as_json:
-        print_json(stop_to_dict(known, results))
-    else:
-        print_stop(stdout_console(), known, results)
+    show(as_json, stop_to_dict, print_stop, known, results)
     return int(not is_stopped(results))

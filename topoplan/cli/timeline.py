@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, output_option
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, option
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 if TYPE_CHECKING:
@@ -22,9 +20,9 @@ def timeline(
     run: RunPath = None,
     output: Annotated[
         str | None,
-        output_option("Write a picture (.svg), or a trace for chrome://tracing and Perfetto (.json)."),
+        option("--output -o FILE", "Write a picture (.svg), or a trace for chrome://tracing and Perfetto (.json)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that topoplan did not write.")] = False,
+    force: Annotated[bool, option("--force", "Overwrite a file that topoplan did not write.")] = False,
     *,
     options: SpecOptions,
     as_json: AsJson = False,

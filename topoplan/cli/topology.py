@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both, output_option
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,32 +18,22 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
-Output = Annotated[
-    str | None,
-    output_option("Write a drawing (SVG) to a file, with the groups of the layout or plan."),
-]
-
-
 def topology(
     spec: SpecPath,
     layout: Annotated[
         str | None,
-        typer.Option(
-            "--layout",
-            metavar="KEY=N,...",
-            help="Degrees of a layout, such as tp=4,pp=2, or ulysses=4: what its groups cross.",
-        ),
+        option("--layout KEY=N,...", "Degrees of a layout, such as tp=4,pp=2, or ulysses=4: what its groups cross."),
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(
-            "--plan",
-            metavar="N|ID",
-            help="The same for a plan of the ranking, by its place or id, with the bytes of a step.",
-            autocompletion=plans,
+        option(
+            "--plan N|ID", "The same for a plan of the ranking, by its place or id, with the bytes of a step.", plans
         ),
     ] = None,
-    output: Output = None,
+    output: Annotated[
+        str | None,
+        option("--output -o FILE", "Write a drawing (SVG) to a file, with the groups of the layout or plan."),
+    ] = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,

@@ -12,8 +12,10 @@ from topoplan.cli.options import AsJson, NoCache, SpecOptions
 from topoplan.cli.ssh_options import AcceptNew, Grace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from topoplan.planner.plan import Plan
     from topoplan.planner.tuning import Tuning
     from topoplan.run.settings import Settings
     from topoplan.run.tune import Why
@@ -55,7 +57,7 @@ _OF_CHECKPOINTS = ("output", "disk")
 
 def tune(
     subject: Subject,
-    plans: Plans = 3,
+    plans: Plans = 4,
     steps: Steps = 20,
     output: Output = None,
     dry_run: DryRun = False,
@@ -78,14 +80,15 @@ def tune(
     plan whose memory may reach above the card is not tried while there are others. Ctrl-C ends the trial on its hosts,
     and what was measured is kept.
 
-    It writes the profile, and the bundle of the best plan. Exit code: 0: a best plan is known; 1: no trial could be
-    measured, or no layout fits; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
+    Of a spec with a `slurm` block it writes the trials as one job for sbatch, in a directory of its own; with --go-on
+    it learns from the jobs of before, and writes the next one where the best plan is not clear.
+
+    It writes the profile, and the bundle of the best plan. Exit code: 0: a best plan is known, or a job is written; 1:
+    no trial could be measured, or no layout fits; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """
     from topoplan.run.settings import Settings
 
     spec = _read(subject, options)
-    if spec.cluster.slurm and not dry_run:
-        _refuse_slurm(subject)
     profile = _profile_path(output, spec, go_on=go_on)
     words = ["--plans", str(plans), "--steps", str(steps), "-o", str(profile), *(["--synthetic"] if synthetic else [])]
     wanted = _Wanted(
@@ -100,14 +103,19 @@ def tune(
         again=["topoplan", "tune", *options.words(subject), *words],
         as_json=as_json,
     )
-    tuning = _tuning(spec, go_on=go_on, fresh=no_cache)
+    tuning, awaited = _tuning(spec, go_on=go_on, fresh=no_cache)
     if dry_run:
-        from topoplan.cli.output import show
-        from topoplan.report.tune import ahead_to_dict, print_ahead
-
-        show(as_json, ahead_to_dict, print_ahead, spec, tuning.ahead(plans), steps, made_up=wanted.made_up)
+        _show_ahead(tuning, wanted)
         return
-    raise typer.Exit(_tune(tuning, wanted))
+    raise typer.Exit(_queue(tuning, wanted, awaited) if spec.cluster.slurm else _tune(tuning, wanted))
+
+
+def _show_ahead(tuning: Tuning, wanted: _Wanted) -> None:
+    from topoplan.cli.output import show
+    from topoplan.report.tune import ahead_to_dict, print_ahead
+
+    plans = tuning.ahead(wanted.plans, at_once=bool(wanted.spec.cluster.slurm))
+    show(wanted.as_json, ahead_to_dict, print_ahead, wanted.spec, plans, wanted.steps, made_up=wanted.made_up)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,30 +152,28 @@ def _read(subject: str, options: SpecOptions) -> Spec:
     return replace(recorded.spec, trainer=recorded.plan.trainer)
 
 
-def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> Tuning:
-    """Nothing is tried yet, or what was tried before. Raises NoLayoutFitsError where there is no plan."""
+def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]]:
+    """Nothing is tried yet, or what was tried before; and the bundles that a job may still run.
+
+    Raises NoLayoutFitsError where there is no plan.
+    """
+    from pathlib import Path
+
     from topoplan.cli.search import search
     from topoplan.planner.tuning import Tuning
     from topoplan.report.nothing_fits import nothing_fits
-    from topoplan.run.tune import trials_directory, tried_before
+    from topoplan.run.tune import trials_directory, tried_before, tried_in_jobs
 
     ranking = search(spec, fresh=fresh)
     if not ranking.plans:
         raise nothing_fits(ranking)
-    tuning = Tuning(spec, ranking)
-    for one in tried_before(trials_directory(spec), spec) if go_on else ():
-        tuning.add(one)
-    return tuning
-
-
-def _refuse_slurm(subject: str) -> None:
-    from topoplan.errors import InputError
-
-    remedy = (
-        "--dry-run names the plans, `topoplan generate SPEC --plan ID` writes the job of each, and `topoplan calibrate`"
-        " learns from their logs; or allocate the machines, and give a spec of these hosts without `slurm`"
-    )
-    raise InputError("its machines are Slurm's, and trials are launched over SSH", where=subject, remedy=remedy)
+    tuning, awaited = Tuning(spec, ranking), list[Path]()
+    if go_on:
+        directory = trials_directory(spec)
+        of_jobs, awaited = tried_in_jobs(directory, spec)
+        for one in (*tried_before(directory, spec), *of_jobs):
+            tuning.add(one)
+    return tuning, awaited
 
 
 def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
@@ -231,22 +237,71 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
     return code
 
 
+def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
+    """Say what jobs of Slurm have taught, and write the next one where it is worth it. The exit code."""
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.report.tune import ahead_to_dict, print_ahead, print_commands, print_tuned, tuned_to_dict
+
+    standing = tuning.standing
+    clear = standing is not None and standing.is_clear
+    plans = [] if awaited or clear else tuning.ahead(wanted.plans, at_once=True)
+    why: Why = "awaited" if awaited else "clear" if clear else "queued" if plans else "none left"
+    job, shared = _write_job(tuning, plans, wanted) if plans else (None, "")
+    written = _write(tuning, wanted, why, job)
+    bundles = [str(one) for one in awaited]
+    if wanted.as_json:
+        ahead = ahead_to_dict(wanted.spec, plans, wanted.steps, made_up=wanted.made_up)
+        print_json({**tuned_to_dict(tuning, why, **written), "ahead": ahead["trials"], "awaited": bundles})
+        return _code(tuning, why, 0)
+    console = stdout_console()
+    if tuning.tried or not plans:
+        print_tuned(console, tuning, why, **{**written, "commands": ()}, awaited=bundles)
+    if plans:
+        console.print("\nThe next trials:" if tuning.tried else "The trials:")
+        print_ahead(console, wanted.spec, plans, wanted.steps, made_up=wanted.made_up, note=shared)
+    print_commands(console, written["commands"])
+    return _code(tuning, why, 0)
+
+
+def _write_job(tuning: Tuning, plans: Sequence[Plan], wanted: _Wanted) -> tuple[Path, str]:
+    """The script of a job that tries these plans, and a sentence on where it looks for relative paths."""
+    from shlex import join
+
+    from topoplan.bundle.trials_job import TRIALS_SCRIPT, shared_paths, trials_files
+    from topoplan.bundle.write import write_bundle, write_file
+    from topoplan.errors import listed
+    from topoplan.run.queued import next_job
+    from topoplan.run.tune import queued_trials, trials_directory
+
+    trials = queued_trials(tuning, plans, wanted.steps, made_up=wanted.made_up)
+    bundles, own = trials_files(trials, join([*wanted.again, "--go-on"]))
+    job = next_job(trials_directory(wanted.spec))
+    for plan, files in bundles.items():
+        write_bundle(files, job / plan)
+    for name, text in own.items():
+        write_file(job / name, text, mark="", writer="topoplan tune")
+    shared = shared_paths(trials[0].draft)
+    words = f"relative paths ({listed(shared)}) start in {job.parent}" if shared else ""
+    return job / TRIALS_SCRIPT, words
+
+
 def _code(tuning: Tuning, why: Why, ending: int) -> int:
     from topoplan.run.failure import FAILED
     from topoplan.run.session import INTERRUPTED
 
     if why == "interrupted":
         return 128 + ending if ending else INTERRUPTED
-    return 0 if tuning.measured and why in ("clear", "enough", "none left") else FAILED
+    return 0 if why == "queued" or (tuning.measured and why in ("clear", "enough", "none left", "awaited")) else FAILED
 
 
-def _write(tuning: Tuning, wanted: _Wanted, why: Why) -> dict[str, Any]:
+def _write(tuning: Tuning, wanted: _Wanted, why: Why, job: Path | None = None) -> dict[str, Any]:
     """The profile and the bundle of the best plan, as far as there are any; with what to type next."""
     from dataclasses import replace
     from shlex import join
 
     from topoplan.bundle.bundle import generate
     from topoplan.bundle.write import write_bundle, write_file
+    from topoplan.report.bundle import starts
     from topoplan.report.calibration import MARK, calibrated_text
     from topoplan.run.tune import trials_directory
 
@@ -258,10 +313,14 @@ def _write(tuning: Tuning, wanted: _Wanted, why: Why) -> dict[str, Any]:
         best = trials_directory(wanted.spec) / "best"
         plan = standing.leader.plan
         spec = replace(wanted.spec, profile=learnt.profile if learnt else wanted.spec.profile)
-        write_bundle(generate(spec, plan, trainer=plan.trainer), best)
-        commands.append(join(["topoplan", "launch", str(best)]))
-    if why != "clear":
-        commands.append(join([*wanted.again, *(["--go-on"] if tuning.tried else [])]))
+        written = write_bundle(generate(spec, plan, trainer=plan.trainer), best)
+        start = starts(spec, written) if spec.cluster.slurm else [join(["topoplan", "launch", str(best)])]
+        commands += start
+    if job is not None:
+        commands.append(join(["sbatch", str(job)]))
+    if why not in ("clear", "none left"):
+        of_before = tuning.tried or why in ("queued", "awaited")
+        commands.append(join([*wanted.again, *(["--go-on"] if of_before else [])]))
     return {
         "profile": str(wanted.profile) if learnt else None,
         "bundle": str(best) if best else None,

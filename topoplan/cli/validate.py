@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, ProfilePath, not_both, output_option
+from topoplan.cli.options import AsJson, ProfilePath, argument, not_both, option
 
 if TYPE_CHECKING:
     from topoplan.planner.validate import Validation
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 def validate(
     runs: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUNS",
-            help="A .jsonl file with one measured run a line, or - for standard input; by default the shipped ones.",
+        argument(
+            "RUNS", "A .jsonl file with one measured run a line, or - for standard input; by default the shipped ones."
         ),
     ] = None,
-    rows: Annotated[bool, typer.Option("--rows", help="Also print every figure beside its prediction.")] = False,
+    rows: Annotated[bool, option("--rows", "Also print every figure beside its prediction.")] = False,
     bands: Annotated[
-        bool, typer.Option("--bands", help="Print the error bands that the runs give, beside those of the catalog.")
+        bool, option("--bands", "Print the error bands that the runs give, beside those of the catalog.")
     ] = False,
     profile: ProfilePath = None,
     output: Annotated[
         str | None,
-        output_option("Write a page (Markdown) to a file; with --bands, profiles.json with these bands."),
+        option("--output -o FILE", "Write a page (Markdown) to a file; with --bands, profiles.json with these bands."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

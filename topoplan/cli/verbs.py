@@ -119,7 +119,7 @@ VERBS = (
         "tune",
         "Learn",
         "Find the best plan by short trials on your own hosts.",
-        "tune cluster.yaml --plans 3 --steps 20",
+        "tune cluster.yaml --plans 4 --steps 20",
     ),
     Verb(
         "measure",

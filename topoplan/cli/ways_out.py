@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOptions, search: Search) -> Ranking:
     """The ranking with its ways out, where it needs some; `options` are what the spec was read with."""
-    from topoplan.planner.ways_out import needs_ways_out, ways_out
+    from topoplan.planner.risk import needs_ways_out
 
     if not needs_ways_out(ranking):
         return ranking
+    from topoplan.planner.ways_out import ways_out
+
     options = options.settled(spec, ranking.spec)
 
     def read(change: Change) -> Spec:

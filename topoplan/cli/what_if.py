@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, variations
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, option, variations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,10 +23,9 @@ def what_if(
     spec: OptionalSpecPath = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE[,VALUE...]",
-            help="Change a key of the cluster or the job; several values are tried one by one. May be repeated.",
+        option(
+            "--set KEY=VALUE[,VALUE...]",
+            "Change a key of the cluster or the job; several values are tried one by one. May be repeated.",
         ),
     ] = None,
     *,

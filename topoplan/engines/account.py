@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from types import MappingProxyType
@@ -11,10 +11,10 @@ from typing import Any, Literal
 from topoplan.engines.prediction import Memory, Moment
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from topoplan.network.communicators import Communicator
-from topoplan.network.placement import Group, span
+from topoplan.network.placement import span
 from topoplan.operators.machine import Kernel
+from topoplan.operators.op import Collective
 from topoplan.specs.case import Case
-from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.terms import Term, source_of, sum_of
 
@@ -73,21 +73,31 @@ class Sent:
     moment: SentAt
     times: int
     """How often a step has this moment, or how many micro batches."""
-    calls: int
-    """Collectives at one such moment, or of one micro batch."""
-    kind: str
-    """all-gather, reduce-scatter, all-reduce, all-to-all or send."""
-    shape: Group
-    nodes: int
-    """That the worst placed group touches."""
-    call_bytes: float
-    """The whole tensor of one call; with all-to-all and send, what one rank sends."""
-    call_s: float
-    """One call with nothing that hides it."""
-    moment_bytes: float
-    """Of all calls of one moment."""
-    moment_s: float
-    """All calls of one moment, hidden or not."""
+    number: float
+    """Collectives at one such moment, or of one micro batch; those of other sizes are counted by their bytes."""
+    call: Collective
+    """One of them; all-gather is told from reduce-scatter."""
+    gpus_per_node: int
+
+    @property
+    def calls(self) -> int:
+        """Collectives at one moment."""
+        return round(self.number)
+
+    @property
+    def nodes(self) -> int:
+        """That the worst placed group touches."""
+        return span(self.call.group, self.gpus_per_node).domains
+
+    @property
+    def moment_bytes(self) -> float:
+        """Of all calls of one moment."""
+        return self.number * self.call.sent_bytes
+
+    @property
+    def moment_s(self) -> float:
+        """All calls of one moment, hidden or not."""
+        return self.number * self.call.call_s
 
     @property
     def step_s(self) -> float:
@@ -97,12 +107,12 @@ class Sent:
     @property
     def bytes_per_s(self) -> float:
         """The algorithm bandwidth of nccl-tests, latency included."""
-        return self.call_bytes / self.call_s if self.call_s else 0.0
+        return self.call.sent_bytes / self.call.call_s if self.call.call_s else 0.0
 
     @property
     def source(self) -> str:
         """The place of the formula of a call."""
-        return source_of(_COLLECTIVES[self.kind], "Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md")
+        return source_of(_COLLECTIVES[self.call.kind], "Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md")
 
 
 _COLLECTIVES: Mapping[str, Callable[..., float]] = {
@@ -114,32 +124,19 @@ _COLLECTIVES: Mapping[str, Callable[..., float]] = {
 }
 
 
-def sent(
-    name: str,
-    moment: SentAt,
-    times: int,
-    calls: float,
-    *,
-    kind: str,
-    shape: Group,
-    call: tuple[float, float],
-    cluster: Cluster,
-) -> Sent:
-    """Calls of one kind; `call` is the bytes and the seconds of one."""
-    size, seconds = call
-    return Sent(
-        name=name,
-        moment=moment,
-        times=times,
-        calls=round(calls),
-        kind=kind,
-        shape=shape,
-        nodes=span(shape, cluster.gpus_per_node).domains,
-        call_bytes=size,
-        call_s=seconds,
-        moment_bytes=calls * size,
-        moment_s=calls * seconds,
-    )
+def sent_in_layers(
+    runs: Iterable[tuple[Kernel, float, float]], microbatches: int, gpus_per_node: int
+) -> Iterator[Sent]:
+    """What the operators of layers send: of (operator, forwards, backwards of such layers in a micro batch)."""
+    calls: dict[tuple[str, Collective], float] = {}
+    for operator, forwards, backwards in runs:
+        if (call := operator.collective) is not None and call.group.size > 1:
+            number = forwards * call.forward_calls + backwards * call.backward_calls
+            calls[operator.name, call] = calls.get((operator.name, call), 0.0) + number
+    for (name, call), number in calls.items():
+        yield Sent(
+            name=name, moment="layers", times=microbatches, number=number, call=call, gpus_per_node=gpus_per_node
+        )
 
 
 def merged_stages(stages: Iterable[Term], sameness: Callable[[Term], Hashable]) -> tuple[Term, ...]:
@@ -168,11 +165,20 @@ def moment_terms(
     return tuple(sorted(found, key=lambda one: -one.value))
 
 
-def peak_term(peak: Term) -> Term:
-    """The largest moment, as a part of what is allocated."""
+def allocated_term(parts: Iterable[Term], peak: Term, source: str) -> Term:
+    """All that torch's tensors take: what stays, and the largest moment."""
     largest = sorted((one for one in peak.children if one.value > 0), key=lambda one: -one.value)[:2]
     what = f"{peak.name}: {', '.join(one.name for one in largest)}" if largest else peak.name
-    return replace(peak, name="peak", what=what, facts={"moment": peak.name})
+    last = replace(peak, name="peak", what=what, facts={"moment": peak.name})
+    words = "torch's peak of live tensors"
+    return sum_of("allocated", (*parts, last), source, "bytes", with_zeros=True, what=words)
+
+
+def state_term(name: str, elements: int, element_bytes: float, shards: int, source: str, *, processes: int = 1) -> Term:
+    """Bytes that a rank keeps of some parameters, or that so many processes of a node keep."""
+    facts = {"elements": elements, "element_bytes": element_bytes, "shards": shards}
+    size = processes * element_bytes * elements / shards
+    return Term(name, size, "bytes", source, times=processes, facts=facts)
 
 
 def on_card(
@@ -223,24 +229,18 @@ def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
-    """How often a step runs the operators of one kind of layer."""
+def operator_term(
+    operator: Kernel, times: float, again: float, repeated_s: float, *, has_backward: bool = True
+) -> Term:
+    """One kernel or collective of one kind of layer: its work, and what recomputation adds to that.
 
-    times: float
-    """Layers times micro batches."""
-    again: float
-    """How many of these may be recomputed."""
-    has_backward: bool = True
-
-
-def operator_term(operator: Kernel, runs: Runs, repeated_s: float, source: str) -> Term:
-    """One kernel or collective of one kind of layer: its work, and what recomputation adds to that."""
-    backward = operator.backward_s if runs.has_backward else 0.0
-    work = Term(operator.part, runs.times * (operator.forward_s + backward), "s", source, times=runs.times)
-    again = Term("recompute", runs.again * repeated_s, "s", source, times=runs.again or 1.0)
+    A step runs it `times`, of which `again` may be recomputed: layers times micro batches.
+    """
+    backward, source = operator.backward_s if has_backward else 0.0, operator.source
+    work = Term(operator.part, times * (operator.forward_s + backward), "s", source, times=times)
+    more = Term("recompute", again * repeated_s, "s", source, times=again or 1.0)
     facts = {"part": operator.part, "forward_s": operator.forward_s, "backward_s": backward, "recompute_s": repeated_s}
-    return sum_of(operator.name, (work, again), source, "s", times=runs.times, facts=facts)
+    return sum_of(operator.name, (work, more), source, "s", times=times, facts=facts)
 
 
 def end_term(name: str, forward_s: float, backward_s: float, microbatches: int, source: str) -> Term:

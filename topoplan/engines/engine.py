@@ -8,8 +8,9 @@ one: a search does without.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from topoplan.engines.prediction import Memory, StageMemory, Time
@@ -28,6 +29,9 @@ Family = tuple[Layout, ...]
 
 Refusal = Callable[[Layout], Broken | None]
 """Why no trainer can run a layout; None where one can."""
+
+Limit = Callable[[], float]
+"""Seconds of a step above which a layout is not asked about, as the search stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,14 @@ class TooLarge:
     """What one of `layouts` needs; at least that, once it is over the card."""
 
 
-Outcome = Refused | Fastest | TooLarge
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Candidates that are sure to be above the limit."""
+
+    count: int
+
+
+Outcome = Refused | Fastest | TooLarge | Behind
 
 
 class Engine(ABC):
@@ -84,14 +95,21 @@ class Engine(ABC):
 
     ids_name_backend: ClassVar[bool] = True
     """Its layouts' ids say which backend they are of."""
+    package: ClassVar[str]
+    """Has its modules `memory_account`, `time_account` and `timeline`."""
 
     @abstractmethod
     def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
         """Every family of a backend: the legal ones, and the others with the rule that they break."""
 
     @abstractmethod
-    def outcomes(self, case: Case, family: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
-        """What becomes of a legal family. `every` names all layouts that do not fit, else one may stand for others."""
+    def outcomes(self, case: Case, family: Family, refusal: Refusal, limit: Limit, *, every: bool) -> Iterator[Outcome]:
+        """What becomes of a legal family; what is sure to be above the limit is only counted. `every` names all layouts
+        that do not fit, else one may stand for others."""
+
+    def promise(self, case: Case, family: Family) -> float:
+        """By what the families of a search are sorted that looks for the best plan alone: the least comes first."""
+        return 0.0
 
     def verdict(self, case: Case, layout: Layout, *, searched: bool = False) -> Broken | None:
         """The first rule that a layout breaks; `searched`: of those that a search keeps too."""
@@ -106,20 +124,26 @@ class Engine(ABC):
         """Seconds of one optimizer step of a legal layout."""
 
     @abstractmethod
+    def changes(self, layout: Layout) -> Iterator[tuple[str, Layout]]:
+        """Single changes that save memory, the mildest first."""
+
     def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         """Where `memory` goes, term by term; it has to list every stage with its moments."""
+        found: MemoryAccount = self._looked_at("memory_account", case, layout, memory)
+        return found
 
-    @abstractmethod
     def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
         """Where `time` goes, term by term."""
+        found: TimeAccount = self._looked_at("time_account", case, layout, time)
+        return found
 
-    @abstractmethod
     def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
         """The step as events in time."""
+        found: Timeline = self._looked_at("timeline", case, layout, time)
+        return found
 
-    @abstractmethod
-    def changes(self, layout: Layout) -> Sequence[tuple[str, Layout]]:
-        """Single changes that save memory, the mildest first."""
+    def _looked_at(self, name: str, *prediction: Any) -> Any:
+        return getattr(import_module(f"{self.package}.{name}"), name)(*prediction)
 
     @abstractmethod
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:

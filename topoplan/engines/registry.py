@@ -11,20 +11,16 @@ ENGINES: OnDemand[Engine] = OnDemand(
 )
 
 
-class _ByBackend(dict[str, Engine]):
-    """The engines that were asked for."""
-
-    def __missing__(self, backend: str) -> Engine:
-        for engine in ENGINES:
-            if backend in engine.backends:
-                self[backend] = engine
-                return engine
-        raise KeyError(backend)
-
-
-_ENGINE_OF = _ByBackend()
+_ENGINE_OF: dict[str, Engine] = {}
+"""Those that were asked for."""
 
 
 def engine_of(backend: str) -> Engine:
-    """The engine that trains the layouts of a backend."""
+    """The engine that trains the layouts of a backend. Raises KeyError where there is none."""
+    if backend not in _ENGINE_OF:
+        # No further than the one that has it: others need not be imported.
+        found = next((engine for engine in ENGINES if backend in engine.backends), None)
+        if found is None:
+            raise KeyError(backend)
+        _ENGINE_OF[backend] = found
     return _ENGINE_OF[backend]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,9 @@ from topoplan.catalog.packages import PYTHON, is_version, packages
 from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
+from topoplan.hosts.preflight.scene import most_common
 from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_address
-from topoplan.hosts.result import Result
+from topoplan.hosts.result import Result, failure, warning
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.kinds import NONE
@@ -67,14 +67,9 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
     card = known.gpu_of_driver(gpus[0].name, memory)
     is_rack = card is not None and card.nvlink_domain_gpus > card.gpus_per_node
     if card is None:
-        findings.append(
-            Result(
-                name="gpu-figures",
-                outcome="warning",
-                what=f"{gpus[0].name} is not in the catalog, and a driver does not tell how fast it computes",
-                remedy="fill in the figures of its data sheet under `gpu` in the spec",
-            )
-        )
+        what = f"{gpus[0].name} is not in the catalog, and a driver does not tell how fast it computes"
+        remedy = "fill in the figures of its data sheet under `gpu` in the spec"
+        findings.append(warning(what, remedy, name="gpu-figures"))
     title = name or f"{_slug(card.name if card else gpus[0].name)}-{len(hosts)}x{per_node}"
     blocks = [
         _head(hosts),
@@ -110,39 +105,34 @@ def _digest(text: str) -> str:
 
 def _alone(one: Probed) -> list[Result]:
     """What one host lacks whatever the others are."""
-    facts = one.facts
-
-    def failure(name: str, what: str, remedy: str) -> Result:
-        return Result(name=name, host=one.name, outcome="failure", what=what, remedy=remedy)
-
+    facts, host = one.facts, one.name
     if not facts.gpus:
         why = facts.missing.get("gpus", "nvidia-smi lists none")
-        return [failure("gpus", f"no GPUs: {why}", "install the driver, or leave the host out")]
+        return [failure(f"no GPUs: {why}", "install the driver, or leave the host out", name="gpus", host=host)]
     found = []
     if cut := [str(gpu.index) for gpu in facts.gpus if gpu.mig]:
         what = f"GPU {', '.join(cut)} {'is' if len(cut) == 1 else 'are'} cut into MIG instances, which have no NVLink"
-        found.append(failure("mig", what, "turn MIG off (nvidia-smi -mig 0) on all its GPUs"))
+        found.append(failure(what, "turn MIG off (nvidia-smi -mig 0) on all its GPUs", name="mig", host=host))
     if len({gpu.name for gpu in facts.gpus}) > 1:
-        found.append(failure("gpu-kind", f"has {gpu_names(facts)}", "a run needs the same card everywhere"))
+        remedy = "a run needs the same card everywhere"
+        found.append(failure(f"has {gpu_names(facts)}", remedy, name="gpu-kind", host=host))
     return found
 
 
 def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Result]:
     """How one host is joined to the others."""
     found = []
-
-    def warning(name: str, what: str, remedy: str) -> None:
-        found.append(Result(name=name, host=one.name, outcome="warning", what=what, remedy=remedy))
-
     if not usable_address(one, hosts):
         doubters = [other.name for other in hosts if not _finds(other, one)]
         what = f"no address of it means the same on all hosts{'; unknown on ' + named(doubters) if doubters else ''}"
-        warning("address", what, "write an address under `hosts` that all hosts reach it by")
+        remedy = "write an address under `hosts` that all hosts reach it by"
+        found.append(warning(what, remedy, name="address", host=one.name))
     interface, several = socket_interface(one, hosts)
-    if len(several) > 1:
-        warning("interface", f"reaches the other hosts through {' and '.join(several)}", "set socket_interface by hand")
-    elif not interface and len(hosts) > 1:
-        warning("interface", "does not say which interface leads to the other hosts", "set socket_interface by hand")
+    what = f"reaches the other hosts through {' and '.join(several)}" if len(several) > 1 else ""
+    if not interface and len(hosts) > 1:
+        what = "does not say which interface leads to the other hosts"
+    if what:
+        found.append(warning(what, "set socket_interface by hand", name="interface", host=one.name))
     return found
 
 
@@ -213,7 +203,7 @@ def _nvlink(
         if not all_joined:
             what.append("not every pair of GPUs is joined by it")
         remedy = "see `nvidia-smi nvlink -s` and `topo -m`, and the fabric manager"
-        findings.append(Result(name="nvlink", outcome="warning", what=", ".join(what), remedy=remedy))
+        findings.append(warning(", ".join(what), remedy, name="nvlink"))
     rate = usual if slowest is None else slowest
     if not rate:
         why = "a GPU has no link up, so they talk over PCIe" if usual else "the GPUs talk over PCIe"
@@ -244,14 +234,8 @@ def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findi
     comment = f"per NIC, each way; {'the slowest of them' if len(set(rates)) > 1 else f'as {who} says'}"
     if rate is None and len(hosts) > 1:
         rate, comment = _ASSUMED_BYTES_PER_S, "ASSUMED: the interface does not say its speed; measure it, with iperf3"
-        findings.append(
-            Result(
-                name="network-rate",
-                outcome="warning",
-                what="the speed of the network between the hosts is not known; the spec assumes 10Gb/s",
-                remedy="measure it, and correct ib_bandwidth in the spec",
-            )
-        )
+        what = "the speed of the network between the hosts is not known; the spec assumes 10Gb/s"
+        findings.append(warning(what, "measure it, and correct ib_bandwidth in the spec", name="network-rate"))
     lines = [spec_line("ib_bandwidth", format_bit_rate(rate), comment)] if rate else []
     nics = 1 if is_socket else min(network.nics for network in networks.values())
     why = "one socket interface" if is_socket else _why_these(networks[hosts[0].name])
@@ -314,7 +298,7 @@ def _machine(hosts: Sequence[Probed], gpus: Sequence[GpuFacts], is_rack: bool) -
         lines.append(spec_line("host_memory", format_gib(min(memory)), "limit of the container" if limited else ""))
     if cores := [one.cpu_cores for one in facts if one.cpu_cores]:
         lines.append(spec_line("cpu_cores", min(cores)))
-    if sockets := _most_common([one.sockets for one in facts if one.sockets]):
+    if sockets := most_common(sorted(one.sockets for one in facts if one.sockets)):
         lines.append(spec_line("sockets", sockets))
     pcie = min((gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s), default=None)
     # The GPUs of a rack reach their CPU over NVLink, and their PCIe link is another one.
@@ -323,11 +307,6 @@ def _machine(hosts: Sequence[Probed], gpus: Sequence[GpuFacts], is_rack: bool) -
             spec_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link")
         )
     return lines
-
-
-def _most_common(values: Sequence[int]) -> int | None:
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], -value)) if counts else None
 
 
 def _host_lines(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) -> list[str]:

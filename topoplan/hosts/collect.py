@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from topoplan.hosts.facts import GpuFacts, HostFacts
+from topoplan.hosts.facts import LIBRARIES, GpuFacts, HostFacts
 from topoplan.hosts.parse_infiniband import parse_adapters, parse_mtus
 from topoplan.hosts.parse_ip import parse_default_interface, parse_interfaces, parse_listening, parse_route
 from topoplan.hosts.parse_lscpu import parse_cpus
@@ -52,7 +52,8 @@ class Wanted:
     gpus: bool = True
 
 
-COLLECT, VERSIONS = program("hosts", "collect.sh"), program("hosts", "versions.py")
+COLLECT = program("hosts", "collect.sh")
+VERSIONS = program("hosts", "versions.py").replace("@names@", " ".join(LIBRARIES))
 """The script that asks a host, for `Connection.run` with `COLLECT_S` and `collect_words`; what it runs with Python."""
 
 
@@ -158,7 +159,7 @@ def _network(said: _Said) -> dict[str, Any]:
         "interfaces": said.read(lambda text: parse_interfaces(text, speeds), "addresses", "interfaces", tool="ip"),
         "routes": tuple(route for text in said.all("route") if (route := parse_route(text)) is not None),
         "default_interface": said.read(parse_default_interface, "default-route", "default_interface", tool="ip") or "",
-        "listening_ports": said.read(parse_listening, "listening", "listening_ports", tool="ss"),
+        "listening_ports": said.read(parse_listening, "listening", "listening_ports", tool="/proc/net/tcp"),
     }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from topoplan import units
 from topoplan.hosts.facts import LIBRARIES, HostFacts
 from topoplan.hosts.probe import Probed, network_of, socket_interface
 from topoplan.hosts.result import Result, failure, warning
 from topoplan.units import format_bit_rate, format_gib
+
+T = TypeVar("T", str, int, float)
 
 _MOST_NAMED = 4
 
@@ -29,9 +31,7 @@ def differences(hosts: Sequence[Probed]) -> tuple[Result, ...]:
         return str(sizes[0]) if sizes and sizes[0] else ""
 
     def adapter_mtu(one: Probed) -> str:
-        return " and ".join(
-            sorted({str(a.active_mtu_bytes) for a in network_of(one, hosts).adapters if a.active_mtu_bytes})
-        )
+        return _each(adapter.active_mtu_bytes or None for adapter in network_of(one, hosts).adapters)
 
     def rates(one: Probed) -> str:
         rate = network_of(one, hosts).rate_bytes_per_s
@@ -67,7 +67,12 @@ def differences(hosts: Sequence[Probed]) -> tuple[Result, ...]:
 
 def gpu_names(facts: HostFacts) -> str:
     """The cards of a host by their drivers' names, each once."""
-    return " and ".join(sorted({gpu.name for gpu in facts.gpus or ()}))
+    return _each(gpu.name for gpu in facts.gpus or ())
+
+
+def _each(values: Iterable[T | None], words: Callable[[T], str] = str) -> str:
+    """Each that is known, once, the least first."""
+    return " and ".join(map(words, sorted({value for value in values if value is not None})))
 
 
 def _compare(
@@ -82,7 +87,7 @@ def _compare(
     groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), group[0]))
     what = "; ".join(f"{shown or 'not known'} on {named(names)}" for shown, names in groups)
     made = failure if name == "gpu-kind" else warning
-    return replace(made(f"{label}: {what}", remedy), name=name)
+    return made(f"{label}: {what}", remedy, name=name)
 
 
 def named(names: Sequence[str]) -> str:
@@ -97,12 +102,7 @@ def _same_machine(hosts: Sequence[Probed]) -> tuple[Result, ...]:
         if one.facts.boot_id:
             by_machine[one.facts.boot_id, one.facts.hostname].append(one.name)
     return tuple(
-        Result(
-            name="same-machine",
-            outcome="failure",
-            what=f"{named(names)} are one machine, {hostname}",
-            remedy="name each machine once",
-        )
+        failure(f"{named(names)} are one machine, {hostname}", "name each machine once", name="same-machine")
         for (_, hostname), names in by_machine.items()
         if len(names) > 1
     )
@@ -113,20 +113,15 @@ def _version(name: str) -> Callable[[HostFacts], str]:
 
 
 def _gpu_memory(facts: HostFacts) -> str:
-    return " and ".join(
-        f"{size // 2**20}MiB" for size in sorted({gpu.memory_bytes for gpu in facts.gpus or () if gpu.memory_bytes})
-    )
+    return _each((gpu.memory_bytes or None for gpu in facts.gpus or ()), lambda size: f"{size // 2**20}MiB")
 
 
 def _nvlinks(facts: HostFacts) -> str:
-    return " and ".join(
-        str(count) for count in sorted({g.nvlink_count for g in facts.gpus or () if g.nvlink_count is not None})
-    )
+    return _each(gpu.nvlink_count for gpu in facts.gpus or ())
 
 
 def _pcie(facts: HostFacts) -> str:
-    rates = sorted({gpu.pcie_bytes_per_s for gpu in facts.gpus or () if gpu.pcie_bytes_per_s})
-    return " and ".join(f"{rate / 1e9:.3g}GB/s" for rate in rates)
+    return _each((gpu.pcie_bytes_per_s or None for gpu in facts.gpus or ()), lambda rate: f"{rate / 1e9:.3g}GB/s")
 
 
 def _memory(facts: HostFacts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,10 +13,9 @@ from topoplan.operators.params import parameter_count
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
-from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.registry import writer_of
 from topoplan.trainers.requirements import Requirement
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, TrainerFiles
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, TrainerFiles, TrainerRun
 
 _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
 
@@ -25,26 +24,20 @@ _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
 class RunNeeds:
     """What a run wants of every host."""
 
-    run_name: str
-    model_dir: str
-    """As train.yaml has it: absolute, or relative to the working directory."""
+    run: TrainerRun
+    """Its paths, absolute or relative to the working directory, packages and checkpoints."""
     model_bytes: int
     """Of its weights in bf16."""
-    dataset_dir: str | None
-    """With dataset_info.json; None where the data is not read from there."""
-    has_dataset: bool = True
-    """False where the spec names none, and train.yaml has a placeholder."""
-    output_dir: str
-    requirements: tuple[Requirement, ...]
-    """Packages that the trainer imports, and their versions."""
     master_port: int
     gpu_bytes: float
     """What nvidia-smi shows of the fullest GPU at the peak."""
     host_bytes: float
     """Pinned host memory of a node: what is offloaded to it."""
-    checkpoint: CheckpointSize
-    resumable: bool = True
-    """Whether the trainer can go on from a checkpoint."""
+
+    @property
+    def has_dataset(self) -> bool:
+        """False where the spec names none, and train.yaml has a placeholder."""
+        return self.run.dataset != DATASET_TO_FILL_IN
 
 
 def needs_of(
@@ -63,22 +56,14 @@ def needs_of(
     _, way = writer_of(spec, plan.layout, trainer)
     own = own or way.written(spec, plan.layout)
     run = way.run(spec, plan.layout, {**own.values, **(edited or {})})
-    requirements = run.requirements
-    if all(one.package.name != "transformers" for one in requirements):
-        requirements += (Requirement(package=packages()["transformers"]),)
+    if all(one.package.name != "transformers" for one in run.requirements):
+        run = replace(run, requirements=(*run.requirements, Requirement(package=packages()["transformers"])))
     return RunNeeds(
-        run_name=own.run_name,
-        model_dir=run.model_dir,
+        run=run,
         model_bytes=_WEIGHT_BYTES * parameter_count(spec.model),
-        dataset_dir=run.dataset_dir,
-        has_dataset=run.dataset != DATASET_TO_FILL_IN,
-        output_dir=run.output_dir,
-        requirements=requirements,
         master_port=master_port(spec, own),
         gpu_bytes=plan.memory.device_bytes,
         host_bytes=plan.memory.host_bytes,
-        checkpoint=run.checkpoint,
-        resumable=run.checkpoints.resumable,
     )
 
 
@@ -96,7 +81,7 @@ def paths_on(host: Host, needs: RunNeeds | None) -> tuple[str, ...]:
     """All paths to ask a host about."""
     wanted = [host.workdir]
     if needs is not None:
-        directories = filter(None, (needs.model_dir, needs.dataset_dir, needs.output_dir))
+        directories = filter(None, (needs.run.model_dir, needs.run.dataset_dir, needs.run.output_dir))
         wanted += [path_on(host, directory) for directory in directories]
     return tuple(dict.fromkeys(path for path in wanted if path is not None))
 

@@ -1,10 +1,8 @@
-"""CPUs, from `lscpu -J`, or `lscpu` where it knows no JSON."""
+"""CPUs, from `lscpu`."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from topoplan.hosts.sections import number
 
@@ -22,29 +20,13 @@ def parse_cpus(text: str) -> Cpus:
     """Sockets and physical cores. Machines without sockets in the usual sense (`-`, or clusters on Arm) give what they
     have."""
     fields: dict[str, str] = {}
-    try:
-        _collect(json.loads(text), fields)
-    except (ValueError, RecursionError):
-        for line in text.splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value)
     sockets = _positive(fields.get("Socket(s)", "")) or _positive(fields.get("Cluster(s)", ""))
     per_socket = _positive(fields.get("Core(s) per socket", "")) or _positive(fields.get("Core(s) per cluster", ""))
     cores = sockets * per_socket if sockets and per_socket else None
     return Cpus(sockets=sockets, cores=cores)
-
-
-def _collect(value: Any, fields: dict[str, str]) -> None:
-    """The fields of all levels; newer versions nest them."""
-    if isinstance(value, dict):
-        name, data = value.get("field"), value.get("data")
-        if isinstance(name, str) and isinstance(data, str):
-            fields.setdefault(name.strip().rstrip(":"), data)
-        for inner in value.values():
-            _collect(inner, fields)
-    elif isinstance(value, list):
-        for inner in value:
-            _collect(inner, fields)
 
 
 def _positive(text: str) -> int | None:

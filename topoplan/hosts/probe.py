@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,9 @@ from topoplan.errors import HostError
 from topoplan.hosts.collect import COLLECT, COLLECT_S, Wanted, collect_words, host_facts
 from topoplan.hosts.compute_network import ComputeNetwork, compute_network
 from topoplan.hosts.facts import HostFacts, RouteFacts
-from topoplan.remote.connection import Connection, no_script
-from topoplan.remote.fanout import connect_all, run_on_all
+from topoplan.hosts.sections import address_of
+from topoplan.remote.connection import no_script
+from topoplan.remote.fanout import logged_in
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.specs.cluster import Host
@@ -57,21 +57,15 @@ def ask_hosts(
         )
         for name, host in zip(targets, hosts, strict=True)
     }
-    results = connect_all(targets, access)
-    connections = {name: result for name, result in results.items() if isinstance(result, Connection)}
-    failed = {name: result for name, result in results.items() if isinstance(result, HostError)}
-    try:
-        answers = run_on_all(
-            connections,
+    with logged_in(targets, access) as logins:
+        answers = logins.ask(
             lambda name, connection: connection.run(COLLECT, *collect_words(wanted[name]), deadline_s=COLLECT_S),
             deadline_s=COLLECT_S + 5,
         )
-    finally:
-        for connection in connections.values():
-            connection.close()
+    failed = {}
     reached = []
     for host, (name, target) in zip(hosts, targets.items(), strict=True):
-        answer = failed.get(name) or answers[name]
+        answer = answers[name]
         if isinstance(answer, HostError):
             failed[name] = answer
             continue
@@ -82,7 +76,7 @@ def ask_hosts(
         reached.append(
             Probed(name=name, host=host, hostname=target.hostname, user=target.user, port=target.port, facts=facts)
         )
-    return Asked(reached=tuple(reached), failed={name: failed[name] for name in targets if name in failed})
+    return Asked(reached=tuple(reached), failed=failed)
 
 
 def asked_addresses(hosts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -98,7 +92,11 @@ def usable_address(one: Probed, among: Sequence[Probed]) -> str:
     """
     for address in dict.fromkeys((one.host.address, one.hostname)):
         found = [resolved for other in among if (resolved := _resolved(other.facts, address)) is not None]
-        if len(found) == len(among) and len(set(found)) == 1 and (len(among) == 1 or not _is_loopback(found[0])):
+        if (
+            len(found) == len(among)
+            and len(set(found)) == 1
+            and (len(among) == 1 or not getattr(address_of(found[0]), "is_loopback", False))
+        ):
             return address
     return ""
 
@@ -133,10 +131,3 @@ def _route(facts: HostFacts, other: Probed) -> RouteFacts | None:
 def _resolved(facts: HostFacts, address: str) -> str | None:
     route = next((route for route in facts.routes if route.address == address), None)
     return route.resolved[0] if route is not None and route.resolved else None
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

@@ -28,14 +28,14 @@ def ok(what: str) -> Result:
     return Result(outcome="ok", what=what)
 
 
-def warning(what: str, remedy: str) -> Result:
+def warning(what: str, remedy: str, *, name: str = "", host: str = "") -> Result:
     """The run may be slow, or fail."""
-    return Result(outcome="warning", what=what, remedy=remedy)
+    return Result(name=name, host=host, outcome="warning", what=what, remedy=remedy)
 
 
-def failure(what: str, remedy: str) -> Result:
+def failure(what: str, remedy: str, *, name: str = "", host: str = "") -> Result:
     """The run would stop or hang, or train something else than was asked for."""
-    return Result(outcome="failure", what=what, remedy=remedy)
+    return Result(name=name, host=host, outcome="failure", what=what, remedy=remedy)
 
 
 def skipped(why: str) -> Result:

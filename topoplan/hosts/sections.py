@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -73,3 +74,11 @@ def number(text: str) -> int | None:
     """A whole number, or None for anything else; nothing longer than a machine can mean."""
     word = text.strip()
     return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word, re.ASCII) else None
+
+
+def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A numeric address, which may name its interface (`fe80::1%eth0`); None for anything else."""
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None

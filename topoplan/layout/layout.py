@@ -10,37 +10,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from topoplan.layout.ids import id_of
 from topoplan.layout.stages import Stages, split_stages
 from topoplan.specs.job import Job
-from topoplan.specs.layout_parts import (
-    BACKENDS,
-    MEGATRON_BACKENDS,
-    SHARDED_BACKENDS,
-    SIZE_KEYS,
-    Degrees,
-    Recompute,
-    Sharding,
-    Step,
-    Switches,
-)
+from topoplan.specs.layout_parts import BACKENDS as BACKENDS
+from topoplan.specs.layout_parts import MEGATRON_BACKENDS as MEGATRON_BACKENDS
+from topoplan.specs.layout_parts import SHARDED_BACKENDS as SHARDED_BACKENDS
+from topoplan.specs.layout_parts import SIZE_KEYS
+from topoplan.specs.layout_parts import Degrees as Degrees
+from topoplan.specs.layout_parts import Recompute as Recompute
+from topoplan.specs.layout_parts import Sharding as Sharding
+from topoplan.specs.layout_parts import Step as Step
+from topoplan.specs.layout_parts import Switches as Switches
 from topoplan.specs.model import Model
-
-__all__ = [
-    "BACKENDS",
-    "KEYS",
-    "MEGATRON_BACKENDS",
-    "PART_OF",
-    "SHARDED_BACKENDS",
-    "USUAL",
-    "Degrees",
-    "Layout",
-    "Recompute",
-    "Sharding",
-    "Step",
-    "Switches",
-    "changed",
-    "keys_of",
-    "pinned_keys_of",
-    "stages_of",
-]
 
 _Value = TypeVar("_Value")
 _PARTS = {"degrees": Degrees, "step": Step, "states": Sharding, "switches": Switches}
@@ -167,6 +146,8 @@ class Layout:
         return id_of(self)
 
 
+FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+"""Every layer is recomputed, one by one."""
 _flat = [name for name in vars(Layout) if name in _FIELDS]
 _place = _flat.index("distributed_optimizer")
 KEYS = ("backend", *_flat[:_place], "recompute", *_flat[_place:])
@@ -200,6 +181,18 @@ def changed(layout: Layout, **keys: Any) -> Layout:
         own = getattr(layout, part)
         whole[part] = _replaced(own, tuple(by_part[part]), *by_part[part].values()) if part in by_part else own
     return Layout(**whole)
+
+
+def recomputing(layout: Layout, mode: Recompute, step: Step | None = None) -> Layout:
+    """The layout under another recompute mode, and perhaps in another step: what a search changes most often."""
+    return Layout(
+        backend=layout.backend,
+        degrees=layout.degrees,
+        step=step or layout.step,
+        recompute=mode,
+        states=layout.states,
+        switches=layout.switches,
+    )
 
 
 @lru_cache(maxsize=1 << 12, typed=True)

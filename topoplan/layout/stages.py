@@ -34,7 +34,6 @@ class Chunk:
     """Made once: a search looks things up by chunk a million times."""
 
     def __post_init__(self) -> None:
-        """Know the hash."""
         object.__setattr__(
             self,
             "_hash",
@@ -42,7 +41,6 @@ class Chunk:
         )
 
     def __hash__(self) -> int:
-        """That of all fields."""
         return self._hash
 
     @property

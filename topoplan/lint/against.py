@@ -17,6 +17,10 @@ from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 Value = TypeVar("Value")
 
 
+def _best(spec: Spec) -> Ranking:
+    return rank(spec, best_only=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
     """What configurations are held against. `--fix` asks the same one again for what it has not changed."""
@@ -28,7 +32,7 @@ class Against:
     seq_len: int = USUAL_SEQ_LEN
     """Tokens of a sequence for those that do not say how long theirs are."""
     profile: OwnProfile | None = None
-    search: Search = rank
+    search: Search = _best
     """Finds the best plan of a spec."""
     _known: list[tuple[Any, Any]] = field(default_factory=list, init=False, repr=False, compare=False)
 

@@ -76,16 +76,17 @@ def check(paths: Sequence[str], against: Against | None = None, choice: Choice =
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
             _refuse_links(Path(path))
-    logs = [path for path in paths if is_log(path)]
-    others = [path for path in paths if path not in logs]
+    others = [path for path in paths if not is_log(path)]
     files = [path for path in others if not is_lock(path)] or others
     setup = read_setup(files, recognisers()) if files else Setup(parts=())
+    logs, unread = read_logs([path for path in paths if is_log(path)])
     said = stated_versions(paths, setup) | (dict(against.cluster.software) if against.cluster else {})
     setup = replace(
         setup,
         versions=said,
         bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()),
-        logs=read_logs(logs),
+        logs=logs,
+        unread=(*setup.unread, *unread),
     )
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)

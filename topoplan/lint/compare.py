@@ -10,7 +10,7 @@ from topoplan.errors import InputError, listed
 from topoplan.lint.against import Against
 from topoplan.lint.best import best_of, ways_to_fit
 from topoplan.lint.offload import offload_findings
-from topoplan.lint.prediction import Prediction
+from topoplan.lint.prediction import RULES, Prediction
 from topoplan.lint.rules.legality import broken_rules, legality_findings
 from topoplan.lint.translate import Translation, translate
 from topoplan.lint.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
@@ -49,11 +49,9 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
     translation = _of_bundle(translation, setup)
     found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
     for refusal in translation.codec.refusals(translation.spec):
-        refused = Finding(
-            rule="trainer-refuses",
-            severity="error",
-            part=configuration.part,
-            line=key_line(configuration, _PRECISION) if "precision" in refusal.remedy else None,
+        refused = RULES["trainer-refuses"].found(
+            configuration.part,
+            key_line(configuration, _PRECISION) if "precision" in refusal.remedy else None,
             what=refusal.what,
             why=refusal.expected,
             remedy=_in_keys(refusal.remedy, configuration),
@@ -99,14 +97,7 @@ def _in_keys(remedy: str, configuration: Configuration) -> str:
 
 
 def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:
-    finding = Finding(
-        rule="not-predicted",
-        severity="note",
-        part=configuration.part,
-        line=configuration.line(error.key),
-        what=error.what,
-        why="no formula here covers its memory and speed, so that no number is given",
-    )
+    finding = RULES["not-predicted"].at(configuration, error.key, what=error.what)
     return Prediction(configuration=configuration, reason=error.what, told=True), (finding,)
 
 
@@ -116,8 +107,7 @@ def unpredicted(setup: Setup) -> Iterator[Finding]:
         recogniser = setup.recogniser(configuration.trainer)
         if recogniser and recogniser.unpredicted and codec_of(configuration, setup) is None:
             what, why, remedy = recogniser.unpredicted
-            part = configuration.part
-            yield Finding(rule="not-predicted", severity="note", part=part, what=what, why=why, remedy=remedy)
+            yield RULES["not-predicted"].at(configuration, None, what=what, why=why, remedy=remedy)
 
 
 def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against) -> Iterator[Finding]:
@@ -134,12 +124,13 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
         translation = _translated(configuration, setup, cluster, against)
         spec = unnamed(translation.spec)
         broken = bool(broken_rules(spec, translation.layout))
-        plan = None if broken else predict(spec, translation.layout)
+        plan = None if broken else predict(spec, translation.layout, is_of_file=True)
     except InputError:
         return
     if plan is None:
         yield from _illegal(translation)
         return
+    yield from translation.codec.findings(setup, configuration, translation.spec, translation.layout)
     yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
     # A larger card may hold what only its activations make too large.
     if translation.codec.shards and nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
@@ -179,7 +170,7 @@ def _with_best(translation: Translation, cluster: Cluster, against: Against) -> 
         reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
     else:
         try:
-            plan = predict(spec, translation.layout)
+            plan = predict(spec, translation.layout, is_of_file=True)
         except InputError as error:
             reason = error.what
     return _compared(translation, cluster, against, plan, reason)

@@ -112,7 +112,7 @@ def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq
         place = file.configuration.part.place(file.configuration.line(*_model_key(file).split(".")))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
     _check_split(file, found)
-    keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}
+    keys = {**job_keys(found.spec.job), **found.codec.carries(found.keys, found.spec.job)}
     source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
     return JobFile(source=source, trainer=trainer_of(file.configuration), notes=tuple(_notes(file, found, keys)))
 
@@ -125,18 +125,6 @@ def _check_split(file: TrainerFile, found: Translation) -> None:
         what = f"its layout splits a model over {split} GPUs, and {world} GPUs % {split} = {world % split}"
         where = file.configuration.part.place(None)
         raise SpecError(what, where=where, expected=f"expected a number of GPUs that {split} divides")
-
-
-def _meant(found: Translation) -> dict[str, Any]:
-    """The keys of the job, without those that mean nothing for its model and its kind of fine-tuning."""
-    job, left_out = found.spec.job, []
-    if found.spec.model.vision is None:
-        left_out += ["freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels"]
-    if job.finetuning not in ("lora", "qlora"):
-        left_out += ["lora_rank", "lora_target"]
-    if job.finetuning != "freeze":
-        left_out += ["freeze_trainable_layers"]
-    return {key: value for key, value in job_keys(job).items() if key not in left_out}
 
 
 def _model_key(file: TrainerFile) -> str:

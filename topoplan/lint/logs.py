@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from topoplan.bundle.plan_file import read_plan_file
-from topoplan.errors import InputError
-from topoplan.lint.prediction import Prediction
+from topoplan.errors import InputError, SpecError
+from topoplan.lint.prediction import RULES, Prediction
 from topoplan.planner.exhausted import Exhausted, exhausted_words, happened, read_exhausted
-from topoplan.planner.logged import MOST_LOG_BYTES
+from topoplan.planner.logged import log_text
 from topoplan.planner.plan import Plan
 from topoplan.reading.finding import Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Setup
-from topoplan.specs.source import read_text, shown_path
+from topoplan.specs.source import shown_path
 from topoplan.specs.spec import Spec
 
 _SUFFIXES = (".log", ".out", ".err", ".jsonl")
@@ -25,16 +26,17 @@ def is_log(path: str) -> bool:
     return Path(path).suffix.lower() in _SUFFIXES and not Path(path).is_dir()
 
 
-def read_logs(paths: Sequence[str]) -> tuple[Part, ...]:
-    """Logs as parts. Raises InputError for one that cannot be read."""
-    return tuple(
-        Part(
-            kind="log",
-            name=shown_path(Path(path)),
-            text=read_text(Path(path), most_bytes=MOST_LOG_BYTES, wanted="a log of a run"),
-        )
-        for path in paths
-    )
+def read_logs(paths: Sequence[str]) -> tuple[tuple[Part, ...], tuple[tuple[Part, SpecError], ...]]:
+    """Logs as parts, and those that cannot be read."""
+    found: list[Part] = []
+    unread: list[tuple[Part, SpecError]] = []
+    for path in paths:
+        part = Part(kind="log", name=shown_path(Path(path)), text="")
+        try:
+            found.append(replace(part, text=log_text(Path(path))))
+        except SpecError as error:
+            unread.append((part, error))
+    return tuple(found), tuple(unread)
 
 
 def of_logs(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[Finding]:
@@ -67,6 +69,4 @@ def _finding(part: Part, found: Exhausted, ran: Sequence[tuple[Spec, Plan]]) -> 
         remedy = f"check it with what it is the log of alone: {len(ran)} plans are given"
     else:
         remedy = "give what ran beside it, a bundle or its configuration with --cluster: how far it was off is told"
-    return Finding(
-        rule="log-out-of-memory", severity="error", part=part, line=found.line, what=what, why=why, remedy=remedy
-    )
+    return RULES["log-out-of-memory"].found(part, found.line, what=what, why=why, remedy=remedy)

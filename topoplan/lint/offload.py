@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes
+from topoplan.engines.data_parallel.states import states_of
 from topoplan.layout.layout import changed
 from topoplan.lint.translate import Translation
 from topoplan.operators.finetuning import elements_of
@@ -15,6 +15,7 @@ from topoplan.trainers.case import case_of
 from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.units import GIB
 
+_PARTS = ("optimizer", "gradients", "weights")
 _KILLED = ", and Linux kills a process that asks for more (exit code -9)"
 
 
@@ -57,25 +58,18 @@ def _made_of_megatron(translation: Translation) -> str:
 
 def _made_of(translation: Translation, plan: Plan) -> str:
     """`12 bytes of optimizer for each of 72.7B parameters (872 GB), 177 GB of gradients, 145 GB of weights`."""
-    spec, layout, host = translation.spec, plan.layout, plan.memory.host_bytes
-    each, elements = parameter_bytes(spec.job, layout), elements_of(spec.model, spec.job)
-    share = min(spec.cluster.gpus_per_node, layout.world_size) / layout.world_size
-    optimizer = each.optimizer * elements.trained * share
+    spec, layout = translation.spec, plan.layout
+    away = [one for one in states_of(case_of(spec, layout.backend), layout) if one.on_host]
+    processes, trained = min(spec.cluster.gpus_per_node, layout.world_size), elements_of(spec.model, spec.job).trained
+    held = {part: processes * sum(one.held_bytes for one in away if one.part == part) / 1e9 for part in _PARTS}
+    each = sum(one.element_bytes for one in away if one.part == "optimizer")
     kept = "fp32 weight and Adam's two moments" if layout.backend == "deepspeed" else "Adam's two moments"
     rows = [
-        f"{each.optimizer:g} bytes of {kept} for each of {elements.trained / 1e9:.2f}B trained parameters"
-        f" ({optimizer / 1e9:,.0f} GB)"
+        f"{each:g} bytes of {kept} for each of {trained / 1e9:.2f}B trained parameters ({held['optimizer']:,.0f} GB)"
     ]
-    weights = 0.0
-    if layout.offload_param:
-        weights = host - memory_of(case_of(spec, layout.backend), changed(layout, offload_param=False)).host_bytes
-    elif layout.offload:
-        weights = share * (
-            each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
-        )
-    rows.append(f"{(host - optimizer - weights) / 1e9:,.0f} GB of gradients")
-    if weights:
-        rows.append(f"{weights / 1e9:,.0f} GB of the weights themselves")
+    rows.append(f"{held['gradients']:,.0f} GB of gradients")
+    if held["weights"]:
+        rows.append(f"{held['weights']:,.0f} GB of the weights themselves")
     # PyTorch's CachingHostAllocator (aten/src/ATen/core/CachingHostAllocator.h, PowerOf2Ceil; pytorch issue 95823).
     made_of = ", ".join(rows) + "; with pin_memory each buffer is rounded up to a power of two on top"
     if spec.cluster.host_memory_bytes is not None:

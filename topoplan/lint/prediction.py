@@ -8,10 +8,13 @@ from typing import Any
 from topoplan.lint.best import Way, any_samples
 from topoplan.lint.translate import Translation
 from topoplan.planner.plan import Plan
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration
 from topoplan.trainers.codec import shown
 from topoplan.trainers.recognisers import trainer_of
 from topoplan.trainers.registry import way_of
+
+RULES = read_rules(__package__, "predictions.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from topoplan.errors import listed
 from topoplan.layout.layout import Layout
+from topoplan.planner.oddities import without_effect
 from topoplan.reading.processes import Processes, launch_of, processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading
@@ -78,11 +81,11 @@ def translate(
     launch = processes.launch if processes else launch_of(setup, configuration)
     reading = Reading(keys=keys, model=known, world=part.world_size, launch=launch, sharding=sharding)
     layout = codec.layout(reading)
-    job = codec.job(reading, layout, tokens)
+    job = _meant(codec.job(reading, layout, tokens), known)
     further = codec.assumptions(reading, layout, job)
     assumptions = (named, on_part, sharding.assumption, _on_length(codec, job, written, length), *further, overridden)
     place, trainer = configuration.part.place(None), trainer_of(configuration).name
-    spec = Spec(cluster=part, model=known, job=job, profile=profile, path=place)
+    spec = Spec(cluster=part, model=with_labels(known, job.num_labels), job=job, profile=profile, path=place)
     return Translation(
         configuration=configuration,
         codec=codec,
@@ -92,6 +95,12 @@ def translate(
         assumptions=tuple(filter(None, assumptions)),
         keys=keys,
     )
+
+
+def _meant(job: Job, model: Model) -> Job:
+    """The job with the usual value of what means nothing for the model and the kind of fine-tuning."""
+    usual: dict[str, Any] = {key: Job.__dataclass_fields__[key].default for key, _ in without_effect(job, model)}
+    return replace(job, **usual)
 
 
 def _on_length(codec: Codec, job: Job, written: int | None, length: int | None) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 from topoplan.layout.layout import Layout
 from topoplan.lint.best import NOTHING_FITS, sentence
 from topoplan.lint.offload import offload_findings
-from topoplan.lint.prediction import Prediction
+from topoplan.lint.prediction import RULES, Prediction
 from topoplan.lint.translate import Translation
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Memory, Plan
 from topoplan.planner.predict import memory_of
-from topoplan.reading.finding import Finding, Severity
+from topoplan.reading.finding import Finding
 from topoplan.reading.processes import Processes
 from topoplan.reading.values import Keys
 from topoplan.specs.cluster import Cluster
@@ -44,16 +44,16 @@ def process_findings(processes: Processes | None, cluster: Cluster) -> Iterator[
     if (nodes, gpus) == (cluster.nodes, cluster.gpus_per_node):
         return
     too_many = nodes > cluster.nodes or gpus > cluster.gpus_per_node
-    severity: Severity = "error" if too_many else "note"
-    yield Finding(
-        rule="launch-other-cluster",
-        severity=severity,
-        part=processes.launch.part,
-        line=processes.line,
-        what=f"the command starts {processes.words}, and {cluster.name} has {cluster.nodes} x {cluster.gpus_per_node}",
-        why="a process without a GPU of its own ends the run" if too_many else "the others stay idle",
-        remedy=f"start {cluster.nodes} node{'' if cluster.nodes == 1 else 's'} with {cluster.gpus_per_node} processes"
-        f"{'' if cluster.nodes == 1 else ' each'}, or give the cluster that is meant",
+    alone = cluster.nodes == 1
+    yield RULES["launch-other-cluster" if too_many else "launch-other-cluster.idle"].found(
+        processes.launch.part,
+        processes.line,
+        words=processes.words,
+        cluster=cluster.name,
+        nodes=cluster.nodes,
+        gpus=cluster.gpus_per_node,
+        counted="1 node" if alone else f"{cluster.nodes} nodes",
+        each="" if alone else " each",
     )
 
 
@@ -63,15 +63,9 @@ def batch_finding(translation: Translation) -> Iterator[Finding]:
     gpus = gpus_of(Keys(configuration, {})) if configuration.trainer == "deepspeed" else None
     if gpus is None or gpus == world:
         return
-    yield Finding(
-        rule="deepspeed-batch-of-gpus",
-        severity="error",
-        part=configuration.part,
-        line=configuration.line("train_batch_size"),
-        what=f"the three batch sizes hold for {gpus} GPUs, and {translation.spec.cluster.name} has {world}",
-        why="DeepSpeed asserts the equation; predicted is the batch that one GPU and the accumulation make",
-        remedy=f"write train_batch_size {translation.spec.job.global_batch_size}",
-    )
+    batch, cluster = translation.spec.job.global_batch_size, translation.spec.cluster.name
+    said: dict[str, Any] = {"gpus": gpus, "cluster": cluster, "world": world, "batch": batch}
+    yield RULES["deepspeed-batch-of-gpus"].at(configuration, "train_batch_size", **said)
 
 
 def samples_finding(translation: Translation) -> Iterator[Finding]:
@@ -80,15 +74,8 @@ def samples_finding(translation: Translation) -> Iterator[Finding]:
     micro_batches = translation.layout.micro_batch_size * translation.layout.dp
     if job.samples is None or not micro_batches <= job.samples < job.global_batch_size:
         return  # fewer still break the rule on the batch
-    yield Finding(
-        rule="samples-below-batch",
-        severity="error",
-        part=translation.configuration.part,
-        line=translation.configuration.line("max_samples"),
-        what=f"{job.samples:,} samples at most, and a step takes {job.global_batch_size:,}",
-        why="the Megatron trainer divides by the number of whole steps in an epoch, which is then zero",
-        remedy="raise max_samples, or lower gradient_accumulation_steps",
-    )
+    rule, batch = RULES["samples-below-batch"], job.global_batch_size
+    yield rule.at(translation.configuration, "max_samples", samples=job.samples, batch=batch)
 
 
 def verdict(prediction: Prediction) -> Iterator[Finding]:
@@ -98,13 +85,13 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
         return
     is_over = plan is not None and plan.memory.excess_bytes > 0.0
     if prediction.no_best and not is_over:
-        yield Finding(
-            rule="plan-nothing-fits",
-            severity="note" if plan and plan.fits else "warning",
-            part=translation.configuration.part,
-            what=f"a search found no layout for this job on {_gpus(translation.spec)}",
+        yield RULES["plan-nothing-fits"].at(
+            translation.configuration,
+            None,
+            level="note" if plan and plan.fits else "warning",
+            gpus=_gpus(translation.spec),
             why=prediction.no_best,
-            remedy=sentence(prediction.ways) or "use more or larger GPUs, or a smaller global batch or length",
+            remedy=sentence(prediction.ways),
         )
     if plan is None:
         return
@@ -115,10 +102,10 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
         return
     faster = (prediction.faster or 1.0) - 1.0
     if best is not None and faster >= A_LITTLE_FASTER:
-        yield Finding(
-            rule="plan-slower",
-            severity="warning" if faster >= MUCH_FASTER and not translation.planned else "note",
-            part=translation.configuration.part,
+        yield RULES["plan-slower"].at(
+            translation.configuration,
+            None,
+            level="warning" if faster >= MUCH_FASTER and not translation.planned else "note",
             what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
             why=f"{_named(best, plan.layout)} instead of {plan.id}, with the same global batch of"
             f" {spec.job.global_batch_size}{_of_own_backend(prediction)}",
@@ -165,11 +152,10 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
         remedies = [out.fix, _towards_best(prediction)]
     else:
         remedies = [f"on these GPUs fits {_named(target, layout)}: {_towards_best(prediction)}"]
-    yield Finding(
-        rule="plan-does-not-fit",
-        severity="warning" if is_close else "error",
-        part=translation.configuration.part,
-        line=key_line(translation.configuration, ("deepspeed", "fsdp")) if not layout.is_megatron else None,
+    yield RULES["plan-does-not-fit"].found(
+        translation.configuration.part,
+        key_line(translation.configuration, ("deepspeed", "fsdp")) if not layout.is_megatron else None,
+        level="warning" if is_close else "error",
         what=f"{'may not fit' if is_close else 'does not fit'}{above}: {at_length}{out.reason}",
         why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}{parts}{lengths}",
         remedy="; ".join(filter(None, remedies)),

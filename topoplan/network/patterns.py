@@ -93,14 +93,10 @@ def _circle(members: Sequence[int]) -> Iterator[tuple[int, int]]:
     return zip(members, (*members[1:], members[0]), strict=True)
 
 
-_MESSAGES: Mapping[Pattern, Callable[[Sequence[int], int], Iterator[Message]]] = {
+MESSAGES: Mapping[Pattern, Callable[[Sequence[int], int], Iterator[Message]]] = {
     "ring": _ring,
     "all-to-all": _all_to_all,
     "neighbour": _neighbours,
     "tree": _tree,
 }
-
-
-def messages_of(pattern: Pattern, members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """What the members of a group send each other; a domain holds `domain_size` consecutive ranks."""
-    return _MESSAGES[pattern](members, domain_size)
+"""What the members of a group send each other, by pattern; a domain holds so many consecutive ranks."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from topoplan.network.patterns import Pattern, messages_of
+from topoplan.network.patterns import MESSAGES, Pattern
 from topoplan.network.placement import Group, first_ranks
 from topoplan.network.routes import routes_of
 from topoplan.network.topology import KINDS, Link, LinkKind, Wiring, local_ranks
@@ -148,7 +148,7 @@ def _count(shape: Group, firsts: Iterable[int], pattern: Pattern, cluster: Clust
     """The messages of these groups, on every link of their routes."""
     wiring, routes, local, gpus = Wiring(cluster), routes_of(cluster), local_ranks(cluster), cluster.gpus_per_node
     count = _Count()
-    messages = (message for first in firsts for message in messages_of(pattern, shape.ranks(first), local))
+    messages = (message for first in firsts for message in MESSAGES[pattern](shape.ranks(first), local))
     for source, target, load in messages:
         crossed = count.inside if source // local == target // local else count.between
         ways = routes.between(source, target)

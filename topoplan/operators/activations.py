@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from topoplan.layout.layout import Recompute
-from topoplan.operators.eager import LayerUse, Tuning
+from topoplan.operators.eager import LayerUse
 from topoplan.operators.layers import WHOLE, eager_ops, te_ops
 from topoplan.operators.machine import Product
 from topoplan.operators.op import BF16, Op, SavedTensor
@@ -57,7 +57,7 @@ def eager_activations(model: Model, layer: Layer, use: LayerUse) -> LayerActivat
     """Everything that a layer of Hugging Face's models keeps."""
     shard = replace(WHOLE, tokens=use.tokens, seq_len=use.seq_len, flash_attention=use.flash_attention)
     input_bytes = float(use.residual_bytes * use.tokens * model.hidden_size)
-    return _activations(eager_ops(model, layer, use, shard, Tuning()), input_bytes)
+    return _activations(eager_ops(model, layer, use, shard), input_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,12 @@ class LayerUse:
     flash_attention: bool = True
     fp32_weights: bool = False
     """Its own weights are in fp32, under autocast."""
-    packed_weights: bool = False
-    """Its weights are packed, and bitsandbytes keeps what they are multiplied with: versions before 0.44 do
-    (`autograd/_functions.py::MatMul4Bit`, ctx.tensors), which trainers take, too."""
+    packed_bytes: float = 0.0
+    """Of one of its weights where they are packed, else 0. bitsandbytes keeps what they are multiplied with: versions
+    before 0.44 do (`autograd/_functions.py::MatMul4Bit`, ctx.tensors), which trainers take, too."""
+    lora_rank: int = 0
+    ulysses: int = 1
+    """Ranks that share a sequence by all-to-all."""
     residual_bytes: int = BF16
     """Of an element between layers: it has the type of the embedding."""
     loops_experts: bool = False
@@ -85,23 +88,12 @@ class LayerUse:
     """Of an element of the copy that an adapter makes of its input; 0 where both have one type and it makes none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What adapters and packed weights add."""
-
-    lora_rank: int = 0
-    packed_bytes: float = 0.0
-    """Of one weight; 0 where they are not packed."""
-    ulysses: int = 1
-
-
 class EagerBuilder(Builder):
     """Collects the operators of one layer; weights may be frozen, adapted or packed."""
 
-    def __init__(self, model: Model, use: LayerUse, shard: Shard, tuning: Tuning) -> None:
-        """Nothing yet."""
+    def __init__(self, model: Model, use: LayerUse, shard: Shard) -> None:
         super().__init__(model, shard)
-        self.use, self.tuning, self.is_layernorm = use, tuning, model.norm == "layernorm"
+        self.use, self.is_layernorm = use, model.norm == "layernorm"
 
     def norm(self, name: str, width: int = 0, *, rows: float | None = None, label: str = "") -> None:
         """A norm with its input: LayerNorm and Liger's RMSNorm are one kernel.
@@ -130,7 +122,7 @@ class EagerBuilder(Builder):
         """
         use, elements, saved = self.use, self.tokens * width, []
         own = [name for name in names if name in use.adapted]
-        keeps = use.trains_weights or use.packed_weights or (own and not use.adapter_input_bytes)
+        keeps = use.trains_weights or use.packed_bytes or (own and not use.adapter_input_bytes)
         if keeps and not is_kept_anyway:
             casts = names if use.fp32_weights else names[:1]
             saved = [SavedTensor(f"{name} input", BF16 * elements) for name in casts]
@@ -181,15 +173,15 @@ class EagerBuilder(Builder):
         if self.shard.eight_bit:
             cast = count * times * rows * (BF16 + 2)
             self.moved(f"{name} casts", cast * inputs, cast * outputs)
-        if self.tuning.packed_bytes:
-            unpacked = Unpacked(count * times * outputs * inputs, self.tuning.packed_bytes)
+        if self.use.packed_bytes:
+            unpacked = Unpacked(count * times * outputs * inputs, self.use.packed_bytes)
             self.add(f"{name} unpacked", "elementwise", unpacked)
 
     def adapter(self, name: str, inputs: int, outputs: int) -> None:
         """LoRA beside a linear layer: two narrow products, scaling and addition (peft `Linear.forward`)."""
         if name not in self.use.adapted:
             return
-        self.add(f"{name} adapter", "gemm", Narrow(self.tokens, inputs, outputs, self.tuning.lora_rank))
+        self.add(f"{name} adapter", "gemm", Narrow(self.tokens, inputs, outputs, self.use.lora_rank))
         # Product with the scale, addition to the layer's own output; backward, of both gradients of the input.
         forward, backward, kernels = (4 + 6) * outputs, 6 * inputs + 8 * outputs, 2
         if self.use.adapter_input_bytes:
@@ -202,7 +194,7 @@ class EagerBuilder(Builder):
 
         Jacobs et al. 2023, "DeepSpeed Ulysses" (arXiv 2309.14509, section 3).
         """
-        ranks = self.tuning.ulysses
+        ranks = self.use.ulysses
         if ranks > 1:
             work = Calls("all-to-all", Group(ranks, 1), BF16 * self.tokens * width, 1, 1, launched=4)
             self.add("ulysses", "cp_comm", work, freed_by=("core_attn",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from topoplan.errors import SpecError, nearest
 from topoplan.operators.adapters import LORA_RANK
@@ -45,6 +46,7 @@ def _packed_elements(model: Model) -> int:
     return total
 
 
+@lru_cache(maxsize=64)
 def elements_of(model: Model, job: Job) -> Elements:
     """Elements of a model under a job's way of fine-tuning, on one GPU that holds all of them.
 
@@ -63,9 +65,8 @@ def elements_of(model: Model, job: Job) -> Elements:
         frozen = frozen_tower + (language if job.freeze_language_model else 0)
         return Elements(trained=everything - frozen, frozen=frozen)
     if job.finetuning == "freeze":
-        count = job.freeze_trainable_layers
-        chosen = model.layers[-count:] if count > 0 else model.layers[:-count]
-        trained = sum(layer_parameters(model, layer, 1, 1, 1).total for layer in chosen)
+        chosen = trained_layers(model, job)
+        trained = sum(layer_parameters(model, model.layers[place], 1, 1, 1).total for place in chosen)
         return Elements(trained=trained, frozen=everything - trained)
     rank = job.lora_rank or LORA_RANK
     adapters = sum(

@@ -13,7 +13,7 @@ from typing import Any
 
 from topoplan.operators import latent_attention, linear_attention, mlp, moe, softmax_attention, token_prediction
 from topoplan.operators.builder import Builder
-from topoplan.operators.eager import EagerBuilder, LayerUse, Tuning
+from topoplan.operators.eager import EagerBuilder, LayerUse
 from topoplan.operators.op import BF16, Op, Weight
 from topoplan.operators.shard import Shard
 from topoplan.operators.te import TeBuilder
@@ -63,9 +63,9 @@ def te_ops(model: Model, layer: Layer, shard: Shard) -> tuple[Op, ...]:
 
 
 @lru_cache(maxsize=1 << 8)
-def eager_ops(model: Model, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> tuple[Op, ...]:
+def eager_ops(model: Model, layer: Layer, use: LayerUse, shard: Shard) -> tuple[Op, ...]:
     """A layer on one GPU, as Hugging Face's models run it."""
-    build = EagerBuilder(model, use, shard, tuning)
+    build = EagerBuilder(model, use, shard)
     mixer_of[type(layer.attention)].eager(build, layer.attention)
     build.norm("post_attention_layernorm")
     if isinstance(layer.ffn, Mlp):

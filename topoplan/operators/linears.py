@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from topoplan.operators.adapters import target_of
-from topoplan.operators.eager import Tuning
 from topoplan.operators.layers import USE, WHOLE, eager_ops, layer_tensors
 from topoplan.operators.op import Linear
 from topoplan.specs.job import Job
@@ -20,7 +19,7 @@ from topoplan.specs.model import Layer, Model
 @lru_cache(maxsize=4096)
 def layer_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
     """Those of one block as Hugging Face builds it; of a mixture of experts only the shared one's."""
-    ops = eager_ops(model, layer, USE, WHOLE, Tuning())
+    ops = eager_ops(model, layer, USE, WHOLE)
     return tuple(weight for op in ops for weight in op.weights if isinstance(weight, Linear))
 
 
@@ -30,6 +29,7 @@ def megatron_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
     return tuple(weight for weight in layer_tensors(model, layer) if isinstance(weight, Linear))
 
 
+@lru_cache(maxsize=64)
 def linear_names(model: Model) -> tuple[str, ...]:
     """All names that `layer_linears` has for a model."""
     return tuple(dict.fromkeys(linear.name for layer in model.layers for linear in layer_linears(model, layer)))
@@ -42,6 +42,7 @@ def adapted(job: Job, linear: Linear) -> bool:
     return "all" in job.lora_target or linear.name in job.lora_target
 
 
+@lru_cache(maxsize=64)
 def target_names(model: Model) -> tuple[str, ...]:
     """All names that adapters of its decoder may be asked for by."""
     linears = (linear for layer in model.layers for linear in megatron_linears(model, layer))

@@ -29,6 +29,9 @@ class RankParameters:
     def __add__(self, other: RankParameters) -> RankParameters:
         return RankParameters(self.dense + other.dense, self.expert + other.expert, self.frozen + other.frozen)
 
+    def __mul__(self, times: int) -> RankParameters:
+        return RankParameters(self.dense * times, self.expert * times, self.frozen * times)
+
     @property
     def total(self) -> int:
         """Every element on the rank."""
@@ -53,6 +56,7 @@ def head_tensors(model: Model) -> tuple[Weight, ...]:
     return (*norm, Weight("output_layer", model.vocab_size * model.hidden_size, "tp"))
 
 
+@lru_cache(maxsize=64)
 def parameter_count(model: Model) -> int:
     """Exact number of parameters, as Hugging Face counts them: tied weights once, no multi-token-prediction layers."""
     total = sum(tensor.elements for tensor in (*embedding_tensors(model), *head_tensors(model)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.layout.layout import Recompute
-from topoplan.operators.eager import LayerUse, Tuning, eager_case
+from topoplan.operators.eager import LayerUse, eager_case
 from topoplan.operators.layers import eager_ops, te_ops
 from topoplan.operators.machine import Kernel, Moved, kernels_of
 from topoplan.operators.op import PARTS, Op
@@ -56,9 +56,9 @@ def layer_time(case: Case, layer: Layer, shard: Shard, recompute: Recompute) -> 
 
 
 @lru_cache(maxsize=1 << 12)
-def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> tuple[Kernel, ...]:
+def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard) -> tuple[Kernel, ...]:
     """All kernels and collectives of a layer of Hugging Face's models."""
-    ops = eager_ops(case.model, layer, use, shard, tuning)
+    ops = eager_ops(case.model, layer, use, shard)
     if use.trains_weights:
         # Gradients of a second micro batch are added to the first one's: two reads and a write in 16 bits.
         elements = layer_parameters(case.model, layer, 1, 1, 1).total
@@ -67,6 +67,6 @@ def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning:
 
 
 @lru_cache(maxsize=1 << 12)
-def eager_time(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> LayerTime:
+def eager_time(case: Case, layer: Layer, use: LayerUse, shard: Shard) -> LayerTime:
     """Forward and backward of a layer of Hugging Face's models."""
-    return _time_of(eager_kernels(case, layer, use, shard, tuning), 0.0)
+    return _time_of(eager_kernels(case, layer, use, shard), 0.0)

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from topoplan.catalog import profile_entries
 from topoplan.planner.validate import Figure
+from topoplan.specs.constants import BANDS
 from topoplan.specs.gpu_profile import (
-    BANDS,
     FEW_FIGURES,
     POOLED_BANDS,
     WIDER_FOR_FEW,

@@ -32,7 +32,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 from topoplan.engines.registry import engine_of
@@ -40,6 +40,7 @@ from topoplan.errors import InputError
 from topoplan.layout.layout import Layout
 from topoplan.planner.bands import NARROWEST
 from topoplan.planner.measures import Timed
+from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import PRODUCTS, Profile, profile_of
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
@@ -108,7 +109,7 @@ _NEARLY = 0.005
 _USED, _COUNTS, _ALIKE = 0.001, 0.03, 0.98
 """Shares of the step, below which it does not depend on a knob, or nobody asks what it is told apart from; above this
 cosine two knobs are used alike."""
-_DIFFERENCE = 0.05
+_DIFFERENCE = 0.02
 _CLOSE = 1e-4
 _LINEARISATIONS = 8
 _FAR = 3.0
@@ -205,8 +206,9 @@ def calibrate(runs: Sequence[Run], spec: Spec | None = None, timed: Sequence[Tim
     for run, step in zip(runs, steps, strict=True):
         if not 1.0 / _FAR < step / run.step_s < _FAR:
             what = f"a step took {run.step_s:.3g} s, and {step:.3g} s are predicted of {run.layout.id}"
+            remedy = "most often it is the log of another plan: give the one that ran, with --plan or by its bundle"
             raise InputError(
-                what, where=run.name, expected="expected a log of this model, job and cluster", remedy="see --plan"
+                what, where=run.name, expected="expected a log of this plan, job and cluster", remedy=remedy
             )
     factors: Factors = dict.fromkeys(_NAMES, 1.0)
     rows = _rows(runs, spec, timed, factors)
@@ -240,17 +242,26 @@ def calibrate(runs: Sequence[Run], spec: Spec | None = None, timed: Sequence[Tim
 
 def predicted_s(spec: Spec, layout: Layout, factors: Factors) -> float:
     """The step of a layout whose constants are off by these factors."""
-    spec = _off_by(spec, factors)
-    return engine_of(layout.backend).time(case_of(spec, layout.backend), layout).step_s
+    return engine_of(layout.backend).time(_case(spec, layout.backend, tuple(factors.items())), layout).step_s
+
+
+@lru_cache(maxsize=64)
+def _case(spec: Spec, backend: str, factors: tuple[tuple[str, float], ...]) -> Case:
+    """One for all layouts whose slopes are asked for: what is worked out for a case is kept."""
+    return case_of(_off_by(spec, dict(factors)), backend)
 
 
 def _off_by(spec: Spec, factors: Factors) -> Spec:
     """With constants that are off by these factors."""
     if all(value == 1.0 for value in factors.values()):
         return spec
-    given = dict(spec.profile.constants) if spec.profile else {}
-    constants = {**given, **_constants(_stated(spec), factors)}
-    return replace(spec, profile=OwnProfile(gpu=spec.cluster.gpu.name, constants=constants, source="", path=""))
+    return with_constants(spec, _constants(_stated(spec), factors))
+
+
+def with_constants(spec: Spec, constants: Mapping[str, float]) -> Spec:
+    """The spec with constants over those that it has."""
+    own = spec.profile or OwnProfile(gpu=spec.cluster.gpu.name, constants={}, source="", path="")
+    return replace(spec, profile=replace(own, constants={**own.constants, **constants}))
 
 
 def slopes(spec: Spec, layout: Layout, factors: Factors) -> dict[str, float]:
@@ -259,12 +270,13 @@ def slopes(spec: Spec, layout: Layout, factors: Factors) -> dict[str, float]:
 
 
 def _slopes(seconds: Callable[[Factors], float], factors: Factors) -> dict[str, float]:
-    found = {}
-    for knob in KNOBS:
-        at = factors.get(knob.name, 1.0)
-        ahead, behind = (seconds({**factors, knob.name: at * math.exp(move)}) for move in (_DIFFERENCE, -_DIFFERENCE))
-        found[knob.name] = math.log(ahead / behind) / (2.0 * _DIFFERENCE)
-    return found
+    here = seconds(factors)
+
+    def slope(name: str) -> float:
+        moved = {**factors, name: factors.get(name, 1.0) * math.exp(_DIFFERENCE)}
+        return math.log(seconds(moved) / here) / _DIFFERENCE
+
+    return {knob.name: slope(knob.name) for knob in KNOBS}
 
 
 def _stated(spec: Spec) -> Profile:

@@ -5,14 +5,16 @@ constants predict: with the covariance of these constants (`calibrate.py`), by t
 them, and with what formulas miss in a layout of its own. So a trial also tells of every plan that spends its time as
 the tried one does, and little of one that spends it otherwise.
 
-The next trial is the one from which most is expected: the sum over all rivals of what they may turn out to be faster
-than the leader by (expected improvement: Mockus 1975), as far as knowing the tried plan's step would lessen it. Trials
-end when the leader is clear of the bands: of none of its rivals the lower end is below it, with WITHIN to spare.
+The next trial is the one from which most is expected: how much shorter the best plan known then will be, over what
+its step may turn out to be, which moves all others with it (the knowledge gradient of correlated beliefs: Frazier,
+Powell and Dayanik 2009). Trials end when the leader is clear of the bands: of none of its rivals the lower end is below
+it, with WITHIN to spare.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -28,10 +30,12 @@ WITHIN = 0.02
 NOISE = 0.01
 """Standard error of the step of a trial, as a fraction, before it ran."""
 _NORMAL = NormalDist()
+_QUANTILES = [_NORMAL.inv_cdf((place + 0.5) / 21) for place in range(21)]
+"""Of what a step may turn out to be, all as likely."""
 CLEAR = 1.0 - _NORMAL.cdf(AT_90_PERCENT)
 """A rival that is faster with a smaller probability is out: the leader is below its band of nine of ten."""
-_RIVALS = 24
-"""So many at most are looked at, from the best on."""
+_RIVALS, _NEIGHBOURS = 24, 3
+"""So many at most are looked at, from the best on, and of a family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +69,15 @@ class Standing:
     """What is known after some trials."""
 
     contenders: tuple[Contender, ...]
-    """The best of each family that did not run, and all that did; the leader first."""
+    """The best of each family that did not run, some of each, and all that did; the leader first."""
     rival: Plan | None
     """The one that is likeliest to beat the leader; None where there is no other."""
     chance: float
     """The probability that this rival is faster than the leader by more than WITHIN."""
     next: Plan | None
     """What to try now; None where no plan that did not run may be the best."""
+    open: frozenset[str]
+    """Ids of the plans that did not run and may be the best."""
 
     @property
     def leader(self) -> Contender:
@@ -96,12 +102,14 @@ def standing(
     calibration: Calibration | None,
     measured: Mapping[str, Contender],
     failed: Collection[str] = (),
+    open_before: Collection[str] = (),
 ) -> Standing | None:
     """Where the search for the best plan stands; None where no plan is left.
 
     `spec` is as it was before anything was learnt, and `ranking` of the plans with the constants that were;
     `measured` is by id, `failed` has the ids of what ran without a step. Before the first measurement nothing is known
-    but the prior: then the calibration is that of a run that took what was predicted.
+    but the prior: then the calibration is that of a run that took what was predicted. `open_before` may be the best
+    whatever is known now, as where what is known was only predicted.
     """
     found = sorted(_contenders(ranking, measured, failed), key=lambda one: one.order_s)
     if not found:
@@ -110,18 +118,23 @@ def standing(
     joint = _Joint.of(spec, found, calibration)
     chances = [joint.chance(place) for place in range(1, len(found))]
     chance = max(chances, default=0.0)
-    opened = [place for place, one in enumerate([1.0, *chances]) if one >= CLEAR and not found[place].is_measured]
+    likely = {found[place].plan.id for place, one in enumerate([1.0, *chances]) if one >= CLEAR}
+    may_be = likely | set(open_before)
+    opened = [place for place, one in enumerate(found) if one.plan.id in may_be and not one.is_measured]
     if measured:
         opened.sort(key=joint.gain, reverse=True)
-    tried = {family(one.plan.layout) for one in measured.values()}
-    tried |= {family(layout) for layout in ranking.plans.layouts if layout.id in failed}
-    # What may be over the card costs a trial, and at worst a host. Neighbours of what ran teach little else.
-    opened.sort(key=lambda place: (may_be_over(found[place].plan), family(found[place].plan.layout) in tried))
+    apart = {family(layout) for layout in ranking.plans.layouts if layout.id in failed}
+    if len(measured) == 1 or open_before:
+        # One layout does not tell kernels from links, and neither would its neighbour.
+        apart |= {family(one.plan.layout) for one in measured.values()}
+    # What may be over the card costs a trial, and at worst a host.
+    opened.sort(key=lambda place: (may_be_over(found[place].plan), family(found[place].plan.layout) in apart))
     return Standing(
         contenders=tuple(found),
         rival=found[1 + chances.index(chance)].plan if chances else None,
         chance=chance,
         next=found[opened[0]].plan if opened else None,
+        open=frozenset(found[place].plan.id for place in opened),
     )
 
 
@@ -137,15 +150,14 @@ def may_be_over(plan: Plan) -> bool:
 
 def _contenders(ranking: Ranking, measured: Mapping[str, Contender], failed: Collection[str]) -> Iterator[Contender]:
     yield from measured.values()
-    seen, left = set[tuple[object, ...]](), _RIVALS
+    seen = Counter[tuple[object, ...]]()
     for place, layout in enumerate(ranking.plans.layouts):
-        if layout.id in measured or layout.id in failed or family(layout) in seen:
+        if layout.id in measured or layout.id in failed or seen[family(layout)] == _NEIGHBOURS:
             continue
-        seen.add(family(layout))
+        seen[family(layout)] += 1
         plan = ranking.plans[place]
         yield Contender(plan=plan, step_s=plan.time.step_s)
-        left -= 1
-        if not left:
+        if seen.total() == _RIVALS:
             return
 
 
@@ -189,15 +201,11 @@ class _Joint:
         return self.logs[rival] - self.logs[0], math.sqrt(max(variance, 1e-12))
 
     def gain(self, tried: int) -> float:
-        """What knowing the step of one takes off the expected improvements on the leader, to first order."""
-        known = self._together(tried, tried) + NOISE**2
-        total = 0.0
-        for rival in range(1, len(self.logs)):
-            behind, deviation = self._behind(rival)
-            told = self._together(rival, tried) - self._together(0, tried)
-            # The improvement's derivative by the variance is half the density over the deviation.
-            total += _NORMAL.pdf(behind / deviation) / (2.0 * deviation) * told**2 / known
-        return total
+        """How much shorter the best that is known is expected to be once the step of one is known, in logarithms."""
+        deviation = math.sqrt(self._together(tried, tried) + NOISE**2)
+        told = [self._together(place, tried) / deviation for place in range(len(self.logs))]
+        best = (min(log + tells * z for log, tells in zip(self.logs, told, strict=True)) for z in _QUANTILES)
+        return min(self.logs) - sum(best) / len(_QUANTILES)
 
     def chance(self, rival: int) -> float:
         """Probability that a rival is faster than the leader by more than WITHIN."""

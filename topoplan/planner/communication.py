@@ -97,9 +97,9 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
     found = []
     for flow in time_account(spec, plan).sent:
         row = _row_of(flow, rows, spec, plan.layout)
-        whole = flow.times * flow.moment_bytes
-        share = 1.0 if flow.kind == "send" else (flow.shape.size - 1) / flow.shape.size
-        sent = whole * share * (2 if flow.kind == "all-reduce" else 1)
+        whole, kind, size = flow.times * flow.moment_bytes, flow.call.kind, flow.call.group.size
+        share = 1.0 if kind == "send" else (size - 1) / size
+        sent = whole * share * (2 if kind == "all-reduce" else 1)
         # Loads of an exchange count what a member keeps as sent; rings pass on all that they send.
         loaded = whole if row.pattern == "all-to-all" else sent
         loads: dict[LinkKind, float] = {}
@@ -116,10 +116,10 @@ _GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas", "tp")
 
 def _row_of(flow: Sent, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
     """The group that a flow is within. Groups of one shape are the same ranks, whatever their names."""
-    exchanges = flow.kind == "all-to-all"
+    exchanges = flow.call.kind == "all-to-all"
     for row in rows:
         is_theirs = row.name in _GROUPS_AT.get(flow.moment, _GROUPS_OF_STATES)
-        if is_theirs and row.shape == flow.shape and (row.pattern == "all-to-all") == exchanges:
+        if is_theirs and row.shape == flow.call.group and (row.pattern == "all-to-all") == exchanges:
             return row
     # Dispatch over both grids of experts at once, and copies of a tied embedding, have no row of their own.
-    return _links("ep" if exchanges else "embd", flow.shape, spec.cluster, layout, spec.profile)
+    return _links("ep" if exchanges else "embd", flow.call.group, spec.cluster, layout, spec.profile)

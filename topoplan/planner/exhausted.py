@@ -8,16 +8,15 @@ plan that ran out of memory does not fit by the next prediction, and others are 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from topoplan.errors import listed
+from topoplan.planner.calibrate import with_constants
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.fragmentation import Peaks, learn, predicted_bytes
 from topoplan.planner.logged import last_step
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of
-from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.log import pieces
@@ -30,7 +29,7 @@ def _size(name: str) -> str:
     return _SIZE.format(name)
 
 
-_MESSAGE = re.compile(rf"CUDA out of memory\. Tried to allocate {_size('tried')}")
+_MESSAGE = re.compile(rf"(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate {_size('tried')}")
 # pytorch c10/cuda/CUDACachingAllocator.cpp, from 2.0 on; "capacty" until 2.2.
 _PARTS = (
     re.compile(rf"GPU (?P<gpu>[0-9]+) has a total capaci?ty of {_size('total')} of which {_size('free')} is free"),
@@ -78,13 +77,13 @@ class Exhausted:
     others_bytes: float
     """By other processes."""
     gpu: int
-    rank: int | None
+    rank: int | None = None
     """Over all nodes; None where the line does not say."""
-    moment: str
+    moment: str = ""
     """A key of `_MOMENTS`, or empty."""
-    step: int | None
+    step: int | None = None
     """The last one that the log tells of before."""
-    line: int
+    line: int = 0
     """Of the log, from 1."""
 
     @property
@@ -105,13 +104,15 @@ def read_exhausted(text: str) -> Exhausted | None:
         for piece in pieces(line):
             if (found := _MESSAGE.search(piece)) and (read := _read(piece, found)):
                 before = lines[max(0, number - _LINES) : number]
+                moments = (name for name, form in _MOMENTS.items() if any(re.search(form, one) for one in before))
                 rank = _RANK.search(line)
-                moment = next(
-                    (name for name, form in _MOMENTS.items() if any(re.search(form, one) for one in before)), ""
+                return replace(
+                    read,
+                    rank=int(rank["rank"]) if rank else None,
+                    moment=next(moments, ""),
+                    step=last_step("\n".join(lines[:number])),
+                    line=number + 1,
                 )
-                step = last_step("\n".join(lines[:number]))
-                rank_number = int(rank["rank"]) if rank else None
-                return replace(read, rank=rank_number, moment=moment, step=step, line=number + 1)
     return None
 
 
@@ -135,10 +136,6 @@ def _read(line: str, message: re.Match[str]) -> Exhausted | None:
         used_bytes=said.get("used"),
         others_bytes=sum(_bytes(found, "other") for found in _OTHERS.finditer(line)) if "used" in said else 0.0,
         gpu=gpu,
-        rank=None,
-        moment="",
-        step=None,
-        line=0,
     )
 
 
@@ -189,15 +186,12 @@ def happened(found: Exhausted, stage: int | None = None) -> str:
     """The message in a sentence."""
     where = "" if found.rank is None else f" of rank {found.rank}"
     where += f" (stage {stage})" if stage is not None else ""
-    when = " and ".join(filter(None, (f"in {found.moment}" if found.moment else "", _after(found))))
+    after = "before the first step was told" if found.step is None else f"after step {found.step}"
+    when = f"in {found.moment} and {after}" if found.moment else after
     return (
         f"out of memory on GPU {found.gpu}{where}, {when}: {_gib(found.tried_bytes)} more did not fit beside"
         f" {_gib(found.allocated_bytes)} of live tensors and {_gib(found.held_bytes)} that torch held back"
     )
-
-
-def _after(found: Exhausted) -> str:
-    return "before the first step was told" if found.step is None else f"after step {found.step}"
 
 
 def _reasons(spec: Spec, plan: Plan, found: Exhausted, more: float, fragments: float) -> list[str]:
@@ -241,15 +235,6 @@ def _way_out(spec: Spec, plan: Plan, found: Exhausted) -> str:
     fix = memory_rejection(taught, plan.layout).fix
     remedy = "`topoplan calibrate` with this log and `topoplan rank --profile` find another plan"
     return f"with that learnt, {fix}" if fix else f"with that learnt, no single change fits; {remedy}"
-
-
-def with_constants(spec: Spec, constants: Mapping[str, float]) -> Spec:
-    """The spec with constants over those that it has."""
-    own = spec.profile
-    given = {**(own.constants if own else {}), **constants}
-    if own is not None:
-        return replace(spec, profile=replace(own, constants=given))
-    return replace(spec, profile=OwnProfile(gpu=spec.cluster.gpu.name, constants=given, source="", path=""))
 
 
 def _gib(size: float) -> str:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.planner.bands import NARROWEST
-from topoplan.planner.calibrate import AT_90_PERCENT
+from topoplan.planner.calibrate import AT_90_PERCENT, with_constants
 from topoplan.planner.predict import memory_of
 from topoplan.specs.gpu_profile import profile_of
-from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
@@ -63,7 +62,8 @@ def learn(runs: Sequence[Peaks]) -> Learnt:
         constants[key], bands_of = _learn_one(key, [run for run, share in said if share == key])
         for band, width in bands_of.items():
             bands[band] = max(width, bands.get(band, 0.0))
-    return Learnt(constants=constants, bands=bands, off=tuple(_off(run) for run in runs))
+    off = (predicted_bytes(run)[1] / run.reserved_bytes - 1.0 if run.reserved_bytes else None for run in runs)
+    return Learnt(constants=constants, bands=bands, off=tuple(off))
 
 
 def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]]:
@@ -102,18 +102,12 @@ def predicted_bytes(run: Peaks) -> tuple[float, float]:
     return own, own * memory.reserved_bytes / memory.allocated_bytes
 
 
-def _off(run: Peaks) -> float | None:
-    return predicted_bytes(run)[1] / run.reserved_bytes - 1.0 if run.reserved_bytes else None
-
-
 def _share_of(run: Peaks) -> str | None:
     """The share that the prediction of a run depends on."""
     base = profile_of(run.spec.cluster.gpu, run.spec.profile)
-    given = dict(run.spec.profile.constants) if run.spec.profile else {}
     _, reserved = predicted_bytes(run)
     for key in SHARES:
-        constants = {**given, key: getattr(base, key) + 0.1}
-        own = OwnProfile(gpu=run.spec.cluster.gpu.name, constants=constants, source="", path="")
-        if predicted_bytes(replace(run, spec=replace(run.spec, profile=own)))[1] != reserved:
+        moved = with_constants(run.spec, {key: getattr(base, key) + 0.1})
+        if predicted_bytes(replace(run, spec=moved))[1] != reserved:
             return key
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from topoplan.layout.layout import Layout
@@ -60,7 +59,7 @@ def from_json(document: bytes, spec: Spec, question: str) -> Ranking | None:
         kept = _form().validate_json(document, strict=True)
     except ValidationError:
         return None
-    if kept.question != question or not _is_about(spec, kept):
+    if kept.question != question:
         return None
 
     cases = {backend: case_of(spec, backend) for backend in {layout.backend for layout in kept.layouts}}
@@ -71,19 +70,3 @@ def from_json(document: bytes, spec: Spec, question: str) -> Ranking | None:
         return plan_of(spec, case, layout, memory_of(case, layout))
 
     return Ranking(spec=spec, plans=Plans(kept.layouts, plan), **{name: getattr(kept, name) for name in _SAME})
-
-
-def _is_about(spec: Spec, kept: _Kept) -> bool:
-    """The layouts are of these GPUs and of this batch, and as many as were counted."""
-    world, batch = spec.cluster.world_size, spec.job.global_batch_size
-    return (
-        kept.counts.ranked == len(kept.layouts)
-        and isfinite(kept.elapsed_s)
-        and (kept.safe is None or 0 <= kept.safe < len(kept.layouts))
-        and {layout.backend for layout in kept.layouts} <= {*kept.searched_backends}
-        and all(
-            layout.world_size == world
-            and layout.dp * layout.micro_batch_size * layout.gradient_accumulation_steps == batch
-            for layout in kept.layouts
-        )
-    )

@@ -17,19 +17,24 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from topoplan.errors import InputError, listed
+from topoplan.errors import InputError, SpecError, listed
+from topoplan.specs.source import read_text, shown_path
 from topoplan.trainers.log import Log, clock_s, elapsed_s, pieces, quantity
 from topoplan.trainers.other_logs import OTHER_LOGS
 from topoplan.trainers.registry import TRAINERS
 
 Why = Literal["first", "evaluation or checkpoint", "slow"]
 """Why steps are left out."""
-MOST_LOG_BYTES = 1 << 30
+MOST_LOG_BYTES = 64 << 20
+"""Of a longer log the end is read: steps enough, and how it ended."""
+_GZIP = b"\x1f\x8b"
 _LEAST_TICKS = 10
 """Intervals on a clock of whole seconds are as long at least, in seconds: an end of one is off by half of one."""
 FEWEST = 3
@@ -102,12 +107,37 @@ class _Entry:
     """The line is itself about an evaluation, behind that of the step."""
 
 
+def log_text(path: Path) -> str:
+    """The text of a log, without what a copy or a cut has damaged.
+
+    Raises SpecError where it cannot be read, and for what is packed or no text at all.
+    """
+    name, wanted = shown_path(path), "a log of a trainer"
+    if path.is_dir():
+        raise SpecError("is a directory, not a log", where=name, remedy=f"give {wanted} in it")
+    try:
+        with path.open("rb") as file:
+            if path.is_file():
+                file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+            content = file.read(MOST_LOG_BYTES)
+    except OSError:
+        return read_text(path, wanted=wanted)  # which says what is wrong with it
+    if content.startswith(_GZIP):
+        raise SpecError("is packed", where=name, remedy=f"unpack it first: gunzip --keep {shlex.quote(name)}")
+    text = content.decode("utf-8-sig", "replace").replace("\0", "")
+    if text.count("\ufffd") > len(text) // 20:
+        raise SpecError("is not a text file in UTF-8", where=name, remedy=f"give {wanted}")
+    return text
+
+
 def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
     """What a log says. `trainer` is the one whose lines are looked for first; None is any.
 
     Raises InputError for one without steps, with those of several runs or processes, or with too few.
     """
-    lines = [(number, piece) for number, line in enumerate(text.split("\n"), 1) for piece in pieces(line)]
+    # A bar that is drawn again and again is one line, however long.
+    drawn = ((number, part) for number, line in enumerate(text.split("\n"), 1) for part in line.split("\r"))
+    lines = [(number, piece) for number, part in drawn if part for piece in pieces(part)]
     logs = _known(trainer)
     found = {writer: _entries(log, lines) for writer, log in logs.items()}
     writer = max(found, key=lambda one: len(found[one]))
@@ -168,7 +198,7 @@ def _known(trainer: str | None = None) -> dict[str, Log]:
 
 def _entries(log: Log, lines: Sequence[tuple[int, str]]) -> list[_Entry]:
     """The lines of a trainer that say a step and a time."""
-    found, aside = [], False
+    found, aside = list[_Entry](), False
     for number, piece in lines:
         other = log.aside.search(piece) is not None
         match = log.steps.search(piece) if log.steps else None
@@ -184,11 +214,17 @@ def _entries(log: Log, lines: Sequence[tuple[int, str]]) -> list[_Entry]:
             other,
         )
         if entry and (entry.step_s or entry.clock_s is not None):
-            found.append(entry)
+            if not (found and _is_again(entry, found[-1])):
+                found.append(entry)
             aside = False
         else:
             aside = aside or other
     return found
+
+
+def _is_again(entry: _Entry, before: _Entry) -> bool:
+    """The same line once more, as two that tee into one file leave it."""
+    return replace(entry, line=before.line, aside=before.aside) == before
 
 
 def _bars(bars: Sequence[re.Pattern[str]], lines: Sequence[tuple[int, str]]) -> list[_Entry]:
@@ -223,7 +259,7 @@ def _refuse_mixtures(entries: Sequence[_Entry], name: str) -> None:
 
 def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
     """What lies between two lines. Where times are of single steps, the first is of its own step alone."""
-    found = []
+    found = list[Interval]()
     if all(entry.step_s for entry in entries):
         steps = [entries[0].step - 1, *(entry.step for entry in entries)]
         usual = Counter(after - before for before, after in itertools.pairwise(steps)).most_common(1)[0][0]
@@ -234,19 +270,30 @@ def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
                 found.append(Interval(entry.step, count, count * entry.step_s, entry.aside))
         return found
     least_s = 0.0 if _is_fine(entries) else _LEAST_TICKS
-    mark, aside = entries[0], False
-    found.append(Interval(mark.step, 1, _since_s(mark, entries), False))
-    for entry in entries[1:]:
-        since_s = _since_s(entry, entries) - _since_s(mark, entries)
-        if entry.step == mark.step or since_s < 0.0:
-            # An evaluation is over; or the run went on from a checkpoint, with its clock at zero again.
-            mark, aside = entry, False
-            continue
-        aside = aside or entry.aside or entry.is_other
-        if since_s > 0.0 and since_s >= least_s:
-            found.append(Interval(entry.step, entry.step - mark.step, since_s, aside))
-            mark, aside = entry, False
+    for part in _by_clock(entries):
+        mark, aside = part[0], False
+        found.append(Interval(mark.step, 1, _since_s(mark, part), bool(found)))
+        for entry in part[1:]:
+            since_s = _since_s(entry, part) - _since_s(mark, part)
+            if entry.step == mark.step or since_s < 0.0:
+                # An evaluation is over.
+                mark, aside = entry, False
+                continue
+            aside = aside or entry.aside or entry.is_other
+            if since_s > 0.0 and since_s >= least_s:
+                found.append(Interval(entry.step, entry.step - mark.step, since_s, aside))
+                mark, aside = entry, False
     return found
+
+
+def _by_clock(entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    """Entries in which the clock goes on: in a run that went on from a checkpoint it begins at zero again."""
+    parts = [[entries[0]]]
+    for before, entry in itertools.pairwise(entries):
+        if (entry.clock_s or 0.0) < (before.clock_s or 0.0):
+            parts.append([])
+        parts[-1].append(entry)
+    return parts
 
 
 def _since_s(entry: _Entry, entries: Sequence[_Entry]) -> float:
@@ -284,4 +331,5 @@ def _middle(weighed: Sequence[tuple[float, int]]) -> float:
 
 
 def _peak(pattern: re.Pattern[str] | None, lines: Sequence[tuple[int, str]]) -> float | None:
-    return max((size for _, piece in lines if (size := quantity(pattern, piece))), default=None)
+    found = ((pattern, piece[match.start() :]) for _, piece in lines if pattern for match in pattern.finditer(piece))
+    return max(filter(None, (quantity(*one) for one in found)), default=None)

@@ -4,44 +4,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 from topoplan.errors import SpecError, nearest
+from topoplan.specs.blocks import Block
+from topoplan.specs.kinds import Number, Switch
 
 SHIPPED = ("megatron.jsonl", "sharded.jsonl")
 """The files of rows that come with the package."""
+Figure = Annotated[float | None, Number()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Block):
     """What a run measured; None where it did not."""
 
-    allocated_gib: float | None = None
+    allocated_gib: Figure = None
     """Peak of live tensors on the fullest GPU."""
-    stage_allocated_gib: tuple[float | None, ...] = ()
+    stage_allocated_gib: tuple[Figure, ...] = ()
     """The same for each pipeline stage."""
-    reserved_gib: float | None = None
+    reserved_gib: Figure = None
     """Peak of what torch's allocator held, on the fullest GPU."""
-    tokens_per_s_per_gpu: float | None = None
-    step_s: float | None = None
+    tokens_per_s_per_gpu: Figure = None
+    step_s: Figure = None
     """Seconds of an optimizer step."""
-    tflops_per_gpu: float | None = None
+    tflops_per_gpu: Figure = None
     """Model FLOP/s, recomputation left out, in 1e12."""
-    oom: bool = False
+    oom: Annotated[bool, Switch()] = False
     """The run ended out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
+class MeasuredRun(Block):
     """One measured run, or why a row of its source is not graded."""
 
     id: str
-    family: str
-    """Short name of the source, which results are grouped by."""
-    source: str
-    """Where the figures were published."""
+    family: str = ""
+    """Short name of the source, which results are grouped by; left out: as the source."""
+    source: str = ""
+    """Where the figures were published; left out: the file of the row."""
     notes: str = ""
     """How they were measured, and what the source leaves open."""
     document: Mapping[str, Any] = field(default_factory=dict)
@@ -61,9 +64,7 @@ class MeasuredRun:
     """File and line, for messages."""
 
 
-_KEYS = tuple(f.name for f in fields(MeasuredRun) if f.name != "where")
-_FIGURES = tuple(f.name for f in fields(Measured))
-_DOCUMENT = ("cluster", "model", "job", "layout")
+_DOCUMENT = ("id", "cluster", "model", "job", "layout")
 
 
 def shipped_runs() -> list[MeasuredRun]:
@@ -94,75 +95,23 @@ def parse_runs(text: str, *, name: str) -> Iterator[MeasuredRun]:
 
 
 def _run(row: Any, where: str) -> MeasuredRun:
+    from topoplan.specs.mistakes import check_form
+
     if not isinstance(row, Mapping):
         raise SpecError("not a measured run", where=where, expected="expected a mapping with id, document and measured")
-    _refuse_unknown(row, _KEYS, where)
-    words = {
-        key: _text(row, key, where)
-        for key in ("id", "family", "source", "notes", "left_out", "machine", "slowed", "rank_group")
-    }
-    if not words["id"]:
-        raise SpecError("no `id`", where=where)
-    values: dict[str, Any] = {key: value for key, value in words.items() if value}
-    values.setdefault("source", where.rpartition(":")[0])
-    values.setdefault("family", values["source"])
-    if values.get("left_out"):
-        return MeasuredRun(**values, where=where)
-    document = row.get("document")
-    if not isinstance(document, Mapping):
+    run = check_form(MeasuredRun, row, lambda path: where)
+    source = run.source or where.rpartition(":")[0]
+    run = replace(run, where=where, source=source, family=run.family or source)
+    if run.left_out:
+        return run
+    if not run.document:
         raise SpecError("no `document`", where=where, expected="expected a run document as `topoplan predict` reads it")
-    _refuse_unknown(document, (*_DOCUMENT, "id"), f"{where}: document")
-    if not isinstance(document.get("layout"), Mapping):
+    if unknown := next((key for key in run.document if key not in _DOCUMENT), None):
+        expected = nearest(unknown, _DOCUMENT) or f"expected {', '.join(_DOCUMENT)}"
+        raise SpecError(f"unknown key {unknown!r}", where=f"{where}: document", expected=expected)
+    if not isinstance(run.document.get("layout"), Mapping):
         raise SpecError("no `layout`", where=f"{where}: document", expected="expected a mapping such as {tp: 4, pp: 1}")
-    unstated = row.get("unstated", [])
-    if not isinstance(unstated, list) or not all(isinstance(key, str) for key in unstated):
-        raise SpecError("`unstated` is not a list of names", where=where)
-    return MeasuredRun(
-        **values, document=document, measured=_measured(row, where), unstated=tuple(unstated), where=where
-    )
-
-
-def _measured(row: Mapping[str, Any], where: str) -> Measured:
-    measured = row.get("measured")
-    if not isinstance(measured, Mapping):
-        raise SpecError("no `measured`", where=where, expected=f"expected one or more of {', '.join(_FIGURES)}")
-    _refuse_unknown(measured, _FIGURES, f"{where}: measured")
-    values: dict[str, Any] = {}
-    for key, value in measured.items():
-        place = f"{where}: measured.{key}"
-        if key == "oom":
-            if not isinstance(value, bool):
-                raise SpecError(f"{value!r:.40}", where=place, expected="expected true or false")
-            values[key] = value
-        elif key == "stage_allocated_gib":
-            if not isinstance(value, list):
-                raise SpecError(f"{value!r:.40}", where=place, expected="expected a list, one figure a pipeline stage")
-            values[key] = tuple(None if figure is None else _positive(figure, place) for figure in value)
-        else:
-            values[key] = _positive(value, place)
-    if not values:
-        raise SpecError("nothing is measured", where=where, expected=f"expected one or more of {', '.join(_FIGURES)}")
-    return Measured(**values)
-
-
-def _positive(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise SpecError(f"{value!r:.40}", where=where, expected="expected a positive number")
-    return float(value)
-
-
-def _text(row: Mapping[str, Any], key: str, where: str) -> str:
-    value = row.get(key, "")
-    if not isinstance(value, str):
-        raise SpecError(f"{value!r:.40}", where=f"{where}: {key}", expected="expected text")
-    return value
-
-
-def _refuse_unknown(mapping: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    for key in mapping:
-        if key not in known:
-            raise SpecError(
-                f"unknown key {key!r}",
-                where=where,
-                expected=nearest(str(key), known) or f"expected {', '.join(known)}",
-            )
+    if run.measured == Measured():
+        figures = ", ".join(own.name for own in fields(Measured))
+        raise SpecError("nothing is measured", where=where, expected=f"expected one or more of {figures}")
+    return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +119,7 @@ def measures_of(about: Mapping[str, Any], rows: Any, name: str) -> Measures:
         name=name,
         about=dict(about),
         rows=tuple(
-            Timed(
-                kind=one.kind,
-                seconds=one.seconds,
-                slowest_s=one.slowest_s,
-                facts=one.facts,
-                noise=_SPREADS.get(one.kind, _SPREAD_OF_COLLECTIVES) * math.sqrt(alike[_alike(one)]),
-            )
+            replace(one, noise=_SPREADS.get(one.kind, _SPREAD_OF_COLLECTIVES) * math.sqrt(alike[_alike(one)]))
             for one in found
         ),
     )

@@ -17,7 +17,7 @@ from topoplan.specs.spec import Spec
 from topoplan.units import GIB, format_byte_rate
 
 _OF_ADAPTERS = ("lora_rank", "lora_target")
-_OF_IMAGES = ("image_max_pixels", "images_per_sequence")
+_OF_IMAGES = ("image_max_pixels", "images_per_sequence", "freeze_vision_tower", "freeze_multi_modal_projector")
 _NEAR = 0.1
 """Part of a card's own figure that another may be off: vendors round."""
 _FASTEST = 0.01
@@ -27,7 +27,8 @@ _OFF = ("0", "", "false")
 
 def oddities(spec: Spec, layout: Layout) -> Iterator[str]:
     """A sentence for each."""
-    yield from _without_effect(spec.job, spec.model)
+    for key, where in without_effect(spec.job, spec.model):
+        yield f"{key} {_written(getattr(spec.job, key))} has no effect {where}"
     yield from _pinned_without_effect(spec, layout)
     yield from _samples(spec.job)
     if spec.job.learning_rate > _FASTEST:
@@ -40,8 +41,8 @@ def oddities(spec: Spec, layout: Layout) -> Iterator[str]:
     yield from _hosts(spec.cluster)
 
 
-def _without_effect(job: Job, model: Model) -> Iterator[str]:
-    """Keys of the job that are not at their usual values, and that nothing here reads."""
+def without_effect(job: Job, model: Model) -> Iterator[tuple[str, str]]:
+    """Keys of the job that are not at their usual values and that nothing here reads, with the words for why."""
     usual = Job.__dataclass_fields__
     groups: list[tuple[bool, tuple[str, ...], str]] = [
         (job.finetuning in ("lora", "qlora"), _OF_ADAPTERS, f"with finetuning {job.finetuning}"),
@@ -54,7 +55,7 @@ def _without_effect(job: Job, model: Model) -> Iterator[str]:
     for is_read, keys, where in groups:
         for key in keys:
             if not is_read and getattr(job, key) != usual[key].default:
-                yield f"{key} {_written(getattr(job, key))} has no effect {where}"
+                yield key, where
 
 
 def _written(value: object) -> str:

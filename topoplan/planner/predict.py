@@ -64,9 +64,11 @@ def plan_under(spec: Spec, plan: Plan, trainer: str | None) -> Plan:
     return replace(plan, trainer=trainer)
 
 
-def predict(spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool = True) -> Plan:
+def predict(
+    spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool = True, is_of_file: bool = False
+) -> Plan:
     """Memory and time of one layout, whether it fits or not; every pipeline stage is listed, or those alone that can
-    need most, as a search lists them.
+    need most, as a search lists them. `is_of_file`: a file of a trainer means both, which runs them.
 
     Layers that do not divide by pp * vpp are spread evenly, which the plan's warnings say.
 
@@ -75,7 +77,7 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool 
     refuse(missing_precision(spec))
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
-    refuse(unpredicted(spec, layout.backend))
+    refuse(unpredicted(spec, layout.backend, is_of_file=is_of_file))
     case = case_of(spec, layout.backend)
     if broken := engine_of(layout.backend).verdict(case, layout):
         raise LayoutError(broken.equation, where=f"layout breaks rule {broken.rule}", remedy=broken.fix)
@@ -105,7 +107,8 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
     found += environment_warnings(spec, layout, trainer.versions if trainer else None)
     found += engine.assumptions(case, layout)
     if model.vision and job.images_per_sequence:
-        found.append(f"assumes {job.images_per_sequence:g} image(s) a sequence of {job.image_max_pixels} pixels")
+        images = "1 image" if job.images_per_sequence == 1 else f"{job.images_per_sequence:g} images"
+        found.append(f"assumes {images} of {job.image_max_pixels:,} pixels a sequence")
     if 0 < model.max_position_embeddings < job.seq_len:
         found.append(f"seq_len {job.seq_len} exceeds the model's {model.max_position_embeddings} positions")
     return (*found, *oddities(spec, layout))

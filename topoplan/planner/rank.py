@@ -27,13 +27,13 @@ def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
 
     Within 1% of the fastest that is left: the plain ones, then more memory to spare (in whole GiB), then the simpler.
     """
-    by_speed = sorted(plans, key=lambda plan: (-_worth(plan), plan.id))
+    by_speed = sorted(plans, key=lambda plan: (-worth(plan), plan.id))
     order: list[_Plan] = []
     start = 0
     while start < len(by_speed):
-        limit = _worth(by_speed[start]) * (1.0 - TIE)
+        limit = worth(by_speed[start]) * (1.0 - TIE)
         end = start
-        while end < len(by_speed) and _worth(by_speed[end]) >= limit:
+        while end < len(by_speed) and worth(by_speed[end]) >= limit:
             end += 1
         order += sorted(
             by_speed[start:end],
@@ -50,6 +50,6 @@ def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
     return order
 
 
-def _worth(plan: Ranked) -> float:
+def worth(plan: Ranked) -> float:
     """The speed that a plan is ordered by, in tokens/s a GPU."""
     return round(plan.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST if plan.caveats else 1.0), _DIGITS)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge
+from topoplan.engines.engine import Behind, Fastest, Outcome, Refused, TooLarge
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.engines.rule import Broken
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import BACKENDS, Layout
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.case import cases_of, left_out
 from topoplan.planner.crossing import crossings
@@ -19,8 +20,8 @@ from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of
-from topoplan.planner.rank import ranked
-from topoplan.planner.risk import first_safe
+from topoplan.planner.rank import TIE, ranked, worth
+from topoplan.planner.risk import first_safe, has_room
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
@@ -59,6 +60,8 @@ def rank(
     *,
     progress: Progress | None = None,
     keep_rejected: bool = False,
+    best_only: bool = False,
+    with_room: bool = False,
 ) -> Ranking:
     """Search all layouts of a spec: of the backends that it names, or of those of `usual_backends`.
 
@@ -67,7 +70,9 @@ def rank(
     Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
     offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
     `keep_rejected` keeps every layout that breaks a rule or does not fit where no other of its degrees and micro batch
-    does either, else only the nearest misses and one example of each broken rule.
+    does either, else only the nearest misses and one example of each broken rule. `best_only` leaves out what is sure
+    not to lead: of the plans the first is the same, and what else is told of is not whole. With `with_room` it leaves
+    out what is sure to be behind the best plan that leaves memory to spare, which is the same.
     The result may have no plan; its `rejected` then says what would fit.
 
     Raises LayoutError when no layout is even legal, ModelError or SpecError for a job that none of the trainers can
@@ -75,10 +80,13 @@ def rank(
     """
     started = time.perf_counter()
     cases, unable = cases_of(spec)
-    found = _Search(spec, cases, keep_rejected=keep_rejected)
+    found = _Search(spec, cases, keep_rejected=keep_rejected, with_room=with_room)
+    limit = found.limit_s if best_only else lambda: math.inf
     families = [
         (backend, *family) for backend, case in cases.items() for family in engine_of(backend).families(case, backend)
     ]
+    if best_only:
+        families.sort(key=lambda one: 0.0 if one[2] else engine_of(one[0]).promise(cases[one[0]], one[1]))
     searched = len(families)
     for position, (backend, layouts, broken) in enumerate(families):
         if progress is not None and progress(position, len(families)):
@@ -87,7 +95,8 @@ def rank(
         if broken:
             found.add(Refused(layouts, broken))
             continue
-        for outcome in engine_of(backend).outcomes(cases[backend], layouts, found.refusal, every=keep_rejected):
+        engine, case = engine_of(backend), cases[backend]
+        for outcome in engine.outcomes(case, layouts, found.refusal, limit, every=keep_rejected):
             found.add(outcome)
     else:
         if progress is not None:
@@ -100,8 +109,8 @@ def rank(
 class _Search:
     """What a search has met so far."""
 
-    def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool) -> None:
-        self.spec, self.cases, self.keep_rejected = spec, cases, keep_rejected
+    def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool, with_room: bool) -> None:
+        self.spec, self.cases, self.keep_rejected, self.with_room = spec, cases, keep_rejected, with_room
         self.plans: list[_Found] = []
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
@@ -116,10 +125,18 @@ class _Search:
         self.simplest: dict[_Degrees, _Miss] = {}
         self.verdicts: dict[Layout, Verdict] = {}
         self.out_of_memory = self.dominated = self.misses = 0
+        self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
+        """In a step."""
+        self.fastest = 0.0
+        """Tokens/s a GPU that the best plan so far counts with, or the best one with room."""
 
     def refusal(self, layout: Layout) -> Broken | None:
         """Why none of the trainers can run a layout."""
         return None if is_for_others(self.spec, layout) else broken_by(self.spec, layout, self.verdict(layout))
+
+    def limit_s(self) -> float:
+        """Seconds of a step above which a layout is behind the best, whatever else speaks for it."""
+        return self.tokens_per_gpu / (self.fastest * (1.0 - TIE)) if self.fastest else math.inf
 
     def verdict(self, layout: Layout) -> Verdict:
         """What the trainers say of a layout; they are asked once."""
@@ -139,9 +156,13 @@ class _Search:
                 self._refuse(outcome)
             case Fastest():
                 self.dominated += outcome.count - 1
-                speed = tokens_per_step(self.spec.job) / self.spec.cluster.world_size / outcome.step_s
                 caveats = caveats_of(self.spec, outcome.layout, self.trainer_of(outcome.layout))
-                self.plans.append(_Found(outcome.layout, outcome.memory, speed, caveats))
+                speed = self.tokens_per_gpu / outcome.step_s
+                self.plans.append(plan := _Found(outcome.layout, outcome.memory, speed, caveats))
+                if not self.with_room or has_room(plan):
+                    self.fastest = max(self.fastest, worth(plan))
+            case Behind():
+                self.dominated += outcome.count
             case TooLarge():
                 self.out_of_memory += outcome.count
                 for layout in outcome.layouts:
@@ -183,7 +204,8 @@ class _Search:
         plans, illegal, over = self.plans, self.illegal, self.over
         if not self.keep_rejected:
             # In the order of the rules: what people try first, a tp beyond the node or an odd pp, leads.
-            rules = [rule.name for engine in ENGINES for rule in engine.search_rules]
+            engines = dict.fromkeys(engine_of(backend) for backend in BACKENDS if backend in self.cases)
+            rules = [rule.name for engine in engines for rule in engine.search_rules]
             illegal = [self.examples[rule] for rule in dict.fromkeys((*rules, TRAINER_RULE)) if rule in self.examples]
             # With plans to choose from, what people try first is worth a reason; without, what nearly fits.
             over = list((self.simplest if plans else self.nearest).values())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.errors import InputError
-from topoplan.planner.calibrate import Calibration, calibrate
+from topoplan.planner.calibrate import Calibration, Run, calibrate
 from topoplan.planner.choosing import NOISE, Contender, Standing, as_predicted, standing
 from topoplan.planner.effort import start_up_s
 from topoplan.planner.exhausted import Ended
@@ -117,15 +117,23 @@ class Tuning:
     @property
     def standing(self) -> Standing | None:
         """Which plan leads, how sure that is, and what to try next; None where no plan fits any more."""
-        measured = {
+        return standing(self._spec, self.ranking, self.calibration, self._ran, self._failed)
+
+    @property
+    def _ran(self) -> dict[str, Contender]:
+        return {
             one.plan.id: Contender(plan=one.plan, step_s=one.lesson.logged.step_s, error=one.lesson.logged.error)
             for one in self.tried
             if one.lesson and not one.ended
         }
-        without = Counter(one.plan.id for one in self.tried if one.plan.id not in measured)
+
+    @property
+    def _failed(self) -> set[str]:
+        """Plans that are not tried again."""
+        ran = self._ran
+        without = Counter(one.plan.id for one in self.tried if one.plan.id not in ran)
         lost = {one.plan.id for one in self.tried if one.is_lost}
-        failed = {plan for plan, times in without.items() if plan not in lost or times > 1}
-        return standing(self._spec, self.ranking, self.calibration, measured, failed)
+        return {plan for plan, times in without.items() if plan not in lost or times > 1}
 
     @property
     def measured(self) -> int:
@@ -137,16 +145,27 @@ class Tuning:
         """What all trials cost."""
         return sum(one.gpu_hours for one in self.tried)
 
-    def ahead(self, count: int) -> Sequence[Plan]:
-        """The next trials, if all of them take what is predicted."""
-        found: dict[str, Contender] = {}
-        calibration, runs = self.calibration, []
+    def ahead(self, count: int, *, at_once: bool = False) -> Sequence[Plan]:
+        """The next trials, if all of them take what is predicted.
+
+        `at_once` are those that are chosen before any of them has run: no plan is out because others take what is
+        predicted.
+        """
+        known, failed, calibration = self._ran, self._failed, self.calibration
+        runs = [
+            Run(spec=self._spec, layout=one.plan.layout, step_s=one.step_s, error=one.error or 0.0)
+            for one in known.values()
+        ]
+        found: list[Plan] = []
+        may_be: frozenset[str] = frozenset()
         while len(found) < count:
-            stands = standing(self._spec, self.ranking, calibration, found)
+            stands = standing(self._spec, self.ranking, calibration, known, failed, may_be)
             if stands is None or stands.next is None:
                 break
             plan = stands.next
-            found[plan.id] = Contender(plan=plan, step_s=plan.time.step_s, error=NOISE)
+            may_be = stands.open if at_once else may_be
+            found.append(plan)
+            known[plan.id] = Contender(plan=plan, step_s=plan.time.step_s, error=NOISE)
             runs.append(as_predicted(self._spec, plan))
             calibration = calibrate(runs)
-        return [one.plan for one in found.values()]
+        return found

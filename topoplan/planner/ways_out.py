@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 
 from topoplan.catalog import gpu_names
 from topoplan.errors import InputError, listed
-from topoplan.layout.layout import keys_of
+from topoplan.layout.layout import Layout, keys_of
 from topoplan.planner.liger import KEY
-from topoplan.planner.plan import Change, Plan, Ranking, WayOut
+from topoplan.planner.plan import Change, Ranking, WayOut
+from topoplan.planner.predict import predict
 from topoplan.planner.rank import ranked
-from topoplan.planner.risk import SAFE_SHARE, TIGHT_SHARE, spare_share
+from topoplan.planner.risk import LOOKED_AT, has_room
 from topoplan.planner.what_if import Search, found_by
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.gpu import Gpu
@@ -32,8 +34,6 @@ _SHORTEST = 1 / 8
 _HALF_AS_FAST = 0.5
 _LARGER, _NEXT_CARD = 1.1, 1.25
 """Times the memory of one's own card, and of one that did not do, from which another is looked at."""
-_LOOKED_AT = 400
-"""Plans of a search in which one with room is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,6 @@ _WHERE_TIGHT = ("engine", "host_memory", "nodes", "gpu")
 """Kinds that leave the job as it is: one that fits, if barely, does not have to be another."""
 
 
-def needs_ways_out(ranking: Ranking) -> bool:
-    """A whole search has no plan, or its best one is tight and none leaves room."""
-    if ranking.searched < 1.0 or not ranking.plans:
-        return ranking.searched == 1.0
-    return spare_share(ranking.plans[0]) < TIGHT_SHARE and not any(map(_has_room, ranking.plans[:_LOOKED_AT]))
-
-
 def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -> tuple[WayOut, ...]:
     """The ways out of a ranking that needs some, in the order of `KINDS`; those that lead nowhere have no plan.
 
@@ -97,10 +90,6 @@ def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -
         if (not ranking.plans or kind in _WHERE_TIGHT) and (way := tries.of(kind, work, ranking)):
             found[kind] = way
     return tuple(found[kind] for kind in KINDS if kind in found)
-
-
-def _has_room(plan: Plan) -> bool:
-    return spare_share(plan) >= SAFE_SHARE
 
 
 class _SpentError(Exception):
@@ -146,13 +135,17 @@ class _Tries:
             if ranking.searched < 1.0:
                 self._left = 0
                 raise _SpentError
-        plans = ranking.plans[:_LOOKED_AT] if ranking and self._with_room else filter(None, [found.best])
-        plan = next((plan for plan in plans if not self._with_room or _has_room(plan)), None)
+        plans = islice(ranking.plans, LOOKED_AT) if ranking and self._with_room else filter(None, [found.best])
+        plan = next((plan for plan in plans if not self._with_room or has_room(plan)), None)
         if plan is None:
             self._last = WayOut(change=change, reason=found.reason or "no plan with room")
             return None
         self._last = _NONE
         return WayOut(change=change, plan=plan)
+
+    def known(self, change: Change, layout: Layout) -> WayOut:
+        """A change after which a layout is known to be a way out."""
+        return WayOut(change=change, plan=predict(self._read(change), layout, all_stages=False))
 
     def first(self, changes: Iterable[Change]) -> WayOut | None:
         """The first change that leads to a plan."""
@@ -196,18 +189,16 @@ def _liger(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 def _host_memory(tries: _Tries, ranking: Ranking) -> WayOut | None:
     """Offload: first with more host memory than any machine has, then with what the plan that was found takes."""
-    backend = _all(ranking) if not ranking.spec.backends else None
+    spec = ranking.spec
+    backend = None if spec.backends or "backend" in spec.job.pin else "all"
     wide = Change(kind="host_memory", words="offload", sets=(f"host_memory={_ANY_HOST_MEMORY}",), backend=backend)
     way = tries(wide)
     if way is None or way.plan is None or not way.plan.memory.host_bytes:
         return None
     size = ceil(way.plan.memory.host_bytes / GIB)
     words = f"with offload, to {size:,} GiB of main memory a node"
-    return tries(Change(kind="host_memory", words=words, sets=(f"host_memory={size}GiB",), backend=backend))
-
-
-def _all(ranking: Ranking) -> str | None:
-    return None if "backend" in ranking.spec.job.pin else "all"
+    change = Change(kind="host_memory", words=words, sets=(f"host_memory={size}GiB",), backend=backend)
+    return tries.known(change, way.plan.layout)
 
 
 def _lora(tries: _Tries, ranking: Ranking) -> WayOut | None:

@@ -14,7 +14,7 @@ _LAUNCHER = (
     rf"|{_PYTHON}-m{_GAP}(?:torch\.distributed\.(?:run|launch)|llamafactory\.\w+|accelerate\.commands\.launch))"
 )
 _PROGRAM = (
-    rf"(?:\S{{0,300}}/)?(?:llamafactory-cli|lmf){_GAP}train|(?:swift|megatron){_GAP}(?:sft|pt|rlhf)"
+    rf"(?:\S{{0,300}}/)?(?:llamafactory-cli|lmf){_GAP}(?:train|sft|dpo|rm)|(?:swift|megatron){_GAP}(?:sft|pt|rlhf)"
     rf"|{_PYTHON}[^\s-]\S{{0,300}}\.py"
 )
 _VARIABLES = rf"(?:[A-Za-z_]\w{{0,80}}=\S{{0,300}}{_GAP}){{0,20}}"

@@ -10,11 +10,10 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
+from topoplan.reading.session import Command, Script
 from topoplan.reading.setup import Configuration, Launch
-from topoplan.reading.shell import Script
 from topoplan.reading.starters import started
 from topoplan.reading.words import Word
-from topoplan.reading.wrappers import Unwrapped
 from topoplan.specs.source import KeyPath, Source, path_of, plain_scalar
 
 _MOST_LAUNCHES = 200
@@ -38,7 +37,7 @@ def launches(script: Script, recognisers: Recognisers) -> Iterator[Launch]:
         yield launch
 
 
-def _launch(script: Script, one: Unwrapped, recognisers: Recognisers) -> Launch | None:
+def _launch(script: Script, one: Command, recognisers: Recognisers) -> Launch | None:
     start = started(one.words)
     if start is None or start.program is None:
         return None
@@ -68,7 +67,7 @@ def _launch(script: Script, one: Unwrapped, recognisers: Recognisers) -> Launch 
         options=start.options,
         program=program,
         arguments=tuple(word.text for word in arguments),
-        variables=one.variables,
+        variables=one.environment.variables() if one.environment else (),
         configuration=configuration,
         config_file=config_file,
         background=one.background,

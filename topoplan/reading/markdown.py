@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
 from topoplan.reading.parts import Part, PartKind
-from topoplan.reading.starters import torchrun_options
+from topoplan.reading.starters import options_of
 from topoplan.reading.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _composed(blocks: Sequence[_Block], headings: Sequence[_HeadingFlag], name: 
         return None
     words, line = stub
     starter, program = _halves(words)
-    of_starter = torchrun_options() if starter else frozenset()
+    of_starter = options_of("torchrun") if starter else frozenset()
     by_starter = [flag for flag in options if _option_name(flag.text) in of_starter]
     by_program = [flag for flag in options if _option_name(flag.text) not in of_starter]
     given = {_option_name(flag.text) for flag in by_starter}

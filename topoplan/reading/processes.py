@@ -77,7 +77,7 @@ def processes_of(launch: Launch) -> Processes:
     Defaults: torchrun's of one machine and one process; LLaMA-Factory's `launcher.py`, which reads NNODES and
     NPROC_PER_NODE and else takes every GPU that it sees; ms-swift's `cli/main.py`, which starts one process without
     NPROC_PER_NODE (where NNODES comes from the environment of a platform, that does as well); `deepspeed`, which takes
-    every GPU of its hosts.
+    every GPU of its hosts. Where srun starts the script itself, a task is a process.
     """
     options = {name: option.value for name, option in launch.options.items()}
     visible = visible_gpus(launch)
@@ -94,11 +94,23 @@ def processes_of(launch: Launch) -> Processes:
         nodes = _number(launch, options.get("num_machines", "1"))
         total = _number(launch, options.get("num_processes", ""))
         gpus = total // nodes if total and nodes else None
+    elif "srun" in launch.wrappers and launch.program.endswith(".py"):
+        nodes, gpus = _of_slurm(launch, "nodes|N"), _of_slurm(launch, "ntasks-per-node")
     else:
         nodes = _of_variable(launch, "NNODES", 1)
         takes_all = "llamafactory" in launch.program or nodes is None
         gpus = _of_variable(launch, "NPROC_PER_NODE", visible if takes_all else 1)
     return Processes(launch=launch, nodes=nodes, gpus_per_node=gpus)
+
+
+def _of_slurm(launch: Launch, option: str) -> int | None:
+    """A number that the srun of a command says, or its job's #SBATCH lines."""
+    lines = launch.part.text.split("\n")
+    own = lines[launch.first_line - 1 : launch.last_line]
+    for said in (own, [line for line in lines if line.startswith("#SBATCH")]):
+        if found := re.search(rf"\s--?(?:{option})[= ]?(\d+)\b", " ".join(said)):
+            return int(found[1])
+    return None
 
 
 def _of_variable(launch: Launch, name: str, default: int | None) -> int | None:

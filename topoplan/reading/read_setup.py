@@ -14,9 +14,9 @@ from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
 from topoplan.reading.recogniser import Recognisers, keys_of, of_program
-from topoplan.reading.session import Environment
-from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
-from topoplan.reading.shell import Script, read_script
+from topoplan.reading.session import Environment, Script
+from topoplan.reading.setup import Configuration, Launch, Pin, Setup, Trainer, Variable
+from topoplan.reading.shell import read_script
 from topoplan.reading.versions import pins
 from topoplan.specs.source import Source, below, is_there, read_text, shown_path
 
@@ -69,7 +69,7 @@ class _Reader:
         self.configurations: list[Configuration] = []
         self.launches: list[Launch] = []
         self.variables: list[Variable] = []
-        self.pins: list[tuple[str, str]] = []
+        self.pins: list[Pin] = []
         self._by_path: dict[Path, Configuration] = {}
 
     def read(self, parts: Sequence[Part], beside: Collection[str] = ()) -> Setup:
@@ -125,7 +125,9 @@ class _Reader:
         self.launches += launches(script, self.recognisers)
         self.scripts.append(script)
         self.variables += script.variables
-        self.pins += (pin for one in script.commands for pin in pins([word.text for word in one.words]))
+        for one in script.commands:
+            found = pins([word.text for word in one.words])
+            self.pins += (Pin(package=name, version=said, part=part, line=one.first_line) for name, said in found)
         return script.environment
 
     def _add(self, configuration: Configuration) -> None:

@@ -65,15 +65,21 @@ class Command:
     last_line: int
     background: bool = False
     """It ends with `&`."""
+    wrappers: tuple[str, ...] = ()
+    """What stood in front of it, where it was taken from behind that: sudo, ssh, srun, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """What a shell reads."""
+class Script:
+    """What a piece of shell text says."""
 
+    part: Part
     commands: tuple[Command, ...]
+    """As they are written."""
+    meant: tuple[Command, ...] = ()
+    """Those that are meant: behind `srun`, in the text of `bash -c`."""
     variables: tuple[Variable, ...]
-    """Set in the environment."""
+    """Set in the environment, anywhere in it."""
     not_exported: tuple[Variable, ...]
     """Set for the shell alone: no process sees them."""
     environment: Environment | None
@@ -82,12 +88,12 @@ class Session:
     """A quote or bracket that is never closed, and its line."""
 
 
-def read_session(part: Part, environment: Environment | None = None) -> Session:
+def read_session(part: Part, environment: Environment | None = None) -> Script:
     """The commands and variables of a shell part; `environment` is what was exported before it. Raises SpecError."""
     return _Reader(part, environment, budget=[_MOST_EXPANDED_CHARS]).read(part.text)
 
 
-def read_inner(part: Part, word: Word, environment: Environment | None) -> Session:
+def read_inner(part: Part, word: Word, environment: Environment | None) -> Script:
     """The same of a word that another shell reads, such as that of `bash -c`."""
     return _Reader(part, environment, budget=[_MOST_EXPANDED_CHARS // 10]).read(word.text, word.lines)
 
@@ -109,7 +115,7 @@ class _Reader:
         self._budget, self._depth = budget, depth
         self._all_exported = self._ends_command = False
 
-    def read(self, text: str, lines: Sequence[int] = ()) -> Session:
+    def read(self, text: str, lines: Sequence[int] = ()) -> Script:
         self.shell = Shell(text, lines, name=self.part.name)
         waiting: list[Node | tuple[Node, ...]] = [self.shell.root]
         while waiting:  # nesting of any depth
@@ -118,7 +124,8 @@ class _Reader:
                 self._statement(node)
             else:
                 waiting += reversed(list(self._visit(node)))
-        return Session(
+        return Script(
+            part=self.part,
             commands=tuple(self.commands),
             variables=tuple(self.variables),
             not_exported=tuple(self.not_exported),

@@ -14,7 +14,7 @@ from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
 from topoplan.specs.source import KeyPath, Source, at, path_of
 
 if TYPE_CHECKING:
-    from topoplan.reading.shell import Script
+    from topoplan.reading.session import Script
 
 Trainer = str
 """Whose keys a configuration holds: the `trainer` of a Recogniser."""
@@ -110,6 +110,17 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A version of a package that a command installs."""
+
+    package: str
+    """As the package index writes it (PEP 503)."""
+    version: str
+    part: Part
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """Everything that was found."""
 
@@ -121,8 +132,8 @@ class Setup:
     """Of the parts in shell."""
     variables: tuple[Variable, ...] = ()
     """All that are set anywhere, in order."""
-    pins: tuple[tuple[str, str], ...] = ()
-    """Packages with the versions that `pip install` is told in scripts."""
+    pins: tuple[Pin, ...] = ()
+    """What `pip install` is told in scripts."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package -> version that the files are for, where anything says it."""
     bundles: tuple[Path, ...] = ()

@@ -31,6 +31,7 @@ _IN_ANSI_C = re.compile(rb"\\([ntr\\'\"])()")
 _IN_RAW = re.compile(rb"(?!)()()")
 _ANSI_C = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 _OPAQUE = frozenset(["command_substitution", "process_substitution", "arithmetic_expansion"])
+_ENDS = {"if": "fi", "do": "done", "case": "esac"}
 _QUOTES = {"string": (1, _IN_QUOTES), "raw_string": (1, _IN_RAW), "ansi_c_string": (2, _IN_ANSI_C)}
 """With the number of characters that open them, and what means more than it looks."""
 _WHOLE = _OPAQUE | _QUOTES.keys() | {"expansion"}
@@ -210,7 +211,7 @@ class Shell:
             waiting += reversed(node.children)
 
     def unclosed(self) -> tuple[str, int] | None:
-        """A quote or bracket that is never closed, and its line."""
+        """A quote, bracket or `if` that is never closed, and its line."""
         if not self.root.has_error:
             return None
         open_: list[re.Match[str]] = []
@@ -222,7 +223,23 @@ class Shell:
             elif match["end"] and open_:
                 open_.pop()
         first = next((match for match in open_ if len(match["bracket"]) > 1), None)
-        return (first["bracket"][-1], self._text.count("\n", 0, first.start()) + 1) if first else None
+        if first is not None:
+            return first["bracket"][-1], self._text.count("\n", 0, first.start()) + 1
+        return self._unended()
+
+    def _unended(self) -> tuple[str, int] | None:
+        """The last `if`, `do` or `case` where fewer of them end than begin."""
+        words: dict[str, list[Node]] = {}
+        waiting = [self.root]
+        while waiting:
+            node = waiting.pop()
+            if not node.children and not node.is_missing and node.type in _ENDS | dict.fromkeys(_ENDS.values(), ""):
+                words.setdefault(node.type, []).append(node)
+            waiting += reversed(node.children)
+        for begins, end in _ENDS.items():
+            if len(words.get(begins, ())) > len(words.get(end, ())):
+                return begins, self.line(words[begins][-1].start_byte)
+        return None
 
 
 def _whole(nodes: Sequence[Node]) -> Iterator[Node]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Literal
 
+from topoplan.catalog import key_list
 from topoplan.reading.setup import Option
 from topoplan.reading.words import Word, is_open
 
@@ -45,6 +46,13 @@ _ACCELERATE_FLAGS = frozenset(
         *("use_fsdp", "use_megatron_lm", "use_parallelism_config", "use_xpu", "help"),
     ]
 )
+_DEEPSPEED_VALUES = frozenset(
+    [
+        *("hostfile", "include", "exclude", "num_nodes", "min_elastic_nodes", "max_elastic_nodes", "num_gpus"),
+        *("num_accelerators", "master_port", "master_addr", "node_rank", "launcher", "launcher_args"),
+        *("enable_each_rank_log", "autotuning", "bind_core_list", "ssh_port", "venv_script", "log_level"),
+    ]
+)
 _SHORT = {
     "torchrun": {"m": "module", "r": "redirects", "t": "tee", "h": "help"},
     "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude", "q": "quiet", "h": "help"},
@@ -62,15 +70,20 @@ class Started:
     options: dict[str, Option] = field(default_factory=dict)
     module: bool = False
     """The program is a Python module."""
-    python: bool = False
-    """Python runs the program: it is a file, not a command."""
     program: Word | None = None
     arguments: tuple[Word, ...] = ()
 
 
-def torchrun_options() -> frozenset[str]:
-    """All options of torchrun, with underscores."""
-    return _TORCHRUN_VALUES | _TORCHRUN_FLAGS
+@lru_cache
+def options_of(starter: StarterName) -> frozenset[str]:
+    """All options of a starter, with underscores; of accelerate's those that its file has as well."""
+    if starter == "torchrun":
+        return _TORCHRUN_VALUES | _TORCHRUN_FLAGS
+    if starter == "deepspeed":
+        return _DEEPSPEED_VALUES | _DEEPSPEED_FLAGS
+    known = key_list("accelerate")
+    of_fsdp = {f"fsdp_{name}" for name in known["blocks"]["fsdp_config"]}
+    return _ACCELERATE_FLAGS.union(known["top"], of_fsdp, *known["blocks"].values(), ["config_file"])
 
 
 def base_name(text: str) -> str:
@@ -114,7 +127,7 @@ def _python(words: Sequence[Word]) -> Started | None:
         at += 2 if text in ("-W", "-X") else 1
     if at == len(words):
         return None
-    return Started(starter="", python=True, program=words[at], arguments=tuple(words[at + 1 :]))
+    return Started(starter="", program=words[at], arguments=tuple(words[at + 1 :]))
 
 
 def _module(module: Word, rest: Sequence[Word]) -> Started | None:
@@ -125,7 +138,7 @@ def _module(module: Word, rest: Sequence[Word]) -> Started | None:
         return _cut("accelerate", name, rest[1:] if name.endswith("_cli") else rest)
     if name in ("deepspeed.launcher.runner", "deepspeed"):
         return _cut("deepspeed", name, rest)
-    return Started(starter="", module=True, python=True, program=module, arguments=tuple(rest))
+    return Started(starter="", module=True, program=module, arguments=tuple(rest))
 
 
 def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, words: Sequence[Word]) -> Started:
@@ -149,7 +162,6 @@ def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, w
         if name:
             found.options[name] = Option(value=value, line=line, assumed=assumed)
     found.module = "module" in found.options
-    found.python = "no_python" not in found.options and not found.module
     if at < len(words):
         found.program, found.arguments = words[at], tuple(words[at + 1 :])
     return found
@@ -158,7 +170,7 @@ def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, w
 @lru_cache(maxsize=1024)
 def _whole_name(name: str) -> str:
     """argparse takes an option by the beginning of its name, when no other begins alike."""
-    known = torchrun_options()
+    known = options_of("torchrun")
     if name in known:
         return name
     full = [one for one in known if name and one.startswith(name)]

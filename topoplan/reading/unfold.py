@@ -27,7 +27,7 @@ _EXPORT = r"export\s+[A-Za-z_]\w*="
 _LAUNCHER = (
     r"(?:torchrun|deepspeed|accelerate\s+launch)\s+(?:\\\s*)?--?\w"
     r"|python3?\s+-m\s+torch\.distributed\.(?:run|launch)\s"
-    r"|(?:llamafactory-cli|lmf)\s+train\s|(?:swift|megatron)\s+(?:sft|pt|rlhf)\s"
+    r"|(?:llamafactory-cli|lmf)\s+(?:train|sft|dpo|rm)\s|(?:swift|megatron)\s+(?:sft|pt|rlhf)\s"
     r"|python3?\s+\S{1,300}\.py\s"
 )
 _PREFIXED = rf"(?:[A-Z_][A-Z0-9_]{{0,80}}=\S{{1,300}}\s+(?:\\\s*)?){{0,12}}(?:{_LAUNCHER})"

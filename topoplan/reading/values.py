@@ -6,6 +6,7 @@ The functions are calm about whatever the file holds; `Keys` has the trainer's d
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from topoplan.specs.source import KeyPath, plain_scalar
 from topoplan.specs.source import at as at
 from topoplan.units import shown
 
-_FALSE_WORDS = frozenset({"no", "off", "false", "f", "n", "0"})
+FALSE_WORDS = frozenset({"no", "off", "false", "f", "n", "0"})
 _YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}
 """Bare words that PyYAML and OmegaConf read as booleans; y and n stay text there."""
 
@@ -50,7 +51,7 @@ def flag(configuration: Configuration, key: str, default: bool = False) -> bool:
     if value is None:
         return default
     if configuration.from_command and isinstance(value, str):
-        return value.lower() not in _FALSE_WORDS
+        return value.lower() not in FALSE_WORDS
     return bool(value)
 
 
@@ -210,3 +211,16 @@ class Keys:
         if value is not None and not isinstance(value, str):
             self.fail(key, f"{key} is {shown(value)}", expected="expected text")
         return value
+
+
+_BOUNDS = {"least": "of at least", "most": "at most", "above": "above", "below": "below"}
+
+
+def range_missed(bounds: Mapping[str, float] | None, value: Any) -> str:
+    """The range that a number is not in, in words; empty where it is."""
+    if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    missed = {"least": operator.lt, "most": operator.gt, "above": operator.le, "below": operator.ge}
+    if not any(missed[word](value, bound) for word, bound in bounds.items()):
+        return ""
+    return " and ".join(f"{_BOUNDS[word]} {bound}" for word, bound in bounds.items())

@@ -8,6 +8,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from topoplan.reading.setup import Setup
 
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml")
@@ -32,7 +34,7 @@ def stated_versions(paths: Iterable[str], setup: Setup) -> dict[str, str]:
             found |= _of_file(place / name)
     for path in given:
         found |= _of_file(path) if is_lock(str(path)) else {}
-    return found | dict(setup.pins)
+    return found | {pin.package: pin.version for pin in setup.pins}
 
 
 def pins(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -43,12 +45,7 @@ def pins(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _pin(text: str) -> tuple[str, str] | None:
     match = _PIN.match(text)
-    return (_normal(match[1]), match[2]) if match else None
-
-
-def _normal(name: str) -> str:
-    """As the package index writes it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return (canonicalize_name(match[1]), match[2].rstrip(".")) if match else None
 
 
 def _installed(setup: Setup) -> Iterator[tuple[str, str]]:
@@ -73,7 +70,7 @@ def _of_file(path: Path) -> Mapping[str, str]:
     packages = document.get("package", document.get("packages", ()))
     rows = packages if isinstance(packages, list) else ()
     return {
-        _normal(str(row["name"])): str(row["version"])
+        canonicalize_name(str(row["name"])): str(row["version"])
         for row in rows
         if isinstance(row, Mapping) and {"name", "version"} <= row.keys()
     }

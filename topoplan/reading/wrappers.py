@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from topoplan.reading.parts import Part
 from topoplan.reading.session import Command, Environment, read_inner
@@ -36,27 +36,14 @@ _MOST_WRAPPERS = 8
 _MOST_NESTED_SHELLS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unwrapped:
-    """The command that is meant."""
-
-    words: tuple[Word, ...]
-    variables: tuple[Variable, ...]
-    """What it sees."""
-    wrappers: tuple[str, ...]
-    first_line: int
-    last_line: int
-    background: bool
-
-
 def unwrapped(
     part: Part, commands: Sequence[Command], trainers: Collection[str]
-) -> tuple[tuple[Unwrapped, ...], tuple[Variable, ...]]:
+) -> tuple[tuple[Command, ...], tuple[Variable, ...]]:
     """What commands come to, each itself, the one that it wraps, or those that another shell is told to run; and the
     variables that are set on the way. `trainers` are names of programs that train."""
     unwrapping = _Unwrapping(part, trainers)
     for command in commands:
-        unwrapping.take(command, (), depth=0)
+        unwrapping.take(command, depth=0)
     return tuple(unwrapping.found), tuple(unwrapping.variables)
 
 
@@ -64,50 +51,43 @@ class _Unwrapping:
     def __init__(self, part: Part, trainers: Collection[str]) -> None:
         self.part = part
         self.trainers = trainers
-        self.found: list[Unwrapped] = []
+        self.found: list[Command] = []
         self.variables: list[Variable] = []
 
-    def take(self, command: Command, wrappers: tuple[str, ...], *, depth: int) -> None:
+    def take(self, command: Command, *, depth: int) -> None:
         for _ in range(_MOST_WRAPPERS):
             if not command.words:
                 return
             name = base_name(command.words[0].text)
+            wrapped = replace(command, wrappers=(*command.wrappers, name))
             if name in _SHELLS:
                 if (text := _text_of_shell(command.words)) is not None:
-                    self._inner(text, command, (*wrappers, name), depth, background=command.background)
+                    self._inner(text, wrapped, depth, background=command.background)
                 return
             if name not in _WRAPPERS:
                 break
-            taken = self._behind(name, command)
-            wrappers = (*wrappers, name)
+            taken = self._behind(name, wrapped)
             if isinstance(taken, Word):
-                outer = replace(command, environment=None) if name in REMOTE | CONTAINERS else command
-                self._inner(taken, outer, wrappers, depth)
+                outer = replace(wrapped, environment=None) if name in REMOTE | CONTAINERS else wrapped
+                self._inner(taken, outer, depth)
                 return
             if taken is None:
                 return
             command = taken
-        self.found.append(
-            Unwrapped(
-                words=command.words,
-                variables=command.environment.variables() if command.environment else (),
-                wrappers=wrappers,
-                first_line=command.first_line,
-                last_line=command.last_line,
-                background=command.background,
-            )
-        )
+        self.found.append(command)
 
-    def _inner(
-        self, text: Word, outer: Command, wrappers: tuple[str, ...], depth: int, *, background: bool = False
-    ) -> None:
+    def _inner(self, text: Word, outer: Command, depth: int, *, background: bool = False) -> None:
         """What another shell is told to run."""
         if depth >= _MOST_NESTED_SHELLS:
             return
-        session = read_inner(self.part, text, outer.environment)
-        self.variables += session.variables
-        for inner in session.commands:
-            self.take(replace(inner, background=background or inner.background), wrappers, depth=depth + 1)
+        script = read_inner(self.part, text, outer.environment)
+        self.variables += script.variables
+        for inner in script.commands:
+            inner = replace(inner, wrappers=outer.wrappers, background=background or inner.background)
+            if not outer.first_line <= inner.first_line <= inner.last_line <= outer.last_line:
+                # Words of variables have the lines where these were set.
+                inner = replace(inner, first_line=outer.first_line, last_line=outer.last_line)
+            self.take(inner, depth=depth + 1)
 
     def _behind(self, name: str, command: Command) -> Command | Word | None:
         """The command behind one wrapper; a Word where a shell is to read it."""

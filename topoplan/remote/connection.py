@@ -35,9 +35,12 @@ KEEP_BYTES = 2**20
 """Of each output of `run`, what is kept: little enough for a hundred hosts at once."""
 _OPEN_S = 15.0
 """Time for a host to start a command."""
-SHELL = "bash --norc -c 'read -r -t 60 && exec bash --norc -s'"
-"""Where the network is cut between this command and its input, the host does not learn of it: the first line is waited
-for, and not for ever."""
+_FIRST = 'read -r -t 60 x && until [ "$x" = : ]; do read -r -t 60 x || exit; done'
+SHELL = f"bash --norc -c '{_FIRST} && exec bash --norc -s'"
+"""Where the network is cut between this command and its input, the host does not learn of it: the first lines are
+waited for, and not for ever. Start-up files that ask something take some of the empty ones."""
+_OPENING = "\n\n\n\n:\n"
+_IS_BASH = """[ "$BASH_VERSION" ] || { echo 'a start-up file of its login shell runs another shell' >&2; exit 1; }"""
 _BEGIN = b"topoplan:begin\n"
 """The first output of ours."""
 _GREETING_BYTES = 64 * 1024
@@ -63,8 +66,7 @@ class Completed:
     """Exit code; None: a signal ended it."""
     stdout: bytes
     stderr: bytes
-    dropped_bytes: int = 0
-    """Output, of both together, that was over the limit and is not here. The first and the last part are kept."""
+    """Of either, what is over the limit is left out in the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,6 @@ class Stream:
     """A command that runs. Read it from one thread."""
 
     def __init__(self, host: str, session: paramiko.Channel, stdin: bytes, *, hold_stdin: bool) -> None:
-        """Made by `Connection.start`."""
         self.host = host
         self._greeting: bytearray | None = bytearray()
         self._channel = session
@@ -273,12 +274,7 @@ class Connection:
                 elif not stream.begun:
                     raise no_script(self.target, kept["stderr"].value() or kept["stdout"].value())
                 else:
-                    return Completed(
-                        code=item.code,
-                        stdout=kept["stdout"].value(),
-                        stderr=kept["stderr"].value(),
-                        dropped_bytes=kept["stdout"].dropped_bytes + kept["stderr"].dropped_bytes,
-                    )
+                    return Completed(code=item.code, stdout=kept["stdout"].value(), stderr=kept["stderr"].value())
         finally:
             stream.close()
         if not stream.begun:
@@ -381,26 +377,16 @@ class _Kept:
         self._half = max(1, most_bytes // 2)
         self._head = bytearray()
         self._tail = bytearray()
-        self.dropped_bytes = 0
 
     def add(self, data: bytes) -> None:
         room = self._half - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        self._tail += data
+        self._head += data[: max(0, room)]
+        self._tail += data[max(0, room) :]
         if len(self._tail) > 2 * self._half:  # now and then, since moving bytes costs
-            self._cut()
+            del self._tail[: -self._half]
 
     def value(self) -> bytes:
-        self._cut()
-        return bytes(self._head + self._tail)
-
-    def _cut(self) -> None:
-        over = len(self._tail) - self._half
-        if over > 0:
-            del self._tail[:over]
-            self.dropped_bytes += over
+        return bytes(self._head + self._tail[-self._half :])
 
 
 def _event_within(limit: Deadline) -> threading.Event:
@@ -414,10 +400,10 @@ def _event_within(limit: Deadline) -> threading.Event:
 
 
 def _script(text: str, *words: str) -> bytes:
-    """A script for the standard input of `bash -s`, with its words. The braces make bash read all of it before it
-    starts; what comes after is the script's own standard input."""
+    """A script for the standard input of `SHELL`, with its words. The braces make bash read all of it before it starts;
+    what comes after is the script's own standard input."""
     said = _BEGIN.decode().rstrip("\n")
-    return f"\n{{\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
+    return f"{_OPENING}{{\n{_IS_BASH}\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
 
 
 def _called(command: Command) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import resource
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from topoplan.errors import HostError
+from topoplan.errors import HostError, HostProblem
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh import CONNECT_S, Jump, connect, open_jump
@@ -20,12 +23,14 @@ from topoplan.units import in_seconds
 
 T = TypeVar("T")
 
+_FILES = 8192
 AT_ONCE = 32
 """Hosts to log in to at the same time."""
 AT_ONCE_PER_JUMP = 8
 """The same behind one jump host: its sshd serves them all."""
-_AGAIN = ("banner",)
-"""Problems that may be gone a moment later: an sshd with many logins under way hangs up on some (MaxStartups)."""
+_AGAIN = ("banner", "lost")
+"""Problems that may be gone a moment later: an sshd with many logins under way hangs up on some (MaxStartups), and a
+network that loses packets loses a login."""
 _PAUSE_S = 0.3
 
 
@@ -41,6 +46,7 @@ def connect_all(
     Targets with the same jump hosts share one connection to them. A host that hangs up while others log in is tried
     again until its deadline. `on_done` is called for each as it is done, one call at a time.
     """
+    _allow_files()
     groups: dict[tuple[Target, ...], list[str]] = defaultdict(list)
     for name, target in targets.items():
         groups[target.jumps].append(name)
@@ -48,12 +54,12 @@ def connect_all(
 
     def one(name: str, jump: Jump | None) -> None:
         logins.add(
-            name, _tried(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
+            name, tried(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
         )
 
     def group(names: list[str]) -> None:
         """Those behind the same jump hosts."""
-        jump = _tried(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
+        jump = tried(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
         if isinstance(jump, HostError):
             for name in names:
                 what = f"jump host {jump.host}: {jump.what}"
@@ -73,6 +79,14 @@ def connect_all(
         logins.give_up()
         raise
     return {name: logins.results[name] for name in targets}
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets us have: some give 256 unasked, and each host takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class _Logins:
@@ -99,6 +113,40 @@ class _Logins:
         for result in self.results.values():
             if isinstance(result, Connection):
                 result.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Hosts that were logged in to, by name."""
+
+    results: Mapping[str, Connection | HostError]
+    """In the order of the targets."""
+
+    @property
+    def connections(self) -> dict[str, Connection]:
+        """Those that can be asked."""
+        return {name: one for name, one in self.results.items() if isinstance(one, Connection)}
+
+    @property
+    def errors(self) -> dict[str, HostError]:
+        """Why the others cannot."""
+        return {name: one for name, one in self.results.items() if isinstance(one, HostError)}
+
+    def ask(self, job: Callable[[str, Connection], T], *, deadline_s: float) -> dict[str, T | HostError]:
+        """What `run_on_all` gives for those that can be asked, and why the others cannot."""
+        given = run_on_all(self.connections, job, deadline_s=deadline_s)
+        return {name: one if isinstance(one, HostError) else given[name] for name, one in self.results.items()}
+
+
+@contextlib.contextmanager
+def logged_in(targets: Mapping[str, Target], access: Access) -> Iterator[Hosts]:
+    """All targets; the connections are closed at the end."""
+    hosts = Hosts(results=connect_all(targets, access))
+    try:
+        yield hosts
+    finally:
+        for connection in hosts.connections.values():
+            connection.close()
 
 
 def run_on_all(
@@ -139,8 +187,11 @@ def run_on_all(
     return {name: results[name] for name in connections}
 
 
-def _tried(attempt: Callable[[float], T], deadline_s: float) -> T | HostError:
-    """Try until it works, fails for good or the time is over. Pauses grow, and differ from host to host by chance."""
+def tried(attempt: Callable[[float], T], deadline_s: float, *, also: Collection[HostProblem] = ()) -> T | HostError:
+    """Try until it works, fails for good or the time is over. Pauses grow, and differ from host to host by chance.
+
+    `also` are further problems that may be gone a moment later.
+    """
     deadline = Deadline(deadline_s)
     pause_s = _PAUSE_S
     while True:
@@ -148,7 +199,7 @@ def _tried(attempt: Callable[[float], T], deadline_s: float) -> T | HostError:
             return attempt(deadline.left_s)
         except HostError as error:
             pause = random.uniform(0.5, 1.5) * pause_s
-            if error.problem not in _AGAIN or deadline.left_s < 2 * pause:
+            if error.problem not in {*_AGAIN, *also} or deadline.left_s < 2 * pause:
                 return error
             time.sleep(pause)
             pause_s *= 1.6

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from topoplan.errors import HostError
 from topoplan.remote import known_hosts
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access, NewKey
@@ -201,6 +202,8 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
             "it hung up while keys were exchanged" if greeted else "it hung up before it was asked anything",
             "it may have too many logins at once (MaxStartups in its sshd_config) or refuse this address",
         )
+    if greeted and isinstance(error, (OSError, EOFError)):
+        raise _lost(target)
     if said and not greeted:
         raise target.error(
             "protocol", f"port {target.port} of {target.hostname} is no SSH server, it says '{said}'", "check the port"
@@ -213,6 +216,12 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
             "check that sshd runs there and that the machine is not overloaded",
         )
     raise target.error("protocol", f"no SSH connection: {error}", "compare the versions of both sides")
+
+
+def _lost(target: Target) -> HostError:
+    return target.error(
+        "lost", "the connection was lost while logging in", "the network may lose much: see `ping` and `ip -s link`"
+    )
 
 
 _TOO_MANY = ("Exceeded MaxStartups", "Not allowed at this time")
@@ -295,6 +304,9 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
                 "check that the machine is not overloaded, and that the agent does not wait for a confirmation",
             )
         if not transport.is_active():
+            # An sshd that has enough of keys says so before it hangs up: then this side ends the connection.
+            if wire.broke:
+                raise _lost(target)
             break
     tried = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
     if offered:

@@ -42,7 +42,6 @@ class Call(Generic[T]):
     """A call in a thread that does not keep the program from ending, so that this one can look at other things."""
 
     def __init__(self, job: Callable[[], T]) -> None:
-        """Begin."""
         self._value: list[T] = []
         self._error: list[BaseException] = []
         self.done = threading.Event()

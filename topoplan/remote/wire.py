@@ -53,6 +53,8 @@ class Wire:
         self.heard_s = time.monotonic()
         self.hung_up = False
         """The other side has closed it."""
+        self.broke = False
+        """The system has given it up. What follows looks as if the other side had closed it."""
         self.first = b""
         """The first bytes that came: what the other side is, if it is no SSH server."""
         self._closed = False  # paramiko reads this name
@@ -65,7 +67,7 @@ class Wire:
         self.heard_s = time.monotonic()
         if len(self.first) < _FIRST_BYTES:
             self.first += data[: _FIRST_BYTES - len(self.first)]
-        self.hung_up |= not data and not self._closed
+        self.hung_up |= not data and not self._closed and not self.broke
         return data
 
     def send(self, data: bytes) -> int:
@@ -78,7 +80,10 @@ class Wire:
         try:
             yield
         except OSError as error:
-            self.hung_up |= error.errno in (errno.ECONNRESET, errno.EPIPE)
+            if error.errno in (errno.ECONNRESET, errno.EPIPE):
+                self.hung_up |= not self.broke
+            elif error.errno is not None and not self._closed:
+                self.broke = not self.hung_up
             raise
 
     def settimeout(self, seconds: float | None) -> None:
@@ -135,7 +140,6 @@ class ChannelWire(Wire):
     """A channel of a jump host."""
 
     def __init__(self, session: paramiko.Channel) -> None:
-        """Take it over."""
         super().__init__(session)
         self._session = session
 
@@ -265,7 +269,6 @@ class Silence:
     """One thread for all connections of the process; it closes those that have been silent for too long."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._lock = threading.Lock()
         self._watched: weakref.WeakKeyDictionary[paramiko.Transport, Wire] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None

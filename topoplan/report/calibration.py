@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from topoplan.errors import listed
 from topoplan.planner.calibrate import Calibration
 from topoplan.planner.exhausted import exhausted_words, taught_words
 from topoplan.planner.learn import Lessons
 from topoplan.report.dump import picked, plain
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import apart, bullets, paragraph, table_of
 from topoplan.report.text import counted, significant
-from topoplan.specs.gpu_profile import BANDS, Profile, profile_of
+from topoplan.specs.constants import BANDS
+from topoplan.specs.gpu_profile import Profile, profile_of
 from topoplan.specs.profile import Calibrated, OwnProfile
 
 SCHEMA = "topoplan.calibrate/1"
@@ -90,8 +90,8 @@ def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
     for lesson, before, after in zip(learnt.of, time.before, time.after, strict=True):
         logged = lesson.logged
         table.add_row(
-            Text(logged.name),
-            Text(lesson.plan.id),
+            logged.name,
+            lesson.plan.id,
             str(logged.steps),
             f"{significant(logged.step_s)} s",
             f"{100 * logged.spread:.1f}%",
@@ -99,8 +99,7 @@ def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
             f"{100 * after:+.1f}%",
         )
     console.print(table)
-    console.print()
-    paragraph(console, "off: predicted over measured, less one, before and with what was learnt.", style="dim")
+    apart(console, "off: predicted over measured, less one, before and with what was learnt.", style="dim")
     console.print()
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from topoplan.lint.check import SEVERITIES, Checked, Fixed
 from topoplan.lint.prediction import Change, Prediction
+from topoplan.planner.assumed import machine_note
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.reading.finding import Finding, Severity
@@ -190,8 +191,9 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     if plan is None and prediction.changes:
         with_own = f" with {own.layout.backend}" if own is not None else ""
         paragraph(console, f"The best plan{with_own} has {_changes(prediction.changes)}.")
-    if translation.assumptions or (plan and plan.warnings):
-        bullets(console, [*translation.assumptions, *(plan.warnings if plan else ())])
+    notes = (machine_note(translation.spec.cluster), *translation.assumptions, *(plan.warnings if plan else ()))
+    if said := list(filter(None, notes)):
+        bullets(console, said)
 
 
 def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
@@ -213,7 +215,7 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
     )
     for name, text in rows:
         if name != "host memory, GiB" or any(plan.memory.host_bytes for _, plan in columns):
-            table.add_row(name, *(Text(text(plan)) for _, plan in columns))
+            table.add_row(name, *(text(plan) for _, plan in columns))
     return table
 
 

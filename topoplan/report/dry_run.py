@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from topoplan.hosts.collect import COLLECT, VERSIONS, collect_words
@@ -30,74 +29,32 @@ _IDENTITY = "PID START BOOT"
 _MEET = ("PORTS", "TASK", "PYTHON")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """The text of a command, and what it is given."""
-
-    name: str
-    does: str
-    words: str
-    """Its words, as a reader knows them."""
-    text: str
-
-
-def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
-    """All that may run on a host, in the order in which it does. Those of node 0, where they differ."""
-    ask = _Program(
-        name="ask",
-        does="says what the host is; its words are what is wanted",
-        words="WANTED",
-        text=COLLECT,
-    )
-    versions = _Program(name="versions", does="the VERSIONS of `ask`, in Python", words="", text=VERSIONS)
-    meet = _Program(
-        name="meet",
-        does="listens on ports, and connects to those of all other hosts",
-        words=" ".join(_MEET),
-        text=connections.SCRIPT,
-    )
-    ports = _Program(name="ports", does="the PORTS of `meet`, in Python", words="TASK", text=connections.PROGRAM)
-    return (
-        *((ask, versions, meet, ports) if checks is not None else ()),
-        _Program(
-            name="put",
-            does="makes a directory, unpacks the files into it, compares them with their SUMS, and renames it",
-            words="WORKDIR DIRECTORY STAGING SECONDS SUMS",
-            text=upload.PUT,
-        ),
-        _Program(
-            name="start",
-            does="compares the files with their SUMS, and starts `keep` in a session of its own",
-            words="DIRECTORY SCRIPT RUN KEEP SUMS PYTHON",
-            text=programs.START,
-        ),
-        _Program(
-            name="keep",
-            does="records itself, runs the script of the node beside `supervise`, and notes its exit code",
-            words="SCRIPT RUN PYTHON",
-            text=programs.KEEPER,
-        ),
-        _Program(
-            name="supervise",
-            does="hears of other nodes that fail, and starts `stop` where nobody does, in Python",
-            words="PID START BOOT",
-            text=programs.SUPERVISE,
-        ),
-        _Program(name="follow", does="prints the log as it grows", words="DIRECTORY WHERE", text=programs.FOLLOW),
-        _Program(name="state", does="says how the job is", words=f"DIRECTORY RUN {_IDENTITY}", text=programs.STATE),
-        _Program(
-            name="stop",
-            does="ends the job; after a failure and Ctrl-C only, by us or by `supervise`",
-            words=f"DIRECTORY RUN GRACE SETTLE {_IDENTITY}",
-            text=programs.STOP,
-        ),
-    )
+def _programs(checked: bool) -> Iterator[tuple[str, str, str, str]]:
+    """Name, what it does, its words and its text, of all that may run on a host, in the order in which it does."""
+    if checked:
+        yield "ask", "says what the host is; its words are what is wanted", "WANTED", COLLECT
+        yield "versions", "the VERSIONS of `ask`, in Python", "", VERSIONS
+        meets = "listens on ports, and connects to those of all other hosts"
+        yield "meet", meets, " ".join(_MEET), connections.SCRIPT
+        yield "ports", "the PORTS of `meet`, in Python", "TASK", connections.PROGRAM
+    puts = "makes a directory, unpacks the files into it, compares them with their SUMS, and renames it"
+    yield "put", puts, "WORKDIR DIRECTORY STAGING SECONDS SUMS", upload.PUT
+    starts = "compares the files with their SUMS, and starts `keep` in a session of its own"
+    yield "start", starts, "DIRECTORY SCRIPT RUN KEEP SUMS PYTHON", programs.START
+    keeps = "records itself, runs the script of the node beside `supervise`, and notes its exit code"
+    yield "keep", keeps, "SCRIPT RUN PYTHON", programs.KEEPER
+    hears = "hears of other nodes that fail, and starts `stop` where nobody does, in Python"
+    yield "supervise", hears, _IDENTITY, programs.SUPERVISE
+    yield "follow", "prints the log as it grows", "DIRECTORY WHERE", programs.FOLLOW
+    yield "state", "says how the job is", f"DIRECTORY RUN {_IDENTITY}", programs.STATE
+    ends = "ends the job; after a failure and Ctrl-C only, by us or by `supervise`"
+    yield "stop", ends, f"DIRECTORY RUN GRACE SETTLE {_IDENTITY}", programs.STOP
 
 
 def dry_run_to_dict(
     bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
 ) -> dict[str, Any]:
-    """Every file and command, as JSON. `checks` are the needs that hosts are checked for, None for no checks."""
+    """Every file and command. `checks` are the needs that hosts are checked for, None for no checks."""
     secrets = bundle.draft.spec.cluster.secrets
     lacking = missing(secrets)
     return {
@@ -109,104 +66,77 @@ def dry_run_to_dict(
         "secrets": [{"name": name, "set": name not in lacking} for name in secrets],
         "preflight": checks is not None,
         "programs": [
-            {"name": one.name, "does": one.does, "words": one.words.split(), "text": one.text}
-            for one in _programs(bundle, checks)
+            {"name": name, "does": does, "words": words.split(), "text": text}
+            for name, does, words, text in _programs(checks is not None)
         ],
-        "nodes": [
-            {
-                "node": node.name,
-                "ssh": _ssh(targets[node.name]),
-                "directory": _directory(node, targets[node.name]),
-                "staging": _staging(node, targets[node.name]),
-                "files": {name: len(data) for name, data in bundle.files_of(node).items()},
-                "put": upload.PUT,
-                "commands": _commands(bundle, node, targets[node.name], checks, grace_s),
-                "command": _command(node, targets[node.name]),
-            }
-            for node in bundle.nodes
-        ],
+        "nodes": [_node(bundle, node, targets[node.name], checks, grace_s) for node in bundle.nodes],
     }
 
 
-def dry_run_lines(
-    bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
-) -> Iterator[str]:
-    """Every file and command, for a person. What there is for each host comes last, where a terminal shows it."""
-    yield f"Would launch {bundle.run} on {counted(len(bundle.nodes), 'host')}; nothing is touched now."
+def _node(bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> dict[str, Any]:
+    """What a host gets: `commands` are names of programs, with the words that they are given."""
+    asked = collect_words(wanted(bundle.draft.spec.cluster, node.host, checks))
+    ask = ["ask", *("VERSIONS" if word == VERSIONS else word for word in asked)]
+    workdir, own = node.host.workdir or "~", f"{runs_directory_on(target)}/{node.name}"
+    directory = f"{workdir}/{own}/{_RUN}"
+    seconds = upload.waiting_s(Settings().upload_s)
+    identity = _IDENTITY.split()
+    return {
+        "node": node.name,
+        "ssh": _ssh(target),
+        "directory": directory,
+        "staging": f"{workdir}/{own}/{_STAGING}",
+        "files": {name: len(data) for name, data in bundle.files_of(node).items()},
+        "put": upload.PUT,
+        "commands": [
+            *([ask, ["meet", *_MEET]] if checks is not None else []),
+            ["put", workdir, f"{own}/{_RUN}", _STAGING, seconds, "SUMS"],
+            ["start", directory, node.script, _RUN, "KEEP", "SUMS", python_on(node.host) or "''"],
+            ["follow", directory, "-c+1"],
+            ["state", directory, _RUN, *identity],
+            ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S)), *identity],
+        ],
+        "command": f"cd {directory} && setsid bash -- {shlex.quote(node.script)}",
+    }
+
+
+def dry_run_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """The same for a person. What there is for each host comes last, where a terminal shows it."""
+    yield f"Would launch {document['run']} on {counted(len(document['nodes']), 'host')}; nothing is touched now."
     yield ""
     yield f"PROGRAMS, which run on hosts in `{SHELL}`, with their words and text as standard input:"
-    for program in _programs(bundle, checks):
+    for program in document["programs"]:
         yield ""
-        yield f"{' '.join([program.name, program.words]).strip()}: {program.does}"
-        yield from (f"    {line}".rstrip() for line in program.text.splitlines())
+        yield f"{' '.join([program['name'], *program['words']])}: {program['does']}"
+        yield from (f"    {line}".rstrip() for line in program["text"].splitlines())
     yield ""
     yield "HOSTS, with their files and commands:"
-    for node in bundle.nodes:
-        directory = _directory(node, targets[node.name])
+    for node in document["nodes"]:
         yield ""
-        yield f"{node.name}: {_ssh(targets[node.name])}"
-        for name, *words in _commands(bundle, node, targets[node.name], checks, grace_s):
+        yield f"{node['node']}: {node['ssh']}"
+        for name, *words in node["commands"]:
             if name == "put":
-                for file, data in bundle.files_of(node).items():
-                    yield f"  put {directory}/{file} ({len(data):,} bytes)"
+                for file, size in node["files"].items():
+                    yield f"  put {node['directory']}/{file} ({size:,} bytes)"
             yield f"  run {' '.join([name, *words])}"
             if name == "start":
-                yield f"      that is {_command(node, targets[node.name])}"
+                yield f"      that is {node['command']}"
     yield ""
-    for note in bundle.notes:
+    for note in document["notes"]:
         yield f"Mind: {note}"
-    secrets = bundle.draft.spec.cluster.secrets
-    lacking = missing(secrets)
-    for name in secrets:
-        here = "NOT SET here, and a launch is refused" if name in lacking else "set here"
-        yield f"Secret {name}: {here}; its value goes to `start` by standard input, into no file, and is never shown."
-    yield f"Checks of all hosts first: {'yes' if checks is not None else 'no'}. {_RUN} is made at the start."
+    for secret in document["secrets"]:
+        here = "set here" if secret["set"] else "NOT SET here, and a launch is refused"
+        yield (
+            f"Secret {secret['name']}: {here}; its value goes to `start` by standard input, into no file, and is never"
+            " shown."
+        )
+    yield f"Checks of all hosts first: {'yes' if document['preflight'] else 'no'}. {_RUN} is made at the start."
     yield "Files go to `put` as a tar stream, into a directory beside the run's, which becomes the run's once their"
     yield "SHA-256 is right."
     yield "Started together, each in a session of its own (setsid), which outlives the connection. Kept on the host:"
     yield "  .topoplan/started.json, .topoplan/log, .topoplan/exit and .topoplan/stopped in each directory."
     yield "Nodes meet at the master port, before the trainer takes it, and hear there of one that fails."
     yield "The first failure, or Ctrl-C, ends all: SIGTERM, after the grace SIGKILL, to what this run started only."
-
-
-def _commands(
-    bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float
-) -> list[list[str]]:
-    """Names of programs, with the words that they are given."""
-    asked = collect_words(wanted(bundle.draft.spec.cluster, node.host, checks))
-    ask = ["ask", *("VERSIONS" if word == VERSIONS else word for word in asked)]
-    directory = _directory(node, target)
-    seconds = upload.waiting_s(Settings().upload_s)
-    identity = _IDENTITY.split()
-    return [
-        *([ask, ["meet", *_MEET]] if checks is not None else []),
-        ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds, "SUMS"],
-        ["start", directory, node.script, _RUN, "KEEP", "SUMS", python_on(node.host) or "''"],
-        ["follow", directory, "-c+1"],
-        ["state", directory, _RUN, *identity],
-        ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S)), *identity],
-    ]
-
-
-def _directory(node: BundleNode, target: Target) -> str:
-    return f"{_parent(node, target)}/{_RUN}"
-
-
-def _staging(node: BundleNode, target: Target) -> str:
-    return f"{_parent(node, target)}/{_STAGING}"
-
-
-def _parent(node: BundleNode, target: Target) -> str:
-    return f"{node.host.workdir or '~'}/{_own(node, target)}"
-
-
-def _own(node: BundleNode, target: Target) -> str:
-    """Of the path, what is ours alone."""
-    return f"{runs_directory_on(target)}/{node.name}"
-
-
-def _command(node: BundleNode, target: Target) -> str:
-    return f"cd {_directory(node, target)} && setsid bash -- {shlex.quote(node.script)}"
 
 
 def _ssh(target: Target) -> str:

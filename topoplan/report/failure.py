@@ -20,7 +20,7 @@ def failure_lines(failure: Failure) -> Iterator[str]:
         yield "  its last lines:"
         yield from (f"    {line}" for line in failure.tail[-_TAIL_LINES:])
     if failure.stacks:
-        yield "  where the ranks were, as py-spy says:"
+        yield "  where the ranks were:"
         yield from (f"    {line}" for line in failure.stacks)
     if diagnosis is not None:
         sure = "" if diagnosis.certain else ", though it may be the consequence of something else"

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from topoplan.catalog import gpu_names, model_names
 from topoplan.operators.params import parameter_count
@@ -51,11 +50,11 @@ def print_models(console: Console, entries: Sequence[Mapping[str, Any]]) -> None
     for entry in entries:
         context = entry["max_position_embeddings"]
         table.add_row(
-            Text(entry["name"]),
-            Text(entry["model_type"]),
+            entry["name"],
+            entry["model_type"],
             billions(entry["parameters"]),
             f"{context:,}" if context else "-",
-            Text(_kind(entry)),
+            _kind(entry),
         )
     console.print(table)
 
@@ -78,7 +77,7 @@ def print_gpus(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
     for entry in entries:
         nvlink = 2 * entry["nvlink_bytes_per_s"] / 1e9
         table.add_row(
-            Text(entry["name"]),
+            entry["name"],
             gib(entry["memory_bytes"]),
             significant(entry["memory_bytes_per_s"] / 1e12),
             f"{entry['bf16_flops'] / 1e12:,.0f}",

@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 
 from topoplan.planner.measures import Measures, Timed, measures_to_dict
-from topoplan.report.tables import paragraph, table_of
+from topoplan.report.tables import apart, paragraph, table_of
 from topoplan.report.text import counted, significant
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import profile_of
@@ -42,8 +42,7 @@ def print_measures(console: Console, measures: Measures, cluster: Cluster) -> No
             "" if predicted is None else f"{100 * (predicted / one.seconds - 1):+.0f}%",
         )
     console.print(table)
-    console.print()
-    paragraph(
+    apart(
         console,
         "time: median over the ranks, and the slowest of them. rate: operations, or bytes that are copied or that a"
         " rank of a group holds, by the time. predicted: by the constants of the catalog; attention has no prediction"

@@ -88,7 +88,7 @@ def _stages(account: MemoryAccount) -> Table:
             str(stage.facts["layers"]),
             *(gib(parts[name]) if name in parts else "-" for name in names),
             gib(stage.value),
-            Text(str(stage.facts["peak"])),
+            str(stage.facts["peak"]),
             style="bold" if account.worst in stage.facts["stages"] else None,
         )
     return table
@@ -102,9 +102,9 @@ def _parts(allocated: Term) -> Table:
         if len(states) == 1 and not what:
             own = "" if states[0].name == part.name else f"{states[0].name}: "
             what = f"{own}{_product(states[0])}"
-        table.add_row(part.name, gib(part.value), f"{100 * part.value / allocated.value:.0f}", Text(what))
+        table.add_row(part.name, gib(part.value), f"{100 * part.value / allocated.value:.0f}", what)
         for one in states if len(states) > 1 else ():
-            table.add_row(Text(f"  {one.name}", style="dim"), gib(one.value), "", Text(_product(one)))
+            table.add_row(Text(f"  {one.name}", style="dim"), gib(one.value), "", _product(one))
     table.add_row("allocated", gib(allocated.value), "100", "", style="bold")
     return table
 
@@ -123,10 +123,10 @@ def _moments(moments: Sequence[Term]) -> Table:
     table = table_of("moment", right=("MiB",), last=("term",))
     for position, moment in enumerate(moments):
         style = "dim" if position else "bold"
-        table.add_row(Text(moment.name), mib(moment.value), "below it" if position else "the peak", style=style)
+        table.add_row(moment.name, mib(moment.value), "below it" if position else "the peak", style=style)
         for one in moment.children:
             words = f"{one.name}: {one.what}" if one.what and not position else one.name
-            table.add_row("", mib(one.value), Text(words), style="dim" if position else None)
+            table.add_row("", mib(one.value), words, style="dim" if position else None)
     return table
 
 
@@ -135,7 +135,7 @@ def _kept(activations: Term) -> Table:
     table = table_of("what", right=("MiB of one", "times", "GiB"))
 
     def add(term: Term, indent: str) -> None:
-        table.add_row(Text(f"{indent}{term.name}"), mib(term.each), f"{term.times:,.0f}", gib(term.value))
+        table.add_row(f"{indent}{term.name}", mib(term.each), f"{term.times:,.0f}", gib(term.value))
         if any(one.children or one.times != term.times for one in term.children):
             for one in term.children:
                 add(one, f"{indent}  ")
@@ -151,7 +151,7 @@ def _saved(layer: Term) -> Table:
     for one in layer.children:
         kept, by = one.facts["kept"], [Text(", ".join(one.facts["freed_by"]))] if freed else []
         state = "kept" if kept else one.what or "recomputed"
-        table.add_row(Text(one.name), mib(one.value), *by, state, style=None if kept else "dim")
+        table.add_row(one.name, mib(one.value), *by, state, style=None if kept else "dim")
     table.add_row("saved", mib(layer.value), style="bold")
     table.add_row("kept to backward", mib(layer.facts["kept_bytes"]), style="bold")
     table.add_row("added in its backward", mib(layer.facts["backward_bytes"]))
@@ -177,12 +177,12 @@ def _weights(rows: Sequence[Term], count: int) -> Table:
     if not any("cut_by" in one.facts for one in rows):
         table = table_of("weight", right=("elements", "layers"))
         for one in rows:
-            table.add_row(Text(one.name), f"{one.value:,}", f"{one.times:,}" if one.times > 1 else "")
+            table.add_row(one.name, f"{one.value:,}", f"{one.times:,}" if one.times > 1 else "")
         return table
     table = table_of("weight", right=("whole", "on a rank"), last=("cut by",))
     for one in rows:
         each = one.value // count
-        table.add_row(Text(one.name), f"{one.facts['whole']:,}", f"{each:,}", str(one.facts["cut_by"]))
+        table.add_row(one.name, f"{one.facts['whole']:,}", f"{each:,}", str(one.facts["cut_by"]))
     whole, own = sum(one.facts["whole"] for one in rows), sum(one.value for one in rows) // count
     table.add_row("together", f"{whole:,}", f"{own:,}", "", style="bold")
     if count > 1:
@@ -195,7 +195,7 @@ def _on_card(plan: Plan, account: MemoryAccount) -> Table:
     table = table_of("", right=("GiB",), last=("what",))
 
     def add(term: Term, *, bold: bool = False) -> None:
-        table.add_row(term.name, gib(term.value), Text(term.what), style="bold" if bold else None)
+        table.add_row(term.name, gib(term.value), term.what, style="bold" if bold else None)
 
     reserved, *beside = account.device.children
     allocated, *waste = reserved.children
@@ -222,7 +222,7 @@ def _add_spare(table: Table, spare: float) -> None:
 def _host(plan: Plan, host: Term) -> Table:
     table = table_of("part", right=("GiB",), last=("what",))
     for one in host.children:
-        table.add_row(Text(one.name), gib(one.value), Text(_product(one)))
+        table.add_row(one.name, gib(one.value), _product(one))
     processes = counted(host.facts["processes"], "process", "processes")
     table.add_row("together", gib(host.value), f"of {processes}", style="bold")
     capacity = plan.memory.host_capacity_bytes

@@ -44,8 +44,8 @@ def print_predictions(console: Console, predictions: Sequence[Prediction]) -> No
         for prediction, plan in done:
             memory = plan.memory
             table.add_row(
-                Text("-" if prediction.id is None else str(prediction.id)),
-                Text(layout_label(plan.layout)),
+                "-" if prediction.id is None else str(prediction.id),
+                layout_label(plan.layout),
                 gib(memory.device_bytes),
                 gib(memory.capacity_bytes),
                 Text("yes") if plan.fits else Text("no", style="red"),
@@ -58,8 +58,4 @@ def print_predictions(console: Console, predictions: Sequence[Prediction]) -> No
     failed = [prediction for prediction in predictions if prediction.error]
     if failed:
         console.print(f"\n{len(failed)} of {len(predictions)} could not be predicted:")
-        bullets(console, (_failure(prediction) for prediction in failed))
-
-
-def _failure(prediction: Prediction) -> str:
-    return prediction.error if prediction.id is None else f"{prediction.id}: {prediction.error}"
+        bullets(console, (one.error if one.id is None else f"{one.id}: {one.error}" for one in failed))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.hosts.result import Outcome, Result
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import apart, bullets, paragraph, table_of
 from topoplan.report.text import counted
 from topoplan.units import named
 
@@ -49,21 +49,18 @@ def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks
     """The checks that are not ok on every host, host by host; the others in a line; what was found and what to do."""
     names = list(dict.fromkeys(check.name for check in checks))
     by_place = {(check.name, check.host): check.outcome for check in checks}
-    apart = [name for name in names if any(by_place.get((name, host), "ok") != "ok" for host in hosts)]
+    uneven = [name for name in names if any(by_place.get((name, host), "ok") != "ok" for host in hosts)]
     # What concerns no host by itself has no place among them.
-    fine = [name for name in names if name not in apart and by_place.get((name, ""), "ok") == "ok"]
+    fine = [name for name in names if name not in uneven and by_place.get((name, ""), "ok") == "ok"]
     paragraph(console, f"{cluster}, {counted(len(hosts), 'host')}: {_summary(checks)}.", style="bold")
-    if apart:
-        console.print()
-        console.print(_matrix(console.width, hosts, apart, by_place))
+    if uneven:
+        apart(console, _matrix(console.width, hosts, uneven, by_place))
     for title, outcome in (("Failures", "failure"), ("Warnings", "warning"), ("Not checked", "skipped")):
         if found := [check for check in checks if check.outcome == outcome]:
-            console.print()
-            paragraph(console, f"{title}:", style="bold")
+            apart(console, f"{title}:", style="bold")
             bullets(console, _findings(found, hosts))
     if fine:
-        console.print()
-        paragraph(console, f"Ok on all hosts: {', '.join(fine)}.", style="dim")
+        apart(console, f"Ok on all hosts: {', '.join(fine)}.", style="dim")
 
 
 def _summary(checks: Sequence[Result]) -> str:

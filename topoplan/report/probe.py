@@ -14,7 +14,7 @@ from topoplan.hosts.differences import gpu_names, memory_of
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.probe import Probed, network_of, socket_interface
 from topoplan.hosts.result import Result
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import apart, bullets, paragraph, table_of
 from topoplan.report.text import counted
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
@@ -67,13 +67,11 @@ def print_probe(
             table.add_row(*_row(one, reached))
         console.print(table)
     if failed:
-        console.print()
-        paragraph(console, f"{counted(len(failed), 'host')} could not be asked:", style="bold")
+        apart(console, f"{counted(len(failed), 'host')} could not be asked:", style="bold")
         bullets(console, (str(error) for error in failed.values()))
     findings = draft.findings if draft else ()
     if findings:
-        console.print()
-        paragraph(console, counted(len(findings), "finding") + ":", style="bold")
+        apart(console, counted(len(findings), "finding") + ":", style="bold")
         bullets(console, (finding_line(check) for check in findings))
     console.print()
     if draft is None or draft.text is None:

@@ -14,12 +14,12 @@ from rich.text import Text
 from topoplan.catalog import gpu_names
 from topoplan.planner.bands import EarnedBand
 from topoplan.report.dump import picked
-from topoplan.report.tables import paragraph, table_of
+from topoplan.report.tables import apart, paragraph, table_of
 from topoplan.report.text import counted
+from topoplan.specs.constants import BANDS, CONSTANTS, GROUPS, Constants
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.gpu_profile import BANDS, CONSTANTS, FEW_FIGURES, Origin, Profile, profile_of
+from topoplan.specs.gpu_profile import FEW_FIGURES, Origin, Profile, profile_of
 from topoplan.specs.known import gpu as gpu_named
-from topoplan.specs.profile_form import ProfileForm
 from topoplan.units import parse_rate, parse_seconds
 
 SCHEMA = "topoplan.profile/1"
@@ -116,8 +116,9 @@ def unit(key: str) -> str:
 
 
 def meaning(key: str) -> str:
-    """A constant in a sentence, as the form of the file has it."""
-    return ProfileForm.model_fields[key].description or ""
+    """A constant in a sentence."""
+    words: str = Constants.__dataclass_fields__[key].metadata["description"]
+    return words
 
 
 def shown_value(key: str, value: Any) -> str:
@@ -168,15 +169,13 @@ def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
     """One number a row: value, meaning, origin; a table for what is about one thing."""
     file = f" with the constants of {profile.own.path}" if profile.own else ""
     paragraph(console, f"{gpu.name}: profile {profile.name}{file}, sources read {profile.date}.", style="bold")
-    for title, form in ProfileForm.GROUPS.items():
+    for title, keys in GROUPS.items():
         table = table_of(title, "value", "what it is, and where it comes from", whole=1)
-        for key in form.model_fields:
+        for key in keys:
             text = Text(f"{meaning(key)}\n").append(origin_text(profile, key), style="dim")
-            table.add_row(Text(key), Text(shown_value(key, getattr(profile, key))), text)
-        console.print()
-        console.print(table)
-    console.print()
-    paragraph(
+            table.add_row(key, shown_value(key, getattr(profile, key)), text)
+        apart(console, table)
+    apart(
         console,
         "Efficiencies are parts of the vendor's peak. A band is the half width around a prediction that measured runs"
         " fell in; `topoplan validate --bands` works it out.",
@@ -188,16 +187,9 @@ def print_profiles(console: Console) -> None:
     """One profile a row."""
     table = table_of("profile", "memory", "time", "constants", "GPUs", whole=1)
     for profile, cards in catalog_profiles():
-        table.add_row(
-            Text(profile.name),
-            Text(memory_bands(profile)),
-            Text(time_bands(profile)),
-            Text(kinds_text(profile)),
-            Text(", ".join(cards)),
-        )
+        table.add_row(profile.name, memory_bands(profile), time_bands(profile), kinds_text(profile), ", ".join(cards))
     console.print(table)
-    console.print()
-    paragraph(
+    apart(
         console,
         "memory: error band of a dense model / a mixture of experts / adapters on Megatron / under ddp, deepspeed and"
         " fsdp2. time: of a dense model in bf16 / a mixture of experts / in fp8 / under ddp, deepspeed and fsdp2."
@@ -233,8 +225,8 @@ def print_bands(console: Console, bands: Sequence[EarnedBand]) -> None:
     table = table_of("profile", "band", right=("figures", "earned", "catalog"), whole=1)
     for band in bands:
         table.add_row(
-            Text(band.entry),
-            Text(band.key),
+            band.entry,
+            band.key,
             str(band.figures),
             f"{100 * band.value:.0f}%",
             f"{100 * band.stored:.0f}%",
@@ -254,8 +246,8 @@ def profile_text(gpu: Gpu, profile: Profile) -> str:
         f"gpu: {gpu.name}",
         f"source: {json.dumps(source or f'topoplan show profile {profile.name}, {profile.date}')}",
     ]
-    for title, form in ProfileForm.GROUPS.items():
-        constants = [key for key in form.model_fields if key not in BANDS]
+    for title, keys in GROUPS.items():
+        constants = [key for key in keys if key not in BANDS]
         lines += ["", f"# --- {title}"] if constants else []
         for key in constants:
             lines += ["", *_comment(meaning(key)), *_comment(origin_text(profile, key))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rich.box import SIMPLE_HEAD
@@ -20,7 +19,7 @@ from topoplan.planner.rank import TIE
 from topoplan.planner.risk import TAGS, tags_of
 from topoplan.report.answer import Answer
 from topoplan.report.effort import pauses_words
-from topoplan.report.tables import bullets, paragraph
+from topoplan.report.tables import GAP, Column, apart, bullets, fitting, paragraph
 from topoplan.report.text import (
     band,
     counted,
@@ -32,12 +31,10 @@ from topoplan.report.text import (
     spec_line,
     time_shares,
 )
-from topoplan.report.ways_out import print_ways_out
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import TRAINERS
 from topoplan.units import GIB
 
-_GAP = 2
 _MIN_LAYOUT = 17
 _MIN_SHARES = 12
 _WARNINGS = 4
@@ -46,35 +43,14 @@ _NOTES = 3
 """Of the alternatives, and of the other backends and trainers, which have more in --json."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """A column of figures."""
-
-    header: str
-    """Two lines at most."""
-    cells: tuple[Text, ...]
-    left: bool = False
-    """Words, not figures."""
-    drop: int = 0
-    """Columns with the highest number leave first when the terminal is narrow; 0 stays."""
-
-    @property
-    def width(self) -> int:
-        return max(
-            len(line) for text in (self.header, *(cell.plain for cell in self.cells)) for line in text.split("\n")
-        )
-
-
 def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     """Cluster, model and counts; the plans that are shown; then what speaks for and against the alternatives."""
     plans = answer.shown
     paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking)}.", style="bold")
     if note := machine_note(ranking.spec.cluster):
         paragraph(console, f"{note[0].upper()}{note[1:]}.")
-    console.print()
-    console.print(_table(console, ranking.spec, plans))
-    console.print()
-    paragraph(console, _legend(ranking.spec, plans), style="dim")
+    apart(console, _table(console, ranking.spec, plans))
+    apart(console, _legend(ranking.spec, plans), style="dim")
     if ranking.data_notes:
         console.print("\nThe data, under plan 1:")
         bullets(console, ranking.data_notes)
@@ -83,6 +59,8 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, most)
     _print_some(console, "The usual alternatives, against plan 1", ranking.notes, _NOTES)
     if ranking.ways_out:
+        from topoplan.report.ways_out import print_ways_out
+
         console.print()
         print_ways_out(console, ranking)
 
@@ -100,20 +78,15 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
     ranks = [str(rank) for rank in range(1, len(plans) + 1)]
     labels = [layout_label(plan.layout) for plan in plans]
     shares = [time_shares(plan.time.parts_s, plan.time.step_s) for plan in plans]
-    figures = _figures(spec, plans, ascii_only=console.options.ascii_only)
-
     # What the figures leave is shared by two columns of text; figures leave when that is too little.
-    def left_over() -> int:
-        taken = len(ranks[-1]) + sum(column.width for column in figures)
-        return console.width - taken - _GAP * (len(figures) + 2)
-
-    while left_over() < _MIN_LAYOUT + _MIN_SHARES and any(column.drop for column in figures):
-        figures.remove(max(figures, key=lambda column: column.drop))
+    room = console.width - len(ranks[-1]) - 2 * GAP
+    figures = fitting(_figures(spec, plans, ascii_only=console.options.ascii_only), room - _MIN_LAYOUT - _MIN_SHARES)
+    left_over = room - sum(column.width for column in figures)
     layout_width, shares_width = _text_widths(
-        left_over(), max(map(len, labels)), max(len(", ".join(entries)) for entries in shares)
+        left_over, max(map(len, labels)), max(len(", ".join(entries)) for entries in shares)
     )
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column(Text("\n#"), justify="right")
     table.add_column(Text("\nlayout"), width=layout_width)
     for column in figures:
@@ -136,7 +109,7 @@ def _text_widths(space: int, layout: int, shares: int) -> tuple[int, int]:
     """
     if space - layout >= _MIN_SHARES:
         return layout, min(shares, space - layout)
-    return min(layout, max(_MIN_LAYOUT, space + _GAP)), 0
+    return min(layout, max(_MIN_LAYOUT, space + GAP)), 0
 
 
 def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
@@ -153,49 +126,47 @@ def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
     return "\n".join(text)
 
 
-def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Column]:
+def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[Column]:
     capacity = gib(max((plan.memory.capacity_bytes for plan in plans), default=0.0))
     columns = [
         *_trainer_column(spec, plans),
-        _Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
+        Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
         *_host_column(plans),
-        _Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
-        _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=4),
-        _Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
+        Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
+        Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=4),
+        Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
         *_risk_column(plans),
-        _Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=2),
+        Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=2),
     ]
     efforts = [job_effort(spec, plan) for plan in plans]
     known = [effort for effort in efforts if effort is not None]
     if known:
-        columns.append(_Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=3))
-        columns.append(
-            _Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=5)
-        )
+        columns.append(Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=3))
+        columns.append(Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=5))
     return columns
 
 
-def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[_Column]:
+def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[Column]:
     """Whose files `generate` writes, where that may not be what one thinks."""
     names = [plan.trainer or "-" for plan in plans]
     if set(names) <= {TRAINERS[0].name} and len({plan.layout.backend for plan in plans}) < 2:
         return []
-    return [_Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
+    return [Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
 
 
-def _risk_column(plans: Sequence[Plan]) -> list[_Column]:
+def _risk_column(plans: Sequence[Plan]) -> list[Column]:
     """What may go wrong, where anything may."""
     risks = [tags_of(plan) for plan in plans]
     cells = tuple(Text("\n".join(tags)) for tags in risks)
-    return [_Column(header="\nrisk", cells=cells, left=True, drop=1)] if any(risks) else []
+    return [Column(header="\nrisk", cells=cells, left=True, drop=1)] if any(risks) else []
 
 
-def _host_column(plans: Sequence[Plan]) -> list[_Column]:
+def _host_column(plans: Sequence[Plan]) -> list[Column]:
     """Host memory of a node, where a plan keeps something there."""
     if not any(plan.memory.host_bytes for plan in plans):
         return []
     cells = tuple(Text(f"{plan.memory.host_bytes / GIB:,.0f}" if plan.memory.host_bytes else "") for plan in plans)
-    return [_Column(header="host\nGiB", cells=cells)]
+    return [Column(header="host\nGiB", cells=cells)]
 
 
 def _memory_cell(plan: Plan) -> Text:
@@ -273,7 +244,7 @@ def _print_warnings(console: Console, answer: Answer) -> None:
     lines = [
         warning
         if len(ranks[warning]) == len(answer.shown)
-        else f"plan {', '.join(map(str, ranks[warning]))}: {warning}"
+        else f"plan{'s' if len(ranks[warning]) > 1 else ''} {', '.join(map(str, ranks[warning]))}: {warning}"
         for warning in (*first, *others)
     ]
     _print_some(console, "Mind", lines, max(_WARNINGS, len(first)))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from topoplan.report.status import size
 from topoplan.report.tables import bullets, paragraph, table_of
@@ -39,11 +38,7 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
             code = "" if run.code is None else f", exit code {run.code}"
             code += f", started {len(run.attempts) + 1} times" if run.attempts else ""
             table.add_row(
-                Text(run.run_id),
-                Text(run.created[:16].replace("T", " ")),
-                str(len(run.nodes)),
-                Text(f"{run.state}{code}"),
-                Text(_hosts(run)),
+                run.run_id, run.created[:16].replace("T", " "), str(len(run.nodes)), f"{run.state}{code}", _hosts(run)
             )
         console.print(table)
     bullets(console, [f"{run.run_id}: {run.trouble}" for run in good if run.trouble])
@@ -80,8 +75,8 @@ def print_measured(console: Console, runs: Sequence[RunRecord | Unreadable]) -> 
             gib = f"{one.reserved_bytes / GIB:.1f}"
             off = f"{100 * (one.predicted_reserved_bytes / one.reserved_bytes - 1):+.0f}%"
         table.add_row(
-            Text(run.run_id),
-            Text(one.plan),
+            run.run_id,
+            one.plan,
             str(one.steps),
             f"{significant(one.step_s)} s",
             f"{100 * (one.predicted_step_s / one.step_s - 1):+.0f}%",

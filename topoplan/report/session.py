@@ -63,6 +63,8 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
         if not outcome.running:
             yield "topoplan: the others were stopped, and nothing of the run is left running"
     elif outcome.end == "ended":
+        if outcome.stepless:
+            yield "topoplan: no step of a training was seen: was there nothing left to do, or no data?"
         yield f"topoplan: run {outcome.run} has ended well"
     elif outcome.end == "stopped":
         yield f"topoplan: run {outcome.run} {'is being' if outcome.running else 'was'} stopped"

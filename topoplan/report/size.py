@@ -7,13 +7,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from topoplan.planner.effort import Effort
 from topoplan.planner.size import SizeRow, Sizing
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.effort import effort_to_dict, pauses_words
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import apart, bullets, paragraph, table_of
 from topoplan.report.text import counted, gib, hours, layout_label, significant
 from topoplan.specs.spec import Spec
 
@@ -63,10 +62,8 @@ def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float |
         paragraph(console, sentence)
     found = [row for row in sizing.rows if row.found.best]
     if found and (shown := (last := sizing.answer or found[-1]).effort):
-        console.print()
-        console.print(_table(sizing, found, price))
-        console.print()
-        paragraph(
+        apart(console, _table(sizing, found, price))
+        apart(
             console,
             f"hours: of the whole job, on {counted(last.nodes, 'node')} with {pauses_words(spec, shown)}; band: in"
             " which they are expected.",
@@ -126,7 +123,7 @@ def _table(sizing: Sizing, rows: Sequence[SizeRow], price: float | None) -> Tabl
         cost = [] if price is None else [f"{effort.gpu_hours * price:,.0f}"]
         table.add_row(
             str(row.nodes),
-            Text(layout_label(plan.layout)),
+            layout_label(plan.layout),
             f"{plan.layout.world_size:,}",
             gib(plan.memory.device_bytes),
             significant(plan.time.step_s),

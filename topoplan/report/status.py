@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from topoplan.errors import HostError
 from topoplan.report.tables import paragraph, table_of
@@ -82,15 +81,15 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
         state = states[node.label]
         if isinstance(state, HostError):
             error = "; ".join(part for part in (state.what, state.remedy) if part)
-            table.add_row(Text(node.label), Text(node.name), "-", "-", "-", Text(f"unreachable: {error}"))
+            table.add_row(node.label, node.name, "-", "-", "-", f"unreachable: {error}")
         else:
             table.add_row(
-                Text(node.label),
-                Text(node.name),
+                node.label,
+                node.name,
                 "-" if state.elapsed_s is None else duration(state.elapsed_s),
                 "-" if state.started is None else size(state.log_bytes),
                 str(len(state.pids)) if state.pids else "-",
-                Text(node_words(state)),
+                node_words(state),
             )
     console.print(table)
 

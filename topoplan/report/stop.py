@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from topoplan.errors import HostError
 from topoplan.report.status import signal_words
@@ -53,7 +52,7 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
     """A row a node, and what it comes to."""
     table = table_of("node", "host", last=("",))
     for node in record.nodes:
-        table.add_row(Text(node.label), Text(node.name), Text(_words(results[node.label])))
+        table.add_row(node.label, node.name, _words(results[node.label]))
     console.print(table)
     may_be = [result for result in results.values() if isinstance(result, Stopped) and result.may_be]
     if is_stopped(results):

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from topoplan.planner.view import rounded
 from topoplan.report.tables import bullets, paragraph, table_of
@@ -101,5 +100,5 @@ def _block(cells: Sequence[Cell]) -> Table:
     for context, of_context in groupby(cells, key=lambda cell: cell.max_model_len):
         row = list(of_context)
         mark = "* " if any(cell.yarn_factor is not None for cell in row) else ""
-        table.add_row(f"{mark}{context:,}", *(Text(cell.recipe) for cell in row))
+        table.add_row(f"{mark}{context:,}", *(cell.recipe for cell in row))
     return table

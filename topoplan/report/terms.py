@@ -28,7 +28,7 @@ def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:
     table = table_of("of", last=("formula",))
     for sources, shared in names.items():
         for number, source in enumerate(sources):
-            table.add_row(Text("" if number else ", ".join(shared)), Text(source, style="dim"))
+            table.add_row("" if number else ", ".join(shared), Text(source, style="dim"))
     console.print(table)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from topoplan.engines.account import Sent, TimeAccount
 from topoplan.planner.plan import Plan
@@ -28,7 +27,10 @@ MOMENTS = {
     "stages": "every micro batch",
 }
 """When something is sent."""
-_SENT = "name kind moment times calls ranks=shape.size nodes call_bytes call_s bytes_per_s step_s source"
+_SENT = (
+    "name kind=call.kind moment times calls ranks=call.group.size nodes call_bytes=call.sent_bytes call_s=call.call_s"
+    " bytes_per_s step_s source"
+)
 
 
 def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
         "step": plain(account.step),
         "band_s": plain(plan.time.band_s),
         **picked(account, "microbatches slowest_stage=slowest stages layers"),
-        "sent": [picked(one, _SENT) | {"call_bytes": rounded(one.call_bytes)} for one in account.sent],
+        "sent": [picked(one, _SENT) | {"call_bytes": rounded(one.call.sent_bytes)} for one in account.sent],
         "copied_s": plain(account.copied_s),
     }
 
@@ -50,8 +52,9 @@ def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
         heading(console, "Stages, ms of one micro batch")
         console.print(_stages(account))
     where = f"{stage_name(_slowest(account))}, operator" if account.stages else "A layer, operator"
+    batches = counted(account.microbatches, "micro batch", "micro batches")
     for layer in account.layers:
-        runs = f"{counted(layer.facts['count'], 'layer')} x {_batches(account)}"
+        runs = f"{counted(layer.facts['count'], 'layer')} x {batches}"
         heading(console, f"{where} by operator: {layer.name}, {runs}; ms of one, s and % of all")
         console.print(_operators(account.step, layer))
     heading(console, "Around the layers")
@@ -68,7 +71,7 @@ def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
             f" {significant(exposed.value if exposed else 0.0)} s.",
             style="dim",
         )
-    calls = {one.kind: one for one in account.sent}
+    calls = {one.call.kind: one for one in account.sent}
     sent = [(kind, Term(kind, 0.0, "s", one.source)) for kind, one in calls.items()]
     print_formulas(console, [*((one.name, one) for one in account.step.children), *sent])
 
@@ -78,10 +81,6 @@ def _slowest(account: TimeAccount) -> tuple[int, ...]:
     if len(account.stages) == 1:
         return (account.slowest,)
     return next(stages for one in account.stages if account.slowest in (stages := one.facts["stages"]))
-
-
-def _batches(account: TimeAccount) -> str:
-    return counted(account.microbatches, "micro batch", "micro batches")
 
 
 def _share(term: Term, step: Term) -> str:
@@ -97,7 +96,7 @@ def _ms(seconds: float) -> str:
 def _parts(plan: Plan, step: Term) -> Table:
     table = table_of("part", right=("s", "%"), last=("what",))
     for part in sorted(step.children, key=lambda one: -one.value):
-        table.add_row(part.name, significant(part.value), _share(part, step), Text(part.what))
+        table.add_row(part.name, significant(part.value), _share(part, step), part.what)
     low, high = plan.time.band_s
     expected = f"expected within {significant(low)} to {significant(high)} s"
     table.add_row("step", significant(step.value), "100.0", expected, style="bold")
@@ -127,7 +126,7 @@ def _operators(step: Term, layer: Term) -> Table:
     for one in layer.children:
         each = (_ms(one.facts[key]) for key, _ in figures)
         part = str(one.facts["part"])
-        table.add_row(Text(one.name), part, *each, significant(one.value), _share(one, step))
+        table.add_row(one.name, part, *each, significant(one.value), _share(one, step))
     sums = (_ms(sum(one.facts[key] for one in layer.children)) for key, _ in figures)
     table.add_row("together", "", *sums, significant(layer.value), _share(layer, step), style="bold")
     return table
@@ -143,7 +142,7 @@ def _around(account: TimeAccount) -> Table:
             continue
         for one in part.children or (part,):
             name = one.name if one.name != part.name else part.what
-            table.add_row(Text(name), part.name, significant(one.value), _share(one, step))
+            table.add_row(name, part.name, significant(one.value), _share(one, step))
     share = f"{100 * within / step.value:.1f}"
     table.add_row("the layers, above", "", significant(within), share)
     table.add_row("the step", "", significant(step.value), "100.0", style="bold")
@@ -166,13 +165,13 @@ def _sent(rows: Sequence[Sent]) -> Table:
     table = table_of("what", "kind", right=("ranks", "nodes", "calls\na step", "MiB", "ms", "GB/s", "s\na step"))
     for one in rows:
         table.add_row(
-            Text(one.name),
-            one.kind,
-            f"{one.shape.size:,}",
+            one.name,
+            one.call.kind,
+            f"{one.call.group.size:,}",
             f"{one.nodes:,}",
             f"{one.times * one.calls:,}",
-            significant(one.call_bytes / _MIB),
-            _ms(one.call_s),
+            significant(one.call.sent_bytes / _MIB),
+            _ms(one.call.call_s),
             significant(one.bytes_per_s / 1e9),
             significant(one.step_s),
         )

@@ -12,7 +12,7 @@ from topoplan.engines.timeline import Event, Timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.dump import picked, plain
-from topoplan.report.tables import paragraph
+from topoplan.report.tables import apart, paragraph
 from topoplan.report.text import counted, layout_label, significant, spec_line
 from topoplan.report.windows import Window, windows
 from topoplan.specs.spec import Spec
@@ -110,8 +110,7 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     for talk in drawn.talks:
         spans = [(span.name, span.start_s, span.end_s) for span in talk.spans]
         console.print(_line(f"{talk.name:>{label}} ", spans, shown, counts))
-    console.print()
-    paragraph(console, _legend(drawn, shown, column_s), style="dim")
+    apart(console, _legend(drawn, shown, column_s), style="dim")
     paragraph(console, totals_line(plan, drawn))
 
 
@@ -197,9 +196,10 @@ def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
     text = f"{words}."
     if drawn.chunks > 1:
         text += " Small letters: chunks beyond the first."
-    text += f" A column is {_milliseconds(column_s)}; what is narrower gets its share of the columns."
+    text += f" A column is {significant(1e3 * column_s)} ms; what is narrower gets its share of the columns."
     if len(shown) > 1:
-        text += f" At ~ {_seconds_left_out(shown)} s of the steady state are left out."
+        left_out_s = shown[1].start_s - shown[0].end_s
+        text += f" At ~ {significant(left_out_s)} s of the steady state are left out."
     if drawn.talks:
         text += f" {talks_words(drawn)}."
     if drawn.lanes:
@@ -211,11 +211,3 @@ def kinds_of(drawn: Timeline) -> set[str]:
     """All that is drawn of something."""
     kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
     return kinds | {span.name for spans in (drawn.phases, *(talk.spans for talk in drawn.talks)) for span in spans}
-
-
-def _milliseconds(time_s: float) -> str:
-    return f"{significant(1e3 * time_s)} ms"
-
-
-def _seconds_left_out(shown: tuple[Window, ...]) -> str:
-    return significant(shown[1].start_s - shown[0].end_s)

@@ -59,7 +59,7 @@ def topology_to_dict(
 
 def _step_to_dict(one: StepFlow) -> dict[str, Any]:
     return {
-        **picked(one, "name=flow.name group kind=flow.kind moment=flow.moment times=flow.times calls=flow.calls"),
+        **picked(one, "name=flow.name group kind=flow.call.kind moment=flow.moment times=flow.times calls=flow.calls"),
         "member_bytes": rounded(one.member_bytes),
         "links": [{"kind": kind, "bytes": rounded(size)} for kind, size in one.link_bytes.items()],
         "step_s": rounded(one.flow.step_s),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
@@ -92,9 +91,9 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
     for one in flows:
         times = f" x {one.flow.times}" if one.flow.times > 1 else ""
         table.add_row(
-            Text(one.flow.name),
+            one.flow.name,
             NAMES.get(one.group, one.group),
-            one.flow.kind,
+            one.flow.call.kind,
             f"{MOMENTS[one.flow.moment]}{times}",
             _gb(one.member_bytes),
             *(_gb(one.link_bytes.get(kind, 0.0)) for kind in kinds),

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from topoplan.errors import listed
 from topoplan.planner.choosing import WITHIN, Standing, may_be_over
 from topoplan.planner.plan import Plan
 from topoplan.planner.tuning import Tried, Tuning, expected
@@ -50,19 +51,28 @@ def ahead_to_dict(spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: boo
     }
 
 
-def print_ahead(console: Console, spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: bool) -> None:
+def print_ahead(
+    console: Console, spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: bool, note: str = ""
+) -> None:
     """The same for a person."""
     console.print(ahead_table(spec, plans, steps))
     console.print()
     low, high = (sum(_gpu_hours(spec, plan, steps, at_most=most) for plan in plans) for most in (False, True))
     samples = "made-up samples as long as the job's" if made_up else "the job's own data set"
+    again = (
+        "they are one job of Slurm, one after another, chosen to teach most together; what it leaves is learnt from"
+        " with --go-on, and where no plan is clearly the best then, there is another job"
+        if spec.cluster.slurm
+        else "after each one the plans are ranked again, which may change the next; when one plan is clearly the best,"
+        " there are no more"
+    )
     bullets(
         console,
         [
             f"{hours(low)} GPU hours together, {hours(high)} at most: start-up and steps, on {samples}",
-            "after each one the plans are ranked again, which may change the next; when one plan is clearly the best,"
-            " there are no more",
+            again,
             "nothing is saved or evaluated; short steps need more of them, as trainers have a clock of whole seconds",
+            *([note] if note else []),
         ],
     )
 
@@ -74,7 +84,7 @@ def ahead_table(spec: Spec, plans: Sequence[Plan], steps: int) -> Any:
         takes = expected(spec, plan, steps)
         table.add_row(
             str(number),
-            Text(layout_label(plan.layout)),
+            layout_label(plan.layout),
             f"{significant(plan.time.step_s)} s",
             band(plan.time),
             str(takes.steps),
@@ -130,9 +140,16 @@ def _best_to_dict(standing: Standing) -> dict[str, Any]:
 
 
 def print_tuned(
-    console: Console, tuning: Tuning, why: str, *, profile: str | None, bundle: str | None, commands: Sequence[str]
+    console: Console,
+    tuning: Tuning,
+    why: str,
+    *,
+    profile: str | None,
+    bundle: str | None,
+    commands: Sequence[str],
+    awaited: Sequence[str] = (),
 ) -> None:
-    """The same for a person; the answer first."""
+    """The same for a person; the answer first. `awaited` are bundles that a job may still run."""
     standing = tuning.standing
     if standing is not None and tuning.measured:
         paragraph(console, _best(standing), style="bold")
@@ -145,12 +162,18 @@ def print_tuned(
         [
             *_sentences(tuning, standing, why),
             *([f"the profile is in {profile}; its plan's bundle in {bundle}"] if profile else []),
+            *([f"not over: {listed(awaited)}; remove what no job will run any more"] if awaited else []),
         ],
     )
+    print_commands(console, commands)
+
+
+def print_commands(console: Console, commands: Sequence[str]) -> None:
+    """What to type next."""
     if commands:
         console.print()
-        for command in commands:
-            console.print(Text(f"  {command}"), soft_wrap=True)
+    for command in commands:
+        console.print(Text(f"  {command}"), soft_wrap=True)
 
 
 def _best(standing: Standing) -> str:
@@ -164,7 +187,7 @@ def _tried_table(tried: Sequence[Tried]) -> Any:
     for one in tried:
         predicted, step_s = one.plan.time.step_s, one.step_s
         table.add_row(
-            Text(layout_label(one.plan.layout)),
+            layout_label(one.plan.layout),
             f"{significant(predicted)} s",
             "-" if step_s is None else f"{significant(step_s)} s",
             "-" if step_s is None else f"{100 * (predicted / step_s - 1.0):+.1f}%",
@@ -201,5 +224,7 @@ _WHY = {
     "none left": "no other plan is left to try",
     "interrupted": "ended before all were tried",
     "refused": "the hosts could not be used",
+    "queued": "the next trials are written as a job",
+    "awaited": "trials of a job have not run, or not ended: wait for it, or submit it",
     "held": "something of the last trial may still run on its hosts",
 }

@@ -7,12 +7,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from topoplan.planner.bands import Coverage, coverages
 from topoplan.planner.validate import Figure, FitGrade, RankingGrade, Validation
 from topoplan.report.dump import picked, plain
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import apart, bullets, paragraph, table_of
 from topoplan.report.text import counted, significant
 
 SCHEMA = "topoplan.validate/1"
@@ -52,28 +51,23 @@ def print_validation(console: Console, graded: Validation, *, rows: bool) -> Non
         console, f"{counted(graded.runs, 'measured run')}, {counted(len(graded.figures), 'figure')}.", style="bold"
     )
     if graded.spreads:
-        console.print()
-        console.print(_spreads(graded))
-        console.print()
-        paragraph(
+        apart(console, _spreads(graded))
+        apart(
             console,
             "Error: predicted over measured, less one. median, 90%, worst: of its size; signed: its median with the"
             " sign, above zero when predictions are high. allocated: the fullest GPU.",
             style="dim",
         )
     if covered := coverages(graded.figures):
-        console.print()
-        paragraph(console, _bands_sentence(covered))
+        apart(console, _bands_sentence(covered))
     if graded.ranking is not None:
-        console.print()
-        paragraph(console, ranking_sentence(graded.ranking))
+        apart(console, ranking_sentence(graded.ranking))
     console.print()
     for sentence in fit_sentences(graded):
         paragraph(console, sentence)
     bullets(console, (fit_line(grade) for grade in _held_first(graded)))
     if rows:
-        console.print()
-        console.print(_rows(graded.figures))
+        apart(console, _rows(graded.figures))
     if graded.failed:
         console.print(f"\n{counted(len(graded.failed), 'run')} could not be predicted:")
         bullets(console, (f"{name}: {error}" for name, error in graded.failed.items()))
@@ -81,8 +75,7 @@ def print_validation(console: Console, graded: Validation, *, rows: bool) -> Non
         reasons = list(graded.left_out.items())
         shown = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MOST_REASONS])
         more = f"; {counted(len(reasons) - _MOST_REASONS, 'more reason')} in --json" if reasons[_MOST_REASONS:] else ""
-        console.print()
-        paragraph(console, f"{counted(sum(graded.left_out.values()), 'row')} of the sources not graded: {shown}{more}.")
+        apart(console, f"{counted(sum(graded.left_out.values()), 'row')} of the sources not graded: {shown}{more}.")
 
 
 def _bands_sentence(covered: Sequence[Coverage]) -> str:
@@ -142,8 +135,8 @@ def _spreads(graded: Validation) -> Table:
     table = table_of("source", "figure", right=("n", "median", "90%", "worst", "signed"))
     for spread in graded.spreads:
         table.add_row(
-            Text(spread.family),
-            Text(spread.kind),
+            spread.family,
+            spread.kind,
             str(spread.count),
             percent(spread.median),
             percent(spread.at_90_percent),
@@ -157,8 +150,8 @@ def _rows(figures: Sequence[Figure]) -> Table:
     table = table_of("run", "figure", right=("predicted", "measured", "error"))
     for figure in figures:
         table.add_row(
-            Text(figure.id),
-            Text(figure_name(figure)),
+            figure.id,
+            figure_name(figure),
             significant(figure.predicted, 4),
             significant(figure.measured, 4),
             signed_percent(figure.error),

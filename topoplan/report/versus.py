@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Plan
@@ -122,7 +121,7 @@ def print_comparison(console: Console, spec: Spec, comparison: Comparison, *, ti
     heading(console, "Layout keys that differ")
     table = table_of("key", "A", "B")
     for key, (one, two) in comparison.layout.items():
-        table.add_row(key, Text(_value(one)), Text(_value(two)))
+        table.add_row(key, _value(one), _value(two))
     console.print(table)
     heading(console, "Figures")
     console.print(_figures(spec, first, second))
@@ -182,7 +181,7 @@ def _table(rows: Iterable[Difference], text: Callable[[float], str], total: str)
     rows = list(rows)
     for row in rows:
         cells = [text(value) if value else "-" for value in (row.first, row.second)]
-        table.add_row(Text(row.name), *cells, _signed(row.more, text))
+        table.add_row(row.name, *cells, _signed(row.more, text))
     first, second = sum(row.first for row in rows), sum(row.second for row in rows)
     table.add_row(total, text(first), text(second), _signed(second - first, text), style="bold")
     return table

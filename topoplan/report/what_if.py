@@ -16,7 +16,7 @@ from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
 from topoplan.report.dump import picked
 from topoplan.report.effort import effort_to_dict
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import Column, apart, bullets, fitting, paragraph, table_of
 from topoplan.report.text import gib, hours, layout_label, significant, spec_line
 from topoplan.specs.spec import Spec
 
@@ -24,9 +24,8 @@ SCHEMA = "topoplan.what-if/1"
 _T = TypeVar("_T")
 _EQUAL = 0.005
 """Differences of speed below this share are not told."""
-_COLUMNS = ("GPUs", "GiB", "step\ns", "tok/s", "tok/s\n/GPU", "hours", "GPU-h", "old\nbest")
-_DROPPED_FIRST = (6, 3, 0, 1)
-"""Columns that leave, in this order, when the terminal is narrow."""
+_FIGURES = {"GPUs": 2, "GiB": 1, "step\ns": 0, "tok/s": 3, "tok/s\n/GPU": 0, "hours": 0, "GPU-h": 4, "old\nbest": 0}
+"""Columns of figures; those with the highest number leave first when the terminal is narrow."""
 _MIN_LABEL = 17
 """Of a layout: with less, figures leave."""
 
@@ -76,24 +75,20 @@ def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequen
     else:
         _print_many(console, before, outcomes)
     if note := _batch_note(before, outcomes):
-        console.print()
-        paragraph(console, note)
+        apart(console, note)
 
 
 def _print_one(console: Console, before: Found, case: Outcome) -> None:
     paragraph(console, f"What if {_words(case.changes)}?")
     for name, found in (("before", before), ("after", case.found)):
         if found.best is None:
-            console.print()
-            paragraph(console, f"{name}: {found.reason}")
+            apart(console, f"{name}: {found.reason}")
     if before.best or case.found.best:
-        console.print()
-        console.print(_two_columns(before, case.found))
+        apart(console, _two_columns(before, case.found))
     if before.best and case.fate:
         is_same = case.found.best is not None and case.found.best.layout == before.best.layout
         fate = "stays the best" if is_same else _fate(case.fate)
-        console.print()
-        paragraph(console, f"The best plan of before, {layout_label(before.best.layout)}, {fate}.")
+        apart(console, f"The best plan of before, {layout_label(before.best.layout)}, {fate}.")
 
 
 def _words(changes: Mapping[str, str]) -> str:
@@ -121,7 +116,7 @@ def _two_columns(before: Found, after: Found) -> Table:
         table.add_row(name, *("-" if value is None else text(value) for value in (one, two)), change)
 
     labels = ["none" if plan is None else layout_label(plan.layout) for _, plan in sides]
-    table.add_row("best plan", *map(Text, labels), "same" if labels[0] == labels[1] else "")
+    table.add_row("best plan", *labels, "same" if labels[0] == labels[1] else "")
     row("GPUs", each(lambda spec, plan: spec.cluster.world_size), lambda value: f"{value:,.0f}")
     row("step, s", each(lambda spec, plan: plan.time.step_s), significant)
     row("tokens/s", each(lambda spec, plan: plan.tokens_per_s_per_gpu * spec.cluster.world_size), lambda x: f"{x:,.0f}")
@@ -196,7 +191,7 @@ def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) ->
 
 
 def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str], str, list[str]]:
-    """The values that were set, the label of the best plan, and its figures in the order of `_COLUMNS`."""
+    """The values that were set, the label of the best plan, and its figures in the order of `_FIGURES`."""
     spec, plan = found.spec, found.best
     gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
     if spec is None or plan is None:
@@ -215,29 +210,19 @@ def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str],
 
 
 def _table(keys: Sequence[str], rows: Sequence[tuple[list[str], str, list[str]]], width: int) -> Table:
-    shown = [
-        column
-        for column, header in enumerate(_COLUMNS)
-        if header not in ("hours", "GPU-h") or any(figures[column] != "-" for _, _, figures in rows)
+    figures = [
+        Column(header=header, cells=cells, drop=drop)
+        for (header, drop), cells in zip(_FIGURES.items(), zip(*(row[2] for row in rows), strict=True), strict=True)
+        if header not in ("hours", "GPU-h") or {*cells} != {"-"}
     ]
-
-    def wide(texts: Sequence[str]) -> int:
-        return 2 + max(len(line) for text in texts for line in text.split("\n"))
-
-    def taken() -> int:
-        named = sum(wide([key, *(values[number] for values, _, _ in rows)]) for number, key in enumerate(keys))
-        return named + sum(wide([_COLUMNS[column], *(figures[column] for _, _, figures in rows)]) for column in shown)
-
-    for column in _DROPPED_FIRST:
-        if taken() + _MIN_LABEL > width and column in shown:
-            shown.remove(column)
-    names = [key.rpartition(".")[2] for key in keys]
-    table = table_of(*(f"\n{name}" for name in names), "\nbest plan")
+    named = [Column(header=key, cells=tuple(row[0][number] for row in rows)) for number, key in enumerate(keys)]
+    shown = fitting(figures, width - _MIN_LABEL - sum(column.width for column in named))
+    table = table_of(*(f"\n{key.rpartition('.')[2]}" for key in keys), "\nbest plan")
     for column in shown:
-        header = _COLUMNS[column]
-        table.add_column(Text(header if "\n" in header else f"\n{header}"), justify="right", no_wrap=True)
-    for values, label, figures in rows:
-        table.add_row(*map(Text, values), Text(label), *(figures[column] for column in shown))
+        header = column.header if "\n" in column.header else f"\n{column.header}"
+        table.add_column(Text(header), justify="right", no_wrap=True)
+    for number, (values, label, _) in enumerate(rows):
+        table.add_row(*values, label, *(column.cells[number] for column in shown))
     return table
 
 

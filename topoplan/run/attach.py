@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
+from topoplan.bundle.plan_file import RecordedPlan
 from topoplan.errors import HostError, TopoplanError
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
@@ -18,6 +18,7 @@ from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell, host_failure
 from topoplan.run.held import is_held
+from topoplan.run.measurement import planned
 from topoplan.run.reach import targets_of
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Outcome, Session
@@ -41,7 +42,6 @@ class AttachSession(Session):
         tell: Tell = lambda event: None,
         interrupts: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Touch nothing yet."""
         super().__init__(record, {}, access, settings, tell=tell, interrupts=interrupts)
 
     @property
@@ -84,7 +84,7 @@ class AttachSession(Session):
             # What the hosts say now may be what came of it: others were stopped, and one that was lost is back.
             self._tell(Event(kind="note", text=f"this run has failed before: {self._record.reason}"))
         self._targets = targets_of(self._record, self._record.nodes)
-        results = self._connect(lambda label, error: None)
+        results = self._connect(lambda label, error: None).results
         self._nodes = {place.label: self._found(place, results[place.label]) for place in self._record.nodes}
         if all(node.lost is not None for node in self._nodes.values()):
             return self._over(list(self._nodes.values()))
@@ -118,10 +118,7 @@ class AttachSession(Session):
     def _plan(self) -> RecordedPlan | None:
         """What was predicted: by the bundle, where it is still that of the run."""
         try:
-            planned = read_plan_file(self._record.bundle)
-            if planned.source.data.get("run") == self._record.name:
-                return planned
-            why = f"{self._record.bundle} is the bundle of another run now"
+            return planned(self._record)
         except TopoplanError as error:
             why = str(error)
         self._tell(Event(kind="note", text=f"no prediction to compare with: {why}"))

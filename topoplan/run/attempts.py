@@ -5,20 +5,22 @@ from __future__ import annotations
 import posixpath
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from topoplan.bundle.node_script import GOES_ON
+from topoplan.errors import HostError, HostProblem, InputError
 from topoplan.remote.waiting import Deadline
 from topoplan.run import record as records
-from topoplan.run.events import Event
+from topoplan.run.events import Event, Tell
 from topoplan.run.failure import Failure
 from topoplan.run.held import held
 from topoplan.run.launch import LaunchSession, called_on_host
 from topoplan.run.outcome import stopped_with_grace_s
-from topoplan.run.record import Attempt
+from topoplan.run.record import Attempt, NodeRecord
 from topoplan.run.session import Outcome
 from topoplan.run.sight import age
 from topoplan.run.watched import Watched
@@ -34,8 +36,14 @@ WORTH_IT = frozenset(
 input, the software, a disk or the memory will be wrong again."""
 _HEAD_BYTES = 256 * 1024
 """Of a log, in which the script of the node says where the trainer begins."""
+_LOOKS = 5
+"""At so many steps: what the others wrote before the first one may come a moment later."""
 _LOOK_AGAIN_S = 1.0
 """Between attempts to ask hosts whether anything of a run is left."""
+_AWAY: frozenset[HostProblem] = frozenset(
+    {"unresolved", "unreachable", "refused", "timeout", "proxy", "banner", "lost", "deadline"}
+)
+"""Problems with a host that may be back a while later."""
 _BEGINS = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
 
 
@@ -72,10 +80,30 @@ class LaunchAgain(LaunchSession):
     WAITS: ClassVar[str] = "it is started again when nothing of it can be left"
 
     def _watch(self) -> Outcome:
+        self._tell = self._with_begins(self._tell)
         if not self._settings.retries:
             return super()._watch()
         with held(self._record):
             return self._watch_all()
+
+    def _with_begins(self, tell: Tell) -> Tell:
+        """At the first steps of each attempt, tell of nodes that went on from different ones."""
+        looked: Counter[int] = Counter()
+
+        def with_them(event: Event) -> None:
+            tell(event)
+            attempt = len(self._record.attempts)
+            if event.kind != "progress" or looked[attempt] >= _LOOKS:
+                return
+            looked[attempt] += 1
+            begins = {node.label: begun_at(self._record.log(node)) for node in self._record.nodes}
+            said = [f"{name} from step {step}" for name, step in begins.items() if step is not None]
+            if len({*begins.values()} - {None}) > 1:
+                text = f"the nodes go on from different checkpoints, {', '.join(said)}: all have to see one output_dir"
+                tell(Event(kind="note", text=text))
+                looked[attempt] = _LOOKS
+
+        return with_them
 
     def _watch_all(self) -> Outcome:
         outcome = super()._watch()
@@ -105,29 +133,62 @@ class LaunchAgain(LaunchSession):
     def _again(self, failed: Outcome) -> Outcome | None:
         """Start the run once more, when nothing of the old one is left anywhere. The outcome where that is not so."""
         self._runs = False
+        self._keep_record()
         ended = self._wait_until_nothing_is_left(failed)
         if ended is not None:
             return ended
         self._note_attempt(failed)
+        deadline, waits = Deadline(self._settings.back_s), False
+        while True:
+            outcome = self._log_in_anew(quiet=waits) or self._start_all()
+            if outcome is None or not outcome.errors or outcome.running:
+                return outcome
+            may_be_back = all(error.problem in _AWAY for error in outcome.errors.values())
+            if not may_be_back or deadline.left_s <= 0:
+                break
+            if not waits:
+                self._tell_of_waiting(outcome.errors, "it is started again when all hosts are there")
+            if outcome.end != "refused":
+                self._record = records.update(
+                    self._run, nodes=self._elsewhere(), state="starting", code=None, ended=None, reason=""
+                )
+            waits = True
+            time.sleep(_LOOK_AGAIN_S)
+            ended = self._wait_until_nothing_is_left(replace(failed, errors={}))
+            if ended is not None:
+                return ended
+        if outcome.end == "refused":
+            outcome = replace(failed, errors=outcome.errors)
+            super()._note_failure(outcome)
+        return outcome
+
+    def _log_in_anew(self, *, quiet: bool) -> Outcome | None:
+        """The outcome where a host cannot be reached; `quiet` tells nothing of it."""
         for connection in {*self._connections.values(), *(node.connection for node in self._nodes.values())}:
             if connection is not None:
                 connection.close()
         self._nodes = {}
-        refused = self._reach()
-        if refused is None:
-            return self._start_all()
-        outcome = replace(failed, errors=refused.errors)
-        super()._note_failure(outcome)
-        return outcome
+        tell = self._tell
+        try:
+            self._tell = (lambda event: None) if quiet else tell
+            return self._reach()
+        finally:
+            self._tell = tell
+
+    def _elsewhere(self) -> tuple[NodeRecord, ...]:
+        """The nodes, to be started in new directories."""
+        nodes = self._record.nodes
+        return tuple(replace(node, run_dir=_beside(node.run_dir), started=None, code=None) for node in nodes)
+
+    def _tell_of_waiting(self, errors: Mapping[str, HostError], until: str) -> None:
+        hosts = ", ".join(f"{name} ({error.what})" for name, error in errors.items())
+        self._tell(Event(kind="note", text=f"{until}; waiting up to {age(self._settings.back_s)} for {hosts}"))
 
     def _wait_until_nothing_is_left(self, failed: Outcome) -> Outcome | None:
         """None once that is so; else how the run is now."""
         left, deadline = dict(failed.errors), Deadline(self._settings.back_s)
         if left:
-            hosts = ", ".join(f"{name} ({error.what})" for name, error in left.items())
-            most = age(self._settings.back_s)
-            text = f"{self.WAITS}; waiting up to {most} for {hosts}"
-            self._tell(Event(kind="note", text=text))
+            self._tell_of_waiting(left, self.WAITS)
         while True:
             self._end_if_interrupted()
             asked = stopped_with_grace_s(self._run, time.monotonic()) is not None
@@ -141,6 +202,14 @@ class LaunchAgain(LaunchSession):
                 return outcome
             time.sleep(_LOOK_AGAIN_S)
             left = self._stop_all(only=left)
+
+    def _keep_record(self) -> None:
+        """Somebody may have tidied up. Raises OutputError where it cannot be written again."""
+        try:
+            records.load(self._run)
+        except InputError as error:
+            self._tell(Event(kind="note", text=f"{error}: its record is written again"))
+            records.create(self._record)
 
     def _note_attempt(self, failed: Outcome) -> None:
         failure, known = failed.failure, self._record
@@ -159,8 +228,8 @@ class LaunchAgain(LaunchSession):
         count = len(known.attempts) + 1
         text = f"{reason}; starting it again, {count} of {self._settings.retries}"
         self._step("again", text, attempt=count, node=failure.node, host=failure.host)
-        nodes = tuple(replace(node, run_dir=_beside(node.run_dir), started=None, code=None) for node in known.nodes)
-        attempts = (*known.attempts, attempt)
+        # In one step: who watches too reads it as soon as there is one more.
+        attempts, nodes = (*known.attempts, attempt), self._elsewhere()
         self._record = records.update(
             self._run, nodes=nodes, attempts=attempts, state="starting", code=None, ended=None, reason=""
         )

@@ -25,12 +25,11 @@ from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.json_source import parse_json
-from topoplan.specs.source import Source, read_text, shown_path
+from topoplan.specs.source import KeyPath, Source, dotted, read_text, shown_path
 from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 from topoplan.units import named, shown
 
 _MOST_BYTES = 100_000_000
-_HOST_KEYS = ("address", "user", "port", "workdir", "venv")
 _REMEDY = "give the directory that `topoplan generate` wrote"
 _AGAIN = "change the spec, and write the bundle again with `topoplan generate`"
 _MOST_NAMED = 4
@@ -203,25 +202,20 @@ def _compare(hosts: Source, planned: Mapping[str, Any]) -> None:
         raise SpecError(
             f"{count} nodes, and plan.json has {len(planned['nodes'])}", where=hosts.place(("nodes",)), remedy=_AGAIN
         )
-    for index, (node, plan) in enumerate(zip(nodes, planned["nodes"], strict=True)):
-        for key in (*_HOST_KEYS, "node", "script"):
-            value = node.get(key) if isinstance(node, dict) else None
-            _same(hosts, ("nodes", index, key), f"nodes[{index}].{key}", value, plan[key])
-        if unknown := [key for key in node if key not in plan]:
-            place = hosts.place(("nodes", index, unknown[0]))
-            raise SpecError(f"unknown key {shown(unknown[0])} in `nodes[{index}]`", where=place, remedy=_AGAIN)
-    _same(hosts, ("run",), "run", hosts.data.get("run"), planned["run"])
-    master = hosts.data.get("master")
-    for key in ("address", "port"):
-        value = master.get(key) if isinstance(master, dict) else None
-        _same(hosts, ("master", key), f"master.{key}", value, planned["master"][key])
-
-
-def _same(hosts: Source, path: tuple[str | int, ...], key: str, found: Any, planned: Any) -> None:
-    if found != planned:
-        raise SpecError(
-            f"{key} is {shown(found)}, and plan.json says {shown(planned)}", where=hosts.place(path), remedy=_AGAIN
-        )
+    blocks: list[tuple[KeyPath, Any, Mapping[str, Any]]] = [
+        *((("nodes", index), *pair) for index, pair in enumerate(zip(nodes, planned["nodes"], strict=True))),
+        ((), hosts.data, {"run": planned["run"]}),
+        (("master",), hosts.data.get("master"), planned["master"]),
+    ]
+    for path, found, plan in blocks:
+        for key, wanted in plan.items():
+            value = found.get(key) if isinstance(found, dict) else None
+            if value != wanted:
+                what = f"{dotted((*path, key))} is {shown(value)}, and plan.json says {shown(wanted)}"
+                raise SpecError(what, where=hosts.place((*path, key)), remedy=_AGAIN)
+        if unknown := [key for key in found if path[:1] == ("nodes",) and key not in plan]:
+            what = f"unknown key {shown(unknown[0])} in `{dotted(path)}`"
+            raise SpecError(what, where=hosts.place((*path, unknown[0])), remedy=_AGAIN)
 
 
 # --nodes, --exclude --------------------------------------------------------------------------------------------------

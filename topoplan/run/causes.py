@@ -57,7 +57,11 @@ SHM = (
     "give the container more (--ipc=host, or --shm-size 16g), or mount /dev/shm larger; fewer dataloader"
     " workers need less"
 )
+REBOOTED_BY = "a crash of its system, a power cut, or an administrator"
+REBOOTED = "see who or what did it: `last -x reboot` and the end of `journalctl -b -1` there"
 FULL_DISK = "make room on that machine, or point output_dir, HF_HOME and TMPDIR to a larger disk"
+TIDIED = "see who removed or changed it there: a job that tidies up, or a file system that is not mounted any more"
+READ_ONLY_DISK = "see `dmesg` on that machine: file systems do so after errors of a disk; have it checked"
 HANG = (
     "look what it waits for: data, a file system that does not answer, a GPU that fell out, or a collective that not"
     " all ranks call; `py-spy dump --pid` there shows its place while it hangs"
@@ -358,6 +362,13 @@ CAUSES: tuple[Cause, ...] = (
         Weight.LINK,
     ),
     # ---------------------------------------------------------------------------------------------- software and files
+    _cause(
+        "arguments",
+        r"^\S+: error: (?P<what>unrecognized arguments: .+|the following arguments are required: .+|argument .+: .+)",
+        "the trainer does not take its arguments: {what}",
+        "correct them in the spec and generate again, or install the version of the trainer that knows them",
+        "argparse, Python 3.13",
+    ),
     _cause(
         "key",
         r"Some keys are not used by the HfArgumentParser: (?P<keys>\[[^\]]*\])",

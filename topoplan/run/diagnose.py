@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from topoplan.bundle.node_script import GOES_ON
 from topoplan.run.causes import CAUSES, HANG, HOST_MEMORY, SHM, Cause, Weight
+from topoplan.run.progress import Progress
 from topoplan.run.rank_lines import LONGEST, RankLine, rank_line
 from topoplan.run.waited_for import WaitedFor, waited_for
 from topoplan.units import in_seconds, named
@@ -22,8 +24,12 @@ _LINES = 1000
 """Of each node, so many of the last lines are read."""
 _EVIDENCE_LINES = 5
 _EVIDENCE_CHARS = 300
+_STEPS_AFTER = 3
+"""Ranks wait for each other in each step: what one wrote so many steps before the end has ended nothing."""
 
-_TRACEBACKS = ("Traceback (most recent call last):", "Original Traceback (most recent call last):")
+_BOX = "\u256d\u2502\u2570"
+"""How the lines of a traceback begin that rich draws in a box."""
+_TRACEBACKS = ("Traceback (most recent call last):", "Original Traceback (most recent call last):", _BOX[0])
 _BETWEEN = (
     "During handling of the above exception",
     "The above exception was the direct cause",
@@ -37,7 +43,7 @@ _ROOT = "Root Cause (first observed failure):"
 _REPORTED_RANK = re.compile(r"\s*rank\s*: (?P<rank>[0-9]{1,9}) \(local_rank: (?P<local>[0-9]{1,9})\)")
 _REPORTED_CODE = re.compile(r"\s*exitcode\s*: (?P<code>-?[0-9]{1,9}) \(pid")
 _AGENT = re.compile(r"[WEIF][0-9]{4} [0-9:.]+ [0-9]+ .*torch/distributed/(?:elastic|run)")
-_SCRIPT = re.compile(r"(?P<script>node-[0-9]+\.sh): (?P<message>.+)")
+_SCRIPT = re.compile(rf"(?P<script>node-[0-9]+\.sh): (?!note: |{GOES_ON} )(?P<message>.+)")
 _REFUSED = 2
 """Exit code of a node script that refuses to start the trainer."""
 _ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -202,15 +208,15 @@ def _of_an_ended_node(lines: Sequence[RankLine], report: _Report | None, code: i
 
 
 def _refusal(lines: Sequence[RankLine]) -> _Found | None:
-    """What a node script says before it ends with 2: what is wrong, a semicolon, what to do."""
-    for place in reversed(range(len(lines))):
-        if match := _SCRIPT.match(lines[place].text):
-            what, _, remedy = match["message"].partition("; ")
-            evidence = (_shown(lines[place].text),)
-            return _Found(
-                weight=Weight.CAUSE, kind="script", cause=what, remedy=remedy, evidence=evidence, place=place
-            )  # fmt: skip
-    return None
+    """The last words of a node script that ends with 2: what is wrong, a semicolon, what to do. A trainer may end so
+    too."""
+    place = next((place for place in reversed(range(len(lines))) if lines[place].text.strip()), None)
+    match = None if place is None else _SCRIPT.match(lines[place].text)
+    if place is None or match is None:
+        return None
+    what, _, remedy = match["message"].partition("; ")
+    evidence = (_shown(lines[place].text),)
+    return _Found(weight=Weight.CAUSE, kind="script", cause=what, remedy=remedy, evidence=evidence, place=place)
 
 
 def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _Found:
@@ -248,7 +254,7 @@ def _vanished(lines: Sequence[RankLine], report: _Report | None) -> _Found:
     return _Found(
         weight=Weight.CAUSE,
         kind="killed",
-        cause="all processes of the job were killed there, or the machine was started again",
+        cause="processes of the job were killed there, the first one too",
         remedy=HOST_MEMORY,
         evidence=_last_lines(lines, report),
     )
@@ -304,13 +310,24 @@ def _findings(lines: Sequence[RankLine]) -> list[_Found]:
             by_place[end] = replace(known, is_exception=True, evidence=_evidence_of(lines, start, end))
         elif is_last and (unknown := _unknown(lines, start, end)):
             by_place[end] = unknown
-    return list(by_place.values())
+    steps = _steps(lines)
+    fatal = [each for each in by_place.values() if each.is_exception and each.rank is not None]
+    return [each for each in by_place.values() if each in fatal or steps[-1] - steps[each.place] < _STEPS_AFTER]
+
+
+def _steps(lines: Sequence[RankLine]) -> list[int]:
+    """The step of the training that was seen last, at each line; at those before the first one, that."""
+    progress, found = Progress(), [0]
+    for line in lines:
+        progress.feed(0, line.text, 0.0)
+        found.append(progress.step)
+    first = next(filter(None, found), 0)
+    return [step or first for step in found[1:]] or [0]
 
 
 def _found(cause: Cause, match: re.Match[str], lines: Sequence[RankLine], place: int) -> _Found:
     line = lines[place]
-    more = [each.text for each in lines[place + 1 : place + 30] if each.writer == line.writer][:2]
-    evidence = [line.text, *itertools.takewhile(lambda text: text.strip() and not _is_other(text), more)]
+    evidence = [line.text, *_following(lines, place)]
     groups = match.groupdict()
     return _Found(
         weight=cause.weight,
@@ -351,7 +368,7 @@ def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
 def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
     """First and last line of each traceback, and whether it is not the reason of a next one.
 
-    Those of several ranks may be mixed.
+    Those of several ranks may be mixed. A deep one may have lost its beginning, and of a SyntaxError there is none.
     """
     starts: dict[tuple[int | None, int | None], int] = {}
     ends: dict[tuple[int | None, int | None], int] = {}
@@ -360,9 +377,9 @@ def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
         text, writer = line.text, line.writer
         if text.startswith(_BETWEEN) and writer in ends:
             found[ends[writer]] = found[ends[writer]][0], False
-        if text.startswith(_TRACEBACKS):
+        if text.startswith(_TRACEBACKS) or (writer not in starts and _FRAME.match(text)):
             starts[writer] = place
-        elif writer in starts and text and not text[0].isspace():
+        elif writer in starts and text and not (text[0].isspace() or text[0] in _BOX):
             found[place] = starts.pop(writer), True
             ends[writer] = place
     return [(start, end, is_last) for end, (start, is_last) in found.items()]
@@ -382,9 +399,13 @@ def _evidence_of(lines: Sequence[RankLine], start: int, end: int) -> tuple[str, 
     """The deepest frame of a traceback, and the exception."""
     own = [each.text for each in lines[start:end] if each.writer == lines[end].writer]
     frame = max((place for place, text in enumerate(own) if _FRAME.match(text)), default=len(own))
-    after = [each.text for each in lines[end + 1 : end + 30] if each.writer == lines[end].writer]
-    more = itertools.takewhile(lambda text: text.strip() and not _is_other(text), after[:2])
-    return tuple(_shown(text) for text in (*own[frame : frame + 2], lines[end].text, *more))
+    return tuple(_shown(text) for text in (*own[frame : frame + 2], lines[end].text, *_following(lines, end)))
+
+
+def _following(lines: Sequence[RankLine], place: int) -> Iterator[str]:
+    """The next two lines of the same writer, as far as they belong to this one."""
+    more = [each.text for each in lines[place + 1 : place + 30] if each.writer == lines[place].writer][:2]
+    return itertools.takewhile(lambda text: text.strip() and not _is_other(text), more)
 
 
 def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str, ...]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from topoplan.errors import HostError
-from topoplan.remote.waiting import Call, Deadline
-from topoplan.run.causes import FULL_DISK, HANG
+from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
+from topoplan.run.causes import FULL_DISK, HANG, READ_ONLY_DISK, REBOOTED, REBOOTED_BY, TIDIED
 from topoplan.run.diagnose import Diagnosis, diagnose
 from topoplan.run.events import Event, Tell
-from topoplan.run.node import full_disks
+from topoplan.run.node import READ_ONLY, directory_words, full_disks
 from topoplan.run.outcome import OVER
 from topoplan.run.sight import age
-from topoplan.run.stacks import elsewhere, stack_lines
+from topoplan.run.stacks import elsewhere, is_where, stack_lines
 from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched, failed_at, how_it_failed
 
@@ -63,36 +63,43 @@ def first_cause(
 ) -> tuple[Failure, int] | None:
     """`first_failure`, once a node has failed: of those that come at nearly the same time, the one that explains the
     others, also where it happened on a host that cannot be seen yet. Once `leave` says so, nothing is waited for any
-    more. Where nothing explains it, the host is asked for disks that are full: what a job cannot write, no log has."""
+    more. Where nothing explains it, the host is asked for disks that are full: what a job cannot write, no log has. So
+    it is where a line does, which seldom says which disk."""
     found = _first_cause(watch, ranks_per_node, tell, leave)
     node = next((one for one in watch.nodes if found is not None and one.name == found[0].node), None)
-    if found is None or node is None or node.connection is None or not _is_unexplained(found[0]):
+    if found is None or node is None or node.connection is None or not _may_be_a_disk(found[0]):
         return found
     connection, run_dir = node.connection, node.run_dir
     call = Call(lambda: full_disks(connection, run_dir, deadline_s=DISKS_S))
+    deadline = Deadline(DISKS_S)
     watch.until(lambda: leave() or call.done.is_set(), deadline_s=DISKS_S)
+    while not leave() and deadline.left_s > 0 and not call.done.wait(INTERRUPT_LOOK_S):
+        pass  # all nodes are over
     with contextlib.suppress(HostError):
         if call.done.is_set() and (full := call.result()):
             return _of_full_disks(found[0], node, full), found[1]
     return found
 
 
-def _is_unexplained(failure: Failure) -> bool:
-    return failure.code not in (None, 0) and (failure.diagnosis is None or failure.diagnosis.kind == "exit")
+def _may_be_a_disk(failure: Failure) -> bool:
+    kind = failure.diagnosis.kind if failure.diagnosis is not None else "exit"
+    return failure.code != 0 and kind in ("exit", "disk-full", "killed")
 
 
 def _of_full_disks(failure: Failure, node: Watched, full: Sequence[str]) -> Failure:
     said = failure.diagnosis
+    is_full = not full[0].startswith(READ_ONLY)
     diagnosis = Diagnosis(
         node=node.node,
-        rank=None,
-        kind="disk-full",
-        cause=f"the disk is full: {'; '.join(full)}",
-        remedy=FULL_DISK,
+        rank=said.rank if said is not None else None,
+        kind="disk-full" if is_full else "read-only",
+        cause="; ".join(full),
+        remedy=FULL_DISK if is_full else READ_ONLY_DISK,
         evidence=said.evidence if said is not None else (),
         certain=True,
     )
-    return replace(failure, diagnosis=diagnosis)
+    what = failure.what if is_full or failure.code is not None else "has ended, and its exit code could not be written"
+    return replace(failure, diagnosis=diagnosis, what=what)
 
 
 def _first_cause(
@@ -125,13 +132,18 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     oldest = next(iter(watch.silence.words()), None)
     rank = apart[0] if apart and ranks_per_node else None if late is None else late.rank
     number = apart[0] // ranks_per_node if apart and ranks_per_node else (late or oldest or watch.nodes[0]).node
-    node = next((one for one in watch.nodes if one.node == number), watch.nodes[0])
-    if apart:
-        cause = f"rank {apart[0]} is in {watch.stacks[apart[0]][0]}, and the others wait for it"
+    early = None if apart else next((one for one in watch.nodes if one.ended), None)
+    node = early or next((one for one in watch.nodes if one.node == number), watch.nodes[0])
+    if early is not None:
+        rank, cause = None, f"{early.name} has ended with exit code 0, and the others wait for it"
+    elif apart:
+        cause = f"rank {apart[0]} {is_where(watch.stacks[apart[0]])}, and the others wait for it"
     elif late is not None:
         cause = f"{late.name if rank is None else f'rank {rank}'} wrote its last line long before all others"
     else:
-        cause = "a rank hangs, and nothing says which; py-spy, in the job's environment, would show where each is"
+        cause = "a rank hangs, and nothing says which"
+        if not any(watch.stacks.values()):
+            cause += "; py-spy, in the job's environment, would show where each is"
     return Failure(
         node=node.name,
         host=node.address,
@@ -218,6 +230,11 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     )
     # It may be another where the trouble began: torchrun takes its time to end a node whose rank has failed.
     first = next((node for node in nodes if diagnosis is not None and node.node == diagnosis.node), earliest)
+    if diagnosis is not None and diagnosis.kind == "killed" and first.state and first.state.state == "rebooted":
+        diagnosis = replace(diagnosis, cause=REBOOTED_BY, remedy=REBOOTED)
+    if diagnosis is not None and diagnosis.kind == "killed" and first.state and first.state.is_mute:
+        cause = f"how its job ended is not known: {directory_words(first.state.directory)}"
+        diagnosis = replace(diagnosis, cause=cause, remedy=TIDIED, certain=False)
     failure = Failure(
         node=first.name,
         host=first.address,

@@ -143,9 +143,8 @@ class Finder:
         """Of a node whose host answers. Raises HostError where that does not do what it should."""
         node = one.node
         state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
-        if state.state == "never-started" and node.starting:
-            time.sleep(_STARTING_S)
-            state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
+        if state.state == "never-started" and node.begin is not None:
+            state = self._begun(node, connection)
         begin = None if one.begun else self._begin(one, connection, state)
         offset = node.offset if begin is None else begin.offset
         stream = None
@@ -155,6 +154,20 @@ class Finder:
             stream = follow_node(connection, node.run_dir, offset=offset)
             stream.ring(self._bell)
         return Answer(connection=connection, state=state, begin=begin, stream=stream)
+
+    def _begun(self, node: Watched, connection: Connection) -> NodeState:
+        """After a while; by then it was started, or is now: in one run directory nothing is started twice."""
+        time.sleep(_STARTING_S)
+        with node.beginning:
+            state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
+            if state.state != "never-started" or node.begin is None or self._closed:
+                return state
+            try:
+                node.begin(connection)
+            except HostError as error:
+                if error.problem != "command":
+                    raise
+        return node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
 
     def _begin(self, one: Followed, connection: Connection, state: NodeState) -> Begin:
         """Where to begin, so that what is wanted of the past comes and the copy has no gap."""

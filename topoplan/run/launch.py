@@ -14,15 +14,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
-from topoplan.errors import HostError, InputError
+from topoplan.errors import HostError, HostProblem, InputError
 from topoplan.hosts.needs import python_on
 from topoplan.hosts.result import Outcome as HostOutcome
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
-from topoplan.remote.fanout import run_on_all
+from topoplan.remote.fanout import run_on_all, tried
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload, with_modes
@@ -34,7 +35,7 @@ from topoplan.run.events import Event, Tell, host_failure
 from topoplan.run.failure import FAILED, Failure
 from topoplan.run.node import NO_PEERS, NodeState, Peers, node_state, start_node
 from topoplan.run.outcome import note_stop, stopped_with_grace_s
-from topoplan.run.record import NodeRecord, RunRecord
+from topoplan.run.record import NodeRecord, RunRecord, Started
 from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
 from topoplan.run.settings import Settings
 from topoplan.run.watch import Watch
@@ -43,6 +44,8 @@ from topoplan.run.watched import Watched
 OWN_PARTS = 3
 """Of the path of a run directory: the user's runs, the node and the run are directories of ours alone."""
 _BY_USER = "Ctrl-C"
+_FOR_A_MOMENT: tuple[HostProblem, ...] = ("timeout",)
+"""What a host may have that was logged in to a moment ago."""
 
 Preflight = Callable[[Mapping[str, Connection]], Sequence[Result]]
 """Checks the hosts, by the names that the user has for them, before anything is put there."""
@@ -121,7 +124,7 @@ class LaunchSession(Session):
 
     def _reach(self) -> Outcome | None:
         self._step("connect", f"connecting to {_hosts(len(self._bundle.nodes))}")
-        errors = _errors(self._connect(self._host_failed))
+        errors = self._connect(self._host_failed).errors
         return Outcome(end="refused", code=FAILED, errors=errors) if errors else None
 
     def _check(self) -> Outcome | None:
@@ -155,9 +158,18 @@ class LaunchSession(Session):
 
         def one(place: NodeRecord, connection: Connection) -> None:
             files = with_modes(self._files_of(place))
-            if not self._give_up:
-                deadline_s = self._settings.upload_s
-                upload(connection, files, place.run_dir, own_parts=OWN_PARTS, deadline_s=deadline_s)
+
+            def put(left_s: float) -> None:
+                host = self._connections[place.label]
+                if self._give_up:
+                    return
+                if not host.is_alive:
+                    host = self._reconnect(place.label, min(left_s, self._settings.connect_s))
+                    self._connections[place.label] = host
+                upload(host, files, place.run_dir, own_parts=OWN_PARTS, deadline_s=left_s)
+
+            if (error := tried(put, self._settings.upload_s, also=_FOR_A_MOMENT)) is not None:
+                raise error
 
         errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
         if not errors:
@@ -177,16 +189,7 @@ class LaunchSession(Session):
             if self._give_up:
                 raise Interrupted
             self._nodes[place.label] = Watched.of(place, connection, log=self._record.log(place))
-            self._nodes[place.label].started = start_node(
-                connection,
-                run_dir=place.run_dir,
-                script=place.script,
-                environment=self._secrets,
-                files=self._files_of(place),
-                deadline_s=self._settings.start_s,
-                supervision=NO_PEERS if peers is None else peers.lines(place.node, place.run_dir),
-                python=python_on(self._bundle.nodes[place.node].host) or "",
-            )
+            self._nodes[place.label].started = self._start_one(place, peers, connection)
 
         try:
             errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
@@ -194,20 +197,34 @@ class LaunchSession(Session):
             self._note_started()
         unseen = {name: error for name, error in errors.items() if error.problem == "lost" and name in self._nodes}
         if len(unseen) == len(errors):
-            # They may have started it, or not; who watches will see.
-            for name, error in unseen.items():
-                self._nodes[name].starting, self._nodes[name].unseen = True, error
+            # They may have started it, or not; who watches will see, and start it where that is so.
+            for place in self._record.nodes:
+                if (error := unseen.get(place.label)) is not None:
+                    node = self._nodes[place.label]
+                    node.begin, node.unseen = partial(self._start_one, place, peers), error
             self._all_started = not unseen
             return None
         for name, error in errors.items():
             self._host_failed(name, error)
         left = self._stop_all()
         first, error = next(iter(errors.items()))
-        self._note("failed", FAILED, reason=str(error))
+        self._note("failed", FAILED, reason=str(error), left=tuple(left))
         host = next(node.host.address for node in self._bundle.nodes if node.name == first)
         failure = Failure(node=first, host=host, what=f"not started: {error.what}")
         errors = {**left, **errors}
         return Outcome(end="failed", code=FAILED, run=self._run, failure=failure, errors=errors, running=tuple(left))
+
+    def _start_one(self, place: NodeRecord, peers: Peers | None, connection: Connection) -> Started:
+        return start_node(
+            connection,
+            run_dir=place.run_dir,
+            script=place.script,
+            environment=self._secrets,
+            files=self._files_of(place),
+            deadline_s=self._settings.start_s,
+            supervision=NO_PEERS if peers is None else peers.lines(place.node, place.run_dir),
+            python=python_on(self._bundle.nodes[place.node].host) or "",
+        )
 
     def _note_started(self) -> None:
         """Note what the hosts have said: who stops the run later needs no file of it then."""
@@ -232,7 +249,7 @@ class LaunchSession(Session):
         outcome = super()._over(nodes)
         if outcome.end == "ended":
             self._tell_what_is_left(nodes)
-        return outcome
+        return replace(outcome, stepless=self._last_step is None)
 
     def _tell_what_is_left(self, nodes: Sequence[Watched]) -> None:
         """What jobs that ended well have left running: nobody else would notice that it holds GPUs."""

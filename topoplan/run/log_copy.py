@@ -16,7 +16,6 @@ class LogCopy:
     """A copy that this process continues."""
 
     def __init__(self, path: Path, handle: int) -> None:
-        """Made by `open`."""
         self.path = path
         self._handle = handle
 

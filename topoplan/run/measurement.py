@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
 from topoplan.errors import HostError, InputError, TopoplanError
 from topoplan.planner.exhausted import Ended, read_exhausted
 from topoplan.planner.fragmentation import predicted_bytes
 from topoplan.planner.learn import Lesson, peaks_of
-from topoplan.planner.logged import read_log
+from topoplan.planner.logged import MOST_LOG_BYTES, read_log
 from topoplan.planner.plan import Plan
 from topoplan.remote.connection import Connection
 from topoplan.run.record import Measurement, RunRecord
 from topoplan.specs.source import read_source
 from topoplan.specs.spec import Spec
+from topoplan.trainers.log import WORDS
 from topoplan.trainers.registry import trainer_named
 from topoplan.trainers.trainer import MAIN_FILE
 from topoplan.units import GIB
 
+_PIECE_BYTES, _LINE_BYTES = 4096, 65536
+_TELLING = tuple(
+    word.encode() for word in (*WORDS, "tep", "iteration", "emory", "alloc", "reserved", "batch", ' File "')
+)
+"""One of them stands in every line that says how a step went or the memory ran out, and in those of a traceback."""
 _MOST_BYTES = 4 << 20
-"""Of a trainer's file the end: ten thousand steps and more."""
-_MOST_LOG_BYTES = 64 << 20
-"""Of the copy of a node's log."""
+"""Of a trainer's file, and of what a log tells, the end: ten thousand steps and more."""
 
 
 def measurement(record: RunRecord, spec: Spec, plan: Plan) -> Measurement | None:
@@ -55,10 +61,15 @@ def measurement(record: RunRecord, spec: Spec, plan: Plan) -> Measurement | None
 
 def lesson_of(record: RunRecord, spec: Spec, plan: Plan) -> Lesson | None:
     """The log of a run that tells most, with its plan; None where none tells of enough steps."""
+    return lesson_in(_texts(record, plan), f"run {record.run_id}", spec, plan)
+
+
+def lesson_in(texts: Iterable[str], name: str, spec: Spec, plan: Plan) -> Lesson | None:
+    """Of several logs of one run the one that tells most; `name` is for messages."""
     found = []
-    for text in _texts(record, plan):
+    for text in texts:
         with contextlib.suppress(InputError):
-            found.append(read_log(text, name=f"run {record.run_id}", trainer=plan.trainer))
+            found.append(read_log(text, name=name, trainer=plan.trainer))
     if not found:
         return None
     best = max(found, key=lambda one: (bool(one.reserved_bytes), one.steps))
@@ -67,8 +78,13 @@ def lesson_of(record: RunRecord, spec: Spec, plan: Plan) -> Lesson | None:
 
 def ended_of(record: RunRecord, spec: Spec, plan: Plan) -> Ended | None:
     """How a run ended out of memory, by the first node whose log says so; None where none does."""
-    found = next(filter(None, map(read_exhausted, _texts(record, plan))), None)
-    return Ended(spec=spec, plan=plan, found=found, name=f"run {record.run_id}") if found else None
+    return ended_in(_texts(record, plan), f"run {record.run_id}", spec, plan)
+
+
+def ended_in(texts: Iterable[str], name: str, spec: Spec, plan: Plan) -> Ended | None:
+    """The same of several logs of one run, the first node's first."""
+    found = next(filter(None, map(read_exhausted, texts)), None)
+    return Ended(spec=spec, plan=plan, found=found, name=name) if found else None
 
 
 def planned(record: RunRecord) -> RecordedPlan:
@@ -96,15 +112,21 @@ def trainer_file(
     most_bytes: int = _MOST_BYTES,
 ) -> bytes:
     """The end of the file that the trainer writes on this host, nothing where there is none; nothing is raised."""
-    name = _file_of(plan)
     try:
-        output = str(read_source(Path(record.bundle) / MAIN_FILE).data["output_dir"]) if name else ""
-        workdir = spec.cluster.hosts[0].workdir if spec.cluster.hosts else None
-        words = ("tail", "-c", str(most_bytes), "--", posixpath.join(workdir or record.nodes[0].run_dir, output, name))
-        done = connection.run(words, deadline_s=deadline_s, keep_bytes=2 * most_bytes) if name else None
+        path = path_of_file(Path(record.bundle), record.nodes[0].run_dir, spec, plan)
+        words = ("tail", "-c", str(most_bytes), "--", path)
+        done = connection.run(words, deadline_s=deadline_s, keep_bytes=2 * most_bytes) if path else None
     except (HostError, TopoplanError, OSError, KeyError):
         return b""
     return done.stdout if done is not None and done.code == 0 else b""
+
+
+def path_of_file(bundle: Path, run_dir: str, spec: Spec, plan: Plan) -> str:
+    """Where the trainer writes its file on the first node; empty where it writes none. Raises KeyError, InputError."""
+    if not (name := _file_of(plan)):
+        return ""
+    workdir = spec.cluster.hosts[0].workdir if spec.cluster.hosts else None
+    return posixpath.join(workdir or run_dir, str(read_source(bundle / MAIN_FILE).data["output_dir"]), name)
 
 
 def _file_of(plan: Plan) -> str:
@@ -112,12 +134,28 @@ def _file_of(plan: Plan) -> str:
 
 
 def _texts(record: RunRecord, plan: Plan) -> Iterator[str]:
-    """The ends of the copies that are there."""
     name = _file_of(plan)
-    for path in [*([record.directory() / name] if name else []), *(record.log(node) for node in record.nodes)]:
+    yield from ends_of([*([record.directory() / name] if name else []), *map(record.log, record.nodes)])
+
+
+def ends_of(paths: Iterable[Path]) -> Iterator[str]:
+    """The ends of the logs that are there."""
+    for path in paths:
         with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _MOST_LOG_BYTES))
-            yield file.read().decode("utf-8", "replace")
+            file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+            told, size = deque[bytes](), 0
+            for piece in _telling(file):
+                told.append(piece)
+                size += len(piece)
+                while size > _MOST_BYTES:
+                    size -= len(told.popleft())
+            yield b"".join(told).decode("utf-8", "replace")
+
+
+def _telling(file: BinaryIO) -> Iterator[bytes]:
+    """A log piece by piece; of those that can tell nothing only the ends of their lines."""
+    while piece := file.read(_PIECE_BYTES) + file.readline(_LINE_BYTES):
+        yield piece if any(word in piece for word in _TELLING) else b"\n" * piece.count(b"\n")
 
 
 def measured_words(found: Measurement) -> str:

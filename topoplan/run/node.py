@@ -32,6 +32,7 @@ Directory = Literal["there", "gone", "closed", "foreign", "damaged"]
 """How a run directory is. `gone`: not there, or not where we may look. `closed`: it cannot be entered. `foreign`: not
 ours alone, and what it says does not count. `damaged`: what it says of the start is not what topoplan wrote."""
 
+READ_ONLY = "a file system has become read-only"
 SETTLE_S = 5.0
 """Longest wait for processes to be gone after SIGKILL."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -158,7 +159,7 @@ def start_node(
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}), python)
-    stdin = f"{supervision}{exports}".encode(errors="surrogateescape")
+    stdin = f"{supervision}{exports}{programs.WHOLE}\n".encode(errors="surrogateescape")
     done = connection.run(programs.START, *words, stdin=stdin, deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
@@ -237,16 +238,19 @@ def tail_offsets(
 
 
 def full_disks(connection: Connection, run_dir: str, *, deadline_s: float) -> list[str]:
-    """File systems of the run on which nothing more can be written, each as a phrase: where, and how large it is.
+    """What is wrong with file systems of the run on which nothing more can be written, each as a phrase.
 
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
     done = connection.run(programs.FULL_DISKS, _placed(run_dir), deadline_s=deadline_s)
-    found = re.findall(r"^topoplan:full=(space|files) ([0-9]+) (\S.*)$", done.stdout.decode(errors="replace"), re.M)
-    sizes = {"space": lambda kib: f"{kib / 2**20:.3g} GiB" if kib >= 2**20 else f"{kib / 2**10:.3g} MiB"}
-    sizes["files"] = lambda count: f"with all its {count:,} inodes"
-    return [f"{shown_line(mount.encode())}, {sizes[lacks](int(size))}" for lacks, size, mount in found]
+    found = re.findall(
+        r"^topoplan:full=(space|files|writes) ([0-9]+) (\S.*)$", done.stdout.decode(errors="replace"), re.M
+    )
+    sizes = {"space": lambda kib: f", {kib / 2**20:.3g} GiB" if kib >= 2**20 else f", {kib / 2**10:.3g} MiB"}
+    sizes |= {"files": lambda count: f", with all its {count:,} inodes", "writes": lambda _: ""}
+    what = {"space": "the disk is full", "files": "the disk is full", "writes": READ_ONLY}
+    return [f"{what[lacks]}: {shown_line(mount.encode())}{sizes[lacks](int(size))}" for lacks, size, mount in found]
 
 
 def stop_node(

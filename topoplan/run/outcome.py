@@ -41,10 +41,12 @@ def note(
     *,
     reason: str = "",
     codes: Mapping[str, int | None],
+    left: tuple[str, ...] = (),
     trouble: str = "",
     unless_over: bool = False,
 ) -> RunRecord:
-    """The record with how the run is now in it; `codes` are exit codes of nodes by their labels.
+    """The record with how the run is now in it; `codes` are exit codes of nodes by their labels, and `left` those on
+    which it may run on.
 
     `unless_over` is for who has not seen the run to its end: what another process has noted meanwhile stays.
 
@@ -54,7 +56,7 @@ def note(
     """
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
-    changes = {"state": state, "code": code, "reason": reason, "ended": ended, "nodes": nodes}
+    changes = {"state": state, "code": code, "reason": reason, "ended": ended, "nodes": nodes, "left": left}
     changes["trouble"] = trouble or record.trouble
     return update(record.run_id, unless_over=unless_over, **changes)
 

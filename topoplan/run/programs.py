@@ -62,7 +62,9 @@ def _program(*parts: str) -> str:
 
 _CODES = "".join(f"{code.name}={code.value}\n" for code in ExitCode)
 
-KEEPER = _program("look_at", "keep")
+WHOLE = "# whole"
+"""The last line of what a job is told: where the connection is lost before, nothing is started."""
+KEEPER = f"WHOLE='{WHOLE}'\n" + _program("look_at", "keep")
 """Run by `sh -c` as the leader of a new session."""
 SUPERVISE = program("run", "supervise.py")
 START = _CODES + OURS + _program("start")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 LONGEST = 2000
-"""Of a longer line the end is read."""
+"""Of a longer line its two ends are read."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(r"(?:\[(?!rank)[a-z_]+(?P<local>[0-9]{1,6})\]: ?)?(?:\[rank(?P<rank>[0-9]{1,9})\]: ?)?")
 """`[default1]:` is torchrun's --tee, with the local rank; `[rank3]: ` is torch, in what a rank says at its end."""
@@ -34,9 +34,14 @@ class RankLine:
         return self.rank
 
 
+def both_ends(line: str) -> str:
+    """A line, without the middle of one that is very long."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
 def rank_line(text: str) -> RankLine:
     """Read one line."""
-    text = _CONTROL.sub("", text[-LONGEST:].rstrip("\r\n").rpartition("\r")[2])
+    text = _CONTROL.sub("", both_ends(text.rstrip("\r\n").rpartition("\r")[2]))
     match = _PREFIX.match(text)
     if match is None or not match[0]:
         return RankLine(text, None, None)

@@ -193,6 +193,8 @@ class RunRecord:
     """When this machine saw its end: UTC, ISO 8601."""
     reason: str = ""
     """One line on why it failed or was stopped."""
+    left: tuple[str, ...] = ()
+    """Labels of nodes that could not be stopped at its end: something of it may run on there."""
     trouble: str = ""
     """One line on what this machine could not do for it, such as keeping its logs on a disk that is full."""
     stop_asked: str | None = None
@@ -329,7 +331,8 @@ def runs() -> list[RunRecord | Unreadable]:
 
 
 def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
-    """Forget the runs whose end is known and so long ago, with the copies of their logs: those, and the bytes.
+    """Forget the runs whose end is known and so long ago, with the copies of their logs: those, and the bytes. What may
+    run on somewhere stays: nobody else could stop it.
 
     Raises:
         OutputError: one cannot be removed.
@@ -337,7 +340,7 @@ def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
     gone, freed_bytes = [], 0
     until = datetime.now(UTC) - timedelta(seconds=older_than_s)
     for record in runs():
-        if isinstance(record, RunRecord) and record.is_over and _ended(record) <= until:
+        if isinstance(record, RunRecord) and record.is_over and not record.left and _ended(record) <= until:
             directory = record.directory()
             with _writing(directory):
                 freed_bytes += sum(file.stat().st_size for file in directory.iterdir())

@@ -20,7 +20,7 @@ from topoplan.bundle.plan_file import RecordedPlan
 from topoplan.errors import HostError, InputError, OutputError
 from topoplan.planner.exhausted import exhausted_words
 from topoplan.remote.connection import Connection
-from topoplan.remote.fanout import connect_all
+from topoplan.remote.fanout import Hosts, connect_all
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
@@ -70,6 +70,8 @@ class Outcome:
     """Those before the last."""
     lost_steps: int = 0
     """Optimizer steps that these did for nothing."""
+    stepless: bool = False
+    """Whether it ended well, and no step of a training was seen."""
 
 
 class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
@@ -110,7 +112,7 @@ class Session(ABC):
         self._is_noted = not self.OWNS
         """Whether others can find the run."""
         self._last_step: int | None = None
-        """Of the trainer, when the run failed."""
+        """Of the trainer, when the run was over."""
         self._give_up = False
 
     def go(self) -> Outcome:
@@ -171,24 +173,17 @@ class Session(ABC):
             hang_after_s=self._settings.hang_after_s,
         )
         try:
-            watch.until(
-                lambda: (
-                    self._is_interrupted()
-                    or self._has_failed(watch)
-                    or self._is_given_up(watch)
-                    or self._may_leave(watch)
-                    or watch.hangs
-                )
+            ends: tuple[tuple[Callable[[], bool], Callable[[], Outcome]], ...] = (
+                (lambda: self._has_failed(watch), lambda: self._failed(watch)),
+                (self._is_interrupted, lambda: self._interrupted(watch)),
+                (lambda: watch.hangs, lambda: self._hung(watch)),
+                (lambda: self._may_leave(watch), self._detached),
+                (lambda: self._is_given_up(watch), lambda: self._over(watch.nodes)),
             )
-            if self._has_failed(watch):
-                return self._failed(watch)
-            if self._is_interrupted():
-                return self._interrupted(watch)
-            if watch.hangs:
-                return self._hung(watch)
-            if self._may_leave(watch):
-                return self._detached()
-            return self._over(watch.nodes)
+            watch.until(lambda: any(is_so() for is_so, _ in ends))
+            end = next((end for is_so, end in ends if is_so()), lambda: self._over(watch.nodes))
+            self._last_step = watch.status.step or None
+            return end()
         finally:
             watch.close()
 
@@ -253,7 +248,7 @@ class Session(ABC):
     def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
         reason = outcome.failure.reason if outcome.failure is not None else ""
         words = "; not stopped: ".join(filter(None, (reason, ", ".join(outcome.running))))
-        self._note("failed", outcome.code, reason=words, nodes=nodes)
+        self._note("failed", outcome.code, reason=words, nodes=nodes, left=outcome.running)
 
     def _hung(self, watch: Watch) -> Outcome:
         """End a run in which no step comes any more."""
@@ -346,7 +341,7 @@ class Session(ABC):
     def _run(self) -> str:
         return self._record.run_id if self._is_noted else ""
 
-    def _connect(self, on_failure: Callable[[str, HostError], None]) -> dict[str, Connection | HostError]:
+    def _connect(self, on_failure: Callable[[str, HostError], None]) -> Hosts:
         """Log in to all hosts; by label, in the order of the targets."""
 
         def done(name: str, result: Connection | HostError) -> None:
@@ -358,8 +353,9 @@ class Session(ABC):
         results = self._wait(
             lambda: connect_all(self._targets, self._access, deadline_s=self._settings.connect_s, on_done=done)
         )
-        self._connections = {name: one for name, one in results.items() if isinstance(one, Connection)}
-        return results
+        hosts = Hosts(results=results)
+        self._connections = hosts.connections
+        return hosts
 
     def _reconnect(self, name: str, deadline_s: float) -> Connection:
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
@@ -392,7 +388,13 @@ class Session(ABC):
             pass
 
     def _note(
-        self, state: RunState, code: int | None = None, *, reason: str = "", nodes: Sequence[Watched] = ()
+        self,
+        state: RunState,
+        code: int | None = None,
+        *,
+        reason: str = "",
+        nodes: Sequence[Watched] = (),
+        left: tuple[str, ...] = (),
     ) -> None:
         """Bring the record up to date, where another process has not done so. A disk that is full now ends nothing: the
         hosts know how their jobs are."""
@@ -407,7 +409,7 @@ class Session(ABC):
                 return
             words = self._mask.text(reason)
             self._record = note(
-                known, state, code, reason=words, codes=codes, trouble=trouble, unless_over=not self.OWNS
+                known, state, code, reason=words, codes=codes, left=left, trouble=trouble, unless_over=not self.OWNS
             )
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from topoplan.remote.lines import Lines
+from topoplan.run.rank_lines import both_ends
 from topoplan.terminal import plain, plain_lines
 
 MOST_BYTES = 16 * 1024
@@ -41,7 +42,6 @@ class ShownLines:
     """`Lines` as they are shown."""
 
     def __init__(self) -> None:
-        """Nothing has come yet."""
         self._lines = Lines(longest_bytes=MOST_BYTES, redrawn=True)
         self._bar = ""
 
@@ -69,13 +69,13 @@ class Tail:
     """The last lines of an output."""
 
     def __init__(self, text: str = "") -> None:
-        """So much has come."""
         self._parts = deque([text])
         self._size = len(text)
 
     def add(self, text: str) -> None:
         """Whole lines that come next."""
-        self._parts.append(text[-_KEEP_CHARACTERS:])
+        begin = text.rfind("\n", 0, max(0, len(text) - _KEEP_CHARACTERS)) + 1
+        self._parts.append("\n".join(map(both_ends, text[begin:].split("\n"))))
         self._size += len(self._parts[-1])
         while self._size - len(self._parts[0]) > _KEEP_CHARACTERS:
             self._size -= len(self._parts.popleft())

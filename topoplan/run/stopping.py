@@ -82,6 +82,8 @@ def _stop_one(node: Watched, settings: Settings, reconnect: Reconnect) -> Stoppe
 
     It may do, and take no further command: the one that follows the log is all that MaxSessions 1 allows.
     """
+    with node.beginning:
+        node.begin = None
     connection = node.connection
     last: HostError | None = None
     for _ in range(2):

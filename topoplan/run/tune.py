@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from topoplan.bundle.bundle import files_of, usual_directory
 from topoplan.bundle.trial import trial_draft
+from topoplan.bundle.trials_job import QueuedTrial
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import TopoplanError
 from topoplan.planner.plan import Plan
@@ -23,15 +24,17 @@ from topoplan.run.bundle_reader import Bundle, read_bundle
 from topoplan.run.events import Event, Tell
 from topoplan.run.launch import Preflight
 from topoplan.run.measurement import ended_of, lesson_of, planned
+from topoplan.run.queued import queued, tried_of_queued
 from topoplan.run.record import RunRecord
 from topoplan.run.session import Outcome
 from topoplan.run.settings import Settings
 from topoplan.run.trial import TrialSession
 from topoplan.specs.spec import Spec
 
-Why = Literal["clear", "enough", "none left", "interrupted", "refused", "held"]
+Why = Literal["clear", "enough", "none left", "interrupted", "refused", "held", "queued", "awaited"]
 """Why there are no more trials: the best plan is clear; as many were run as was wanted; no other plan is left; the user
-wants to end; the hosts refuse; or something of a trial may still be running there."""
+wants to end; the hosts refuse; something of a trial may still be running there; or they are a job of Slurm, that is to
+be submitted, or has not run them all."""
 _LOST_AFTER_S = 120.0
 """A host that was not seen for so long ends a trial. A run would wait, and has more to lose."""
 
@@ -84,10 +87,8 @@ class Trials:
         return "clear" if standing is not None and standing.is_clear else "enough"
 
     def _trial(self, tuning: Tuning, plan: Plan, number: int) -> Outcome:
-        # Trainers add to a log that is there.
-        output = f"saves/trials/{plan.id}-{secrets.token_hex(4)}"
         takes = expected(self.spec, plan, self.steps)
-        draft = trial_draft(tuning.ranking.spec, plan, takes.steps, output, made_up=self.made_up)
+        draft = trial_draft(tuning.ranking.spec, plan, takes.steps, _output(plan), made_up=self.made_up)
         write_bundle(files_of(draft), self.directory / plan.id)
         bundle = read_bundle(self.directory / plan.id)
         session = TrialSession(
@@ -150,6 +151,36 @@ def tried_of(record: RunRecord, spec: Spec, plan: Plan) -> Tried:
     """What the run of a trial has left."""
     lesson, ended = lesson_of(record, spec, plan), ended_of(record, spec, plan)
     return Tried(plan=plan, lesson=lesson, ended=ended, run=record.run_id)
+
+
+def tried_in_jobs(directory: Path, spec: Spec) -> tuple[list[Tried], list[Path]]:
+    """What trials of the same job left that ran under Slurm, and the bundles of those that are not over."""
+    tried, awaited = list[Tried](), list[Path]()
+    for one in queued(directory):
+        if _question(one.recorded.spec) != _question(spec):
+            continue
+        recorded = replace(one.recorded, spec=replace(one.recorded.spec, profile=spec.profile))
+        if one.may_come:
+            awaited.append(one.directory)
+        elif found := tried_of_queued(one, recorded):
+            tried.append(found)
+    return tried, awaited
+
+
+def queued_trials(tuning: Tuning, plans: Sequence[Plan], steps: int, *, made_up: bool) -> list[QueuedTrial]:
+    """Trials of these plans for a job of Slurm. Raises what `trial_draft` raises."""
+    found = []
+    for plan in plans:
+        takes = expected(tuning.ranking.spec, plan, steps)
+        draft = trial_draft(tuning.ranking.spec, plan, takes.steps, _output(plan), made_up=made_up)
+        quiet_s = hang_after_s(tuning.ranking.spec, plan)
+        found.append(QueuedTrial(draft=draft, steps=takes.steps, at_most_s=takes.at_most_s, quiet_s=quiet_s))
+    return found
+
+
+def _output(plan: Plan) -> str:
+    """Another one each time: trainers add to a log that is there."""
+    return f"saves/trials/{plan.id}-{secrets.token_hex(4)}"
 
 
 def tried_before(directory: Path, spec: Spec) -> Iterator[Tried]:

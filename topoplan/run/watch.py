@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from topoplan.errors import HostError
-from topoplan.remote.connection import Bell, Ended
+from topoplan.remote.connection import Bell, Connection, Ended
 from topoplan.remote.fanout import run_on_all
 from topoplan.remote.waiting import Call, Deadline
 from topoplan.run.drift import Drift
@@ -24,11 +24,14 @@ from topoplan.run.node import NodeState, directory_words
 from topoplan.run.progress import Progress, Status
 from topoplan.run.sight import Sight, age
 from topoplan.run.silence import Silence
-from topoplan.run.stacks import elsewhere, node_stacks, stack_lines
+from topoplan.run.stacks import WRITES_S, Look, elsewhere, look_at_ranks, stack_lines, with_gone
 from topoplan.run.watched import Watched, ended_at, how_it_failed
+from topoplan.trainers.log import may_be_told
 
 _STACKS_S = 30.0
 """Time for a host to look where the ranks of its job are."""
+_WRITES_BYTES_PER_S = 2**18
+"""A job that writes more than that, and no steps, saves a checkpoint or loads its data: it does not hang."""
 _LOOK_S = 0.1
 """How often to look whether the user wants to stop; output and ends are noticed at once."""
 _BAR_S = 5.0
@@ -66,12 +69,16 @@ class Watch:
         self._progress = progress or Progress()
         self._drift = drift or Drift(self._progress)
         self.silence = Silence(self._progress, ranks_per_node=ranks_per_node)
+        self._ranks = ranks_per_node or 0
         self._hang_after_s = hang_after_s
         self.stacks: dict[int, list[str]] = {}
         """Where the ranks were when the run had gone quiet, as far as their hosts can say."""
         self._asks_stacks: Call[None] | None = None
+        self._writer = ""
+        """Of a run that has gone quiet, the node that writes all the same."""
         self._on_data = on_data
         self._bell = Bell()
+        self._reconnect = reconnect
         self._finder = Finder(reconnect, self._bell, as_it_is=on_data is not None)
         self._bar_at = time.monotonic()
         self._note_after_s = note_after_s
@@ -103,8 +110,9 @@ class Watch:
     @property
     def hangs(self) -> bool:
         """Whether no step has come for as long as is waited for one, and the ranks were looked at."""
-        quiet = self._hang_after_s is not None and self.silence.quiet_s >= self._hang_after_s
-        return quiet and self._asks_stacks is not None and self._asks_stacks.done.is_set()
+        if self._hang_after_s is None or self.silence.quiet_s < self._hang_after_s or not self.silence.is_told:
+            return False  # what was asked before is of an earlier silence
+        return self._asks_stacks is not None and self._asks_stacks.done.is_set() and not self._writer
 
     @property
     def status(self) -> Status:
@@ -183,21 +191,40 @@ class Watch:
         if (event := self.silence.look(at_most_s=self._hang_after_s)) is not None:
             self._tell(event)
             self._asks_stacks = Call(self._ask_for_stacks)
-        elif self.stacks and not self.silence.is_told:
+        elif self._writer:
+            text = "writes files, a checkpoint or its data: the run does not hang"
+            self._tell(Event(kind="note", node=self._writer, text=text))
+            self._writer = ""
+            self.silence.alive()
+        if self.stacks and not self.silence.is_told:
             self.stacks = {}
 
     def _ask_for_stacks(self) -> None:
-        asked = {node.name: node for node in self.nodes if not node.over and node.connection is not None}
-        found = run_on_all(
-            {name: node.connection for name, node in asked.items() if node.connection is not None},
-            lambda name, connection: node_stacks(
-                connection, asked[name].run_dir, started=asked[name].started, deadline_s=_STACKS_S
-            ),
-            deadline_s=_STACKS_S + 1,
-        )
-        self.stacks = {rank: one for some in found.values() if isinstance(some, dict) for rank, one in some.items()}
-        if self.stacks and not self._closed:
-            text = "\n  ".join(["where the ranks are, as py-spy says:", *stack_lines(self.stacks)])
+        asked = {node.name: node for node in self.nodes if not node.over}
+
+        def look(name: str, connection: Connection) -> Look:
+            node = asked[name]
+            try:
+                return look_at_ranks(connection, node.run_dir, started=node.started, deadline_s=_STACKS_S)
+            except HostError as error:
+                if error.problem != "command":
+                    raise
+                # Following the log may be all that a host allows (MaxSessions 1).
+                with self._reconnect(name, _STACKS_S) as another:
+                    return look_at_ranks(another, node.run_dir, started=node.started, deadline_s=_STACKS_S)
+
+        connections = {name: node.connection for name, node in asked.items() if node.connection is not None}
+        found = run_on_all(connections, look, deadline_s=2 * _STACKS_S)
+        looks = {name: look for name, look in found.items() if isinstance(look, Look)}
+        self.stacks = {}
+        for name, one in looks.items():
+            first = asked[name].node * self._ranks
+            self.stacks |= with_gone(one.stacks, range(first, first + self._ranks))
+        most = max(looks, key=lambda name: looks[name].written_bytes, default="")
+        if most and looks[most].written_bytes > _WRITES_BYTES_PER_S * WRITES_S:
+            self._writer = most
+        elif any(self.stacks.values()) and not self._closed:
+            text = "\n  ".join(["where the ranks are:", *stack_lines(self.stacks)])
             self._tell(Event(kind="stacks", text=text, data={"ranks": self.stacks, "apart": elsewhere(self.stacks)}))
         self._bell.set()
 
@@ -233,9 +260,11 @@ class Watch:
     def _read(self, node: Watched, lines: str, *, past: bool = False) -> None:
         """Keep what may be asked for, and look for where training is."""
         node.tail.add(lines)
-        status = self._progress.feed(node.node, lines, time.monotonic())
+        is_told = may_be_told(lines)
+        status = self._progress.feed(node.node, lines, time.monotonic()) if is_told else None
         self.silence.heard(node.node, node.name, lines, past=past)
-        self._drift.heard(lines)
+        if is_told:
+            self._drift.heard(lines)
         if status is not None and not past:
             self._tell_status(node, status)
 
@@ -313,6 +342,8 @@ class Watch:
         else:
             node.failure = how_it_failed(state)
             text = node.failure or "ended with exit code 0"
+        if not node.failed:
+            self.silence.alive()  # it may have been at work until now, and the others have as long from here
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
 
     def _end_lines(self, one: Followed) -> None:

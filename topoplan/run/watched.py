@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -38,8 +39,11 @@ class Watched:
     tail: Tail = field(default_factory=Tail)
     state: NodeState | None = None
     """What its host said last."""
-    starting: bool = False
-    """Whether its start may still be under way, as far as is known: the connection was lost meanwhile."""
+    begin: Callable[[Connection], Started] | None = None
+    """Starts it where it was not: the connection was lost before its host said that it was. Taken away once it must not
+    start any more."""
+    beginning: threading.Lock = field(default_factory=threading.Lock)
+    """Held while that is under way."""
     ended: bool = False
     """Whether it has, and all that it wrote has come."""
     code: int | None = None
@@ -118,4 +122,6 @@ def how_it_failed(state: NodeState) -> str:
         return "was never started"
     if state.is_mute:
         return "its processes are gone, and so is its run directory: how it ended is not known"
-    return "its processes are gone, without an exit code: somebody killed them"
+    if state.pids:
+        return "its first process is gone, without an exit code, and others still ran: somebody killed it"
+    return "its processes are gone, without an exit code: they were killed, or could not write one"

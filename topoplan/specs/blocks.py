@@ -20,7 +20,8 @@ def key(description: str, example: Any = None, *, default: Any = None, alias: st
     """A field of a frozen value that people write, with what it means, for the schema that an editor reads.
 
     The example is for messages too, and `alias` is the key that is written where the field has another name. Without a
-    default (MISSING) it is required; a mutable default is given as its type.
+    default (MISSING) it is required; a mutable default is given as its type, and then the field counts in comparisons
+    alone: the value that holds it can be hashed all the same.
     """
     told: dict[str, Any] = {"description": description}
     if example is not None:
@@ -28,14 +29,14 @@ def key(description: str, example: Any = None, *, default: Any = None, alias: st
     if alias:
         told["alias"] = alias
     if isinstance(default, type):
-        return field(default_factory=default, metadata=told)
+        return field(default_factory=default, hash=False, metadata=told)
     return field(default=default, metadata=told)
 
 
 def as_in(kind: type[Any], name: str) -> Any:
     """A field with the meaning and the default that it has in another class."""
     own = kind.__dataclass_fields__[name]
-    return field(default=own.default, default_factory=own.default_factory, metadata=own.metadata)
+    return field(default=own.default, default_factory=own.default_factory, hash=own.hash, metadata=own.metadata)
 
 
 def as_base(kind: type[_Value], value: Any, **changes: Any) -> _Value:

@@ -95,37 +95,36 @@ def _located(name: str, directory: Path, base: Path) -> _DataSet | None:
         if not is_there(path, Path.is_file):
             raise SpecError("no such file", where=shown_path(path), remedy="a data set on the nodes goes by its name")
         return _DataSet(path=path)
+    found = _listed(name, directory)
+    return found if isinstance(found, _DataSet) else None
+
+
+def _listed(name: str, directory: Path) -> _DataSet | str:
+    """The file of an entry of dataset_info.json, or what is not on this machine: nothing for what is elsewhere."""
     index = directory / "dataset_info.json"
-    entry = _entries(index).get(name) if is_there(index, Path.is_file) else None
+    if not is_there(index, Path.is_file):
+        return f"{shown_path(index)} is not here"
+    entries = _entries(index)
+    entry = entries.get(name)
+    if entry is None:
+        return "; ".join(filter(None, (f"{shown_path(index)} has no data set {name!r}", nearest(name, entries))))
+    if isinstance(entry, dict) and any(key in entry for key in _ELSEWHERE):
+        return ""
     if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
-        return None
-    path = directory / entry["file_name"]
-    if any(key in entry for key in _ELSEWHERE) or path.suffix not in (".json", ".jsonl"):
-        return None
-    number = entry.get("num_samples")
-    data = _DataSet(path=path, columns=columns_of_entry(entry), num_samples=number if isinstance(number, int) else None)
-    return data if is_there(path, Path.is_file) else None
+        return f"the entry {name!r} of {shown_path(index)} names no file"
+    path, number = directory / entry["file_name"], entry.get("num_samples")
+    if not is_there(path, Path.is_file):
+        return f"{shown_path(path)}, the file of {name!r}, is not here"
+    if path.suffix not in (".json", ".jsonl"):
+        return ""
+    return _DataSet(path=path, columns=columns_of_entry(entry), num_samples=number if isinstance(number, int) else None)
 
 
 def why_unread(names: str, directory: Path) -> str:
     """What is not on this machine of data sets that `read_dataset` finds no lengths of; empty for what is elsewhere."""
-    index = directory / "dataset_info.json"
-    for name in (name.strip() for name in names.split(",")):
-        if name.endswith((".json", ".jsonl")) or "/" in name:  # a file, or the id of a hub
-            continue
-        if not is_there(index, Path.is_file):
-            return f"{shown_path(index)} is not here"
-        entries = _entries(index)
-        entry = entries.get(name)
-        if entry is None:
-            return "; ".join(filter(None, (f"{shown_path(index)} has no data set {name!r}", nearest(name, entries))))
-        if isinstance(entry, dict) and any(key in entry for key in _ELSEWHERE):
-            continue
-        if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
-            return f"the entry {name!r} of {shown_path(index)} names no file"
-        if not is_there(directory / entry["file_name"], Path.is_file):
-            return f"{shown_path(directory / entry['file_name'])}, the file of {name!r}, is not here"
-    return ""
+    listed = (name.strip() for name in names.split(",") if "/" not in name)  # no id of a hub, and no file
+    found = (_listed(name, directory) for name in listed if not name.endswith((".json", ".jsonl")))
+    return next((why for why in found if isinstance(why, str) and why), "")
 
 
 def _entries(index: Path) -> Mapping[str, Any]:

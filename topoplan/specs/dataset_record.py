@@ -6,7 +6,7 @@ Formats as it reads them: `data/parser.py` (dataset_info.json) and `data/convert
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,12 +116,8 @@ def sequences(record: Mapping[str, Any], columns: Columns, stage: str) -> list[t
     if len(answers) != (2 if stage == "dpo" else 1) or not all(isinstance(answer, str) for answer in answers):
         return []
     asked += [_text(record[column]) for column in (columns.system, columns.tools) if column and record.get(column)]
-    return [_around([*asked, answer]) for answer in answers]
-
-
-def _around(messages: Sequence[str]) -> tuple[str, int]:
-    """All text of a sequence, and the tokens of its template."""
-    return "\n".join(messages), TOKENS_PER_MESSAGE * len(messages)
+    around = TOKENS_PER_MESSAGE * (len(asked) + 1)
+    return [("\n".join([*asked, answer]), around) for answer in answers]
 
 
 def _text(value: Any) -> str:

@@ -140,8 +140,8 @@ class FabricForm(Block, Fabric):
     )
 
 
-def _form_of(*parts: type) -> type[Form]:
-    """A form of the keys of a layout's parts, each of which may be left out."""
+def form_of(*parts: type) -> type[Form]:
+    """A form of keys that are declared with their kind, each of which may be left out."""
     keys: dict[str, Any] = {
         key.name: (Annotated[Any, key.metadata["kind"]], Field(default=None, description=key.metadata["description"]))
         for part in parts
@@ -150,13 +150,13 @@ def _form_of(*parts: type) -> type[Form]:
     return create_model("_Keys", __base__=Form, **keys)
 
 
-class RecomputeForm(_form_of(Recompute)):  # type: ignore[misc]  # the base is made of a declaration
+class RecomputeForm(form_of(Recompute)):  # type: ignore[misc]  # the base is made of a declaration
     """Activation recomputation that must hold."""
 
     short_key: ClassVar[str] = "granularity"
 
 
-class PinForm(_form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: ignore[misc]
+class PinForm(form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: ignore[misc]
     """Layout keys that must hold."""
 
     backend: Annotated[str | None, Choice(BACKENDS)] = Field(default=None)

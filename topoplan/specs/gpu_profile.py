@@ -8,12 +8,13 @@ runs of that entry.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
 from topoplan.catalog import gpu_names, profile_entries
+from topoplan.specs.constants import BANDS, CONSTANTS, Constants
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
@@ -26,16 +27,6 @@ POOLED_BANDS = ("sharded_memory_band", "adapter_memory_band")
 """Bands that the runs of all entries grade together. Why: what eager PyTorch keeps does not depend on the card, whose
 context and NCCL's buffers are told apart; runs of these backends that say what memory they took are few, and on one or
 two architectures."""
-BANDS = (
-    "memory_band",
-    "moe_memory_band",
-    "adapter_memory_band",
-    "time_band",
-    "moe_time_band",
-    "eight_bit_time_band",
-    *SHARDED_BANDS,
-)
-"""The error bands of a profile; its other numbers are constants."""
 FEW_FIGURES = 5
 """From this many measured figures on, a band is earned by them alone."""
 WIDER_FOR_FEW = 1.25
@@ -65,94 +56,14 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Profile:
-    """Efficiencies and overheads of one GPU architecture: the constants and bands of `specs/profile_form.py`.
+class Profile(Constants):
+    """The constants and bands of one GPU architecture.
 
-    What each means stands there. Fractions are of the vendor's peak where it does not say of what; units are in the
-    names. Compared and hashed by identity; there is one object a GPU (and file of a user's own).
+    Compared and hashed by identity; there is one object a GPU (and file of a user's own).
     """
 
     name: str
     """The entry that the constants are of."""
-
-    # Kernels
-    gemm_efficiency: float
-    grouped_gemm_efficiency: float
-    fp8_gemm_efficiency: float
-    mxfp8_gemm_efficiency: float
-    fp4_gemm_efficiency: float
-    gemm_tile: tuple[int, int]
-    gemm_prologue: int
-    accumulation_share: float
-    memory_efficiency: float
-    card_spread: float
-    kernel_launch_s: float
-    router_gemm_share: float
-    router_bytes: int
-    router_kernels: int
-    # Attention
-    flash_attention: bool
-    attention_forward_efficiency: float
-    attention_backward_efficiency: float
-    attention_prologue: int
-    attention_tail: int
-    attention_softmax_width: int
-    delta_rule_share: float
-    # Links and collectives
-    nvlink_efficiency: float
-    nvlink_pair_share: float
-    pcie_efficiency: float
-    network_efficiency: float
-    tcp_socket_bytes_per_s: float
-    collective_latency_s: float
-    hop_latency_s: float
-    network_hop_latency_s: float
-    tree_efficiency: float
-    nvls_efficiency: float
-    nvls_latency_s: float
-    ll_efficiency: float
-    ll_hop_share: float
-    ll_network_hop_share: float
-    tp_overlap: float
-    overlap_interference: float
-    # NCCL's channels
-    nvlink_gb_per_s: float
-    nccl_nvlink_gb_per_s: float
-    nccl_inside_gb_per_s: tuple[float, ...]
-    nccl_between_gb_per_s: tuple[float, ...]
-    nccl_doubles_narrow_rings: bool
-    nvls_inside_channels: int
-    nvls_between_channels: int
-    # Eager PyTorch
-    eager_gemm_share: float
-    eager_memory_share: float
-    eager_launch_s: float
-    eager_router_kernels: int
-    flash2_flops_per_sm: float
-    nf4_unpack_share: float
-    zero3_hook_s: float
-    # Host
-    step_overhead_s: float
-    host_adam_bytes_per_s: float
-    # Device memory
-    cublas_workspace_bytes: int
-    te_workspace_bytes: int
-    context_bytes: int
-    driver_bytes: int
-    fragmentation: float
-    irregular_fragmentation: float
-    sharded_fragmentation: float
-    expandable_fragmentation: float
-    # Error bands: half widths around a prediction, as fractions; that of memory is what `fits` leaves free by default
-    memory_band: float
-    moe_memory_band: float
-    adapter_memory_band: float
-    time_band: float
-    moe_time_band: float
-    eight_bit_time_band: float
-    sharded_memory_band: float
-    sharded_time_band: float
-
     kin: str
     """The entry that bands are widened from where few runs were measured; empty for the one at the root."""
     date: str
@@ -161,12 +72,6 @@ class Profile:
     """Constant or band -> where it comes from."""
     own: OwnProfile | None = None
     """The file of a user's own that some of the constants are from."""
-
-
-CONSTANTS = tuple(
-    field.name for field in fields(Profile) if field.name not in (*BANDS, "name", "kin", "date", "origins", "own")
-)
-"""The numbers of a profile that are no bands."""
 
 
 def entry_name(gpu: Gpu) -> str:
@@ -184,10 +89,14 @@ def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
 
     Raises KeyError for an architecture outside the catalog (spec forms refuse those earlier).
     """
+    if own is not None:
+        base = profile_of(gpu)
+        values, origins = {key: getattr(base, key) for key in base.origins}, {**base.origins}
+        _put_own(values, origins, own)
+        return replace(base, origins=origins, own=own, **values)
     name = entry_name(gpu)
     entry = profile_entries()[name]
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
+    values, origins = {}, {}
     for key in CONSTANTS:
         values[key], origins[key] = _constant(name, key)
     kin = entry.get("kin", "")
@@ -195,9 +104,7 @@ def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
         values[key], origins[key] = band["value"], Origin(kind="earned", source="", kin=kin, figures=band["figures"])
     if gpu.name not in gpu_names() and _disown(values, origins, name):
         kin = name
-    if own is not None:
-        _put_own(values, origins, own)
-    return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=own, **values)
+    return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=None, **values)
 
 
 PRODUCTS = (

@@ -115,9 +115,14 @@ class Job:
         "Any other keys of the trainer's YAML, passed through.", default=dict
     )
     pin: Mapping[str, Any] = key("Layout keys that must hold.", default=dict)
-    reference_forwards: Annotated[int, Count(0, 16)] = key(
+    reference_forwards: Annotated[int | None, Count(0, 16)] = key(
         "Forward passes without gradients that each sequence makes beside the one that trains, through the model as it"
-        " was at first (GRPO, KTO); DPO's is known by its stage.",
+        " was at first (GRPO, KTO). By default 1 in stage dpo, whose losses without a reference have 0 (SimPO, ORPO),"
+        " and else none."
+    )
+
+    num_labels: Annotated[int, Count(0, 1_000_000)] = key(
+        "Outputs of the layer that a classifier or a reward model has in place of the vocabulary's; left out: none.",
         default=0,
     )
 
@@ -129,7 +134,7 @@ class Job:
     @property
     def forwards_beside(self) -> int:
         """Forward passes of a sequence beside the one that trains: DPO's reference model has one."""
-        return 1 if self.stage == "dpo" else self.reference_forwards
+        return int(self.stage == "dpo") if self.reference_forwards is None else self.reference_forwards
 
     @property
     def keeps_reference(self) -> bool:

@@ -13,7 +13,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.document import Document
 from topoplan.specs.draft import Draft, given_value
 from topoplan.specs.lengths import Lengths
-from topoplan.specs.model import Model
+from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile, read_profile
 from topoplan.specs.source import Source, below, is_there, read_source
 from topoplan.specs.spec import Spec
@@ -85,7 +85,7 @@ def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
     if isinstance(path, Source):
         return Draft(path, base=Path.cwd()), "", path.name
     path = Path(path)
-    return Draft(read_source(path), base=path.parent), _name_of_file(path), str(path)
+    return Draft(read_source(path), base=path.parent), file_name(path.stem)[:64], str(path)
 
 
 def _put_options(draft: Draft, keys: Mapping[str, tuple[str, str]], overrides: Sequence[str]) -> None:
@@ -117,18 +117,6 @@ def spec_from_document(
     return _spec(draft.document(), default_name="", path=None, profile=profile)
 
 
-def spec_json_schema() -> dict[str, Any]:
-    """JSON Schema of the spec file, for editors and `topoplan show schema`."""
-    from topoplan.specs.schema import schema_of_spec
-
-    return schema_of_spec()
-
-
-def _name_of_file(path: Path) -> str:
-    """The file's name as a cluster's name, or an empty string where it will not do."""
-    return file_name(path.stem)[:64]
-
-
 def _spec(document: Document, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
     """Check everything, and build it."""
     form = document.form
@@ -139,6 +127,7 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
         document.lacks("job", remedy="add a `job:` block with seq_len and global_batch_size, or give --job FILE")
     model = _model(document, form.model, form.job.seq_len)
     job = build_job(document, cluster, model, form.job, _lengths(document, form.job, model))
+    model = with_labels(model, job.num_labels)
     if profile is None and form.profile is not None:
         with document.about("profile"):
             profile = read_profile(document.base(("profile",)) / form.profile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from topoplan.specs.kinds import SIZE, Count, Number
@@ -185,3 +185,11 @@ class Model:
     def num_layers(self) -> int:
         """Transformer blocks of the language model."""
         return len(self.layers)
+
+
+def with_labels(model: Model, labels: int) -> Model:
+    """The model with a layer of so many outputs in place of the vocabulary's; as it is for 0.
+
+    transformers' AutoModelForSequenceClassification.
+    """
+    return replace(model, num_labels=labels, tie_word_embeddings=False) if labels else model

@@ -83,7 +83,7 @@ def _buckets(layout: Layout) -> dict[str, Any]:
 
 # Read ----------------------------------------------------------------------------------------------------------------
 
-_NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
+NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
 """`zero2`, `zero3_offload` (ms-swift's own), `ds_z3_offload_config.json` (LLaMA-Factory's examples)."""
 
 
@@ -96,7 +96,7 @@ def of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Sharding:
     if document is not None:
         return of_document(document, keys, key)
     name = PurePath(str(written)).name
-    match = _NAMED_STAGE.search(name)
+    match = NAMED_STAGE.search(name)
     if match is None:
         keys.not_predicted((key,), f"{key} {shown(written)}, a file that was not found,")
     stage, offloads = int(match[1]), "offload" in name

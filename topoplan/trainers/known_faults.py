@@ -49,6 +49,8 @@ class Fault:
     layout_key: str
     """The key of a layout that decides whether it is met."""
     meets: Callable[[Spec, Layout], bool]
+    spared_by: tuple[str, ...] = ()
+    """A key of DeepSpeed's file, block by block, that keeps a run clear of it."""
     when: str
     """What is met."""
     what: str
@@ -65,8 +67,10 @@ class Fault:
 
     def met(self, spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> bool:
         """Whether a layout meets it, with these keys of the trainer."""
-        asked = all(name in keys and keys[name] == value for name, value in self.keys.items())
-        return asked and layout.backend in self.backends and self.meets(spec, layout)
+        if layout.backend not in self.backends:
+            return False
+        asked = not self.keys or all(name in keys and keys[name] == value for name, value in self.keys.items())
+        return asked and self.meets(spec, layout)
 
 
 def faults_of_keys(spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> Iterator[Fault]:
@@ -121,7 +125,51 @@ def _partial_norms(spec: Spec, layout: Layout) -> bool:
     return linear and layout.tp > 1 and not layout.sequence_parallel
 
 
+_GATHERED_TOGETHER = {
+    # model/model_utils/moe.py::add_z3_leaf_module, LLaMA-Factory 0.9.5
+    "llamafactory": frozenset(
+        [
+            *("dbrx", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe"),
+            *("gpt_oss", "granitemoe", "hy_v3", "jamba", "jetmoe", "kimi_vl", "llama4", "mixtral", "olmoe", "phimoe"),
+            *("qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "qwen3_vl_moe"),
+        ]
+    ),
+    # model/register.py::_deepspeed_set_z3_leaf_modules, ms-swift 4.6
+    "swift": frozenset(
+        [
+            *("gemma4", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "gpt_oss", "llama4", "mimo_v2"),
+            *("olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "qwen3_vl_moe"),
+        ]
+    ),
+}
+"""Trainer -> types of models whose experts it has DeepSpeed gather a layer at a time."""
+_BY_DEEPSPEED = frozenset(["mixtral", "qwen2_moe", "qwen3_moe"])
+"""The same without a word, from DeepSpeed 0.18 on (runtime/zero/leaf_module_config.py)."""
+
+
+def _gathers_experts_one_by_one(spec: Spec, layout: Layout) -> bool:
+    together = _GATHERED_TOGETHER.get(spec.trainer or "llamafactory", frozenset()) | _BY_DEEPSPEED
+    is_split = layout.zero_stage == 3 and layout.world_size > 1
+    return is_split and _experts(spec) and spec.model.model_type not in together
+
+
 FAULTS = (
+    Fault(
+        name="experts-gathered-apart",
+        package="transformers",
+        versions="<5",
+        cure=">=5",
+        backends=("deepspeed",),
+        layout_key="zero_stage",
+        meets=_gathers_experts_one_by_one,
+        spared_by=("zero_optimization", "leaf_module"),
+        when="ZeRO-3 on experts that the trainer does not set as leaf modules",
+        what="{package} runs experts one by one, each of which is gathered when tokens reach it: where they reach it on"
+        " some ranks alone, the run hangs",
+        remedy="name the class of a layer's experts in zero_optimization.leaf_module of DeepSpeed's file, or take zero2"
+        " or FSDP",
+        source="DeepSpeed docs/code-docs/source/training.rst, Configuring ZeRO Leaf Modules",
+    ),
     Fault(
         name="checkpoint-plan",
         package="torch",

@@ -187,8 +187,9 @@ def check_something_trained(keys: Keys, key: str, job: Job) -> None:
         keys.fail(key, "everything is frozen, so nothing would be trained")
 
 
-def targets(keys: Keys) -> tuple[str, ...]:
-    """The linear layers that ms-swift puts adapters on."""
-    names = keys.value("target_modules")
-    words = [str(word) for word in names] if isinstance(names, list) else str(names).replace(",", " ").split()
-    return ("all",) if "all-linear" in words or not words else tuple(words)
+def targets(keys: Keys, key: str) -> tuple[str, ...]:
+    """The linear layers that get adapters: a list, or text with commas or blanks between them; empty for none."""
+    written = keys.value(key)
+    names = map(str, written) if isinstance(written, list) else str(written or "").replace(",", " ").split()
+    found = tuple(name.strip() for name in names if name.strip())
+    return ("all",) if "all-linear" in found else found

@@ -51,7 +51,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "v_head_dim": 128,
 }
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("use_megatron_fsdp", "use_torch_fsdp2", "use_checkpoint_args", "fp16_lm_cross_entropy"), (False,)),
+    **dict.fromkeys(
+        ("use_megatron_fsdp", "use_torch_fsdp2", "use_checkpoint_args", "fp16_lm_cross_entropy", "deepspeed"), (False,)
+    ),
     **dict.fromkeys(("hybrid_override_pattern", "hybrid_layer_pattern", "spec"), ()),
     "optimizer": ("adam",),
     "fp4_format": (),

@@ -13,6 +13,7 @@ MEGATRON_LM = Log(
     allocated=re.compile(rf"max allocated: (?P<mib>{FIGURE})"),
     reserved=re.compile(rf"max reserved: (?P<mib>{FIGURE})"),
     batch=re.compile(r"global batch size:\s+(?P<batch>[0-9]{1,12})"),
+    aside=re.compile(r"validation loss at |saving checkpoint at "),
 )
 """A line for each `--log-interval` iterations, with their mean time (megatron/training/training.py, training_log); the
 peaks of the ranks without data parallelism once, after the first of them (report_memory)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topoplan.engines.rule import Broken
-from topoplan.errors import InputError, LayoutError, listed, nearest
+from topoplan.errors import InputError, LayoutError, SpecError, listed, nearest
 from topoplan.layout.layout import Layout
 from topoplan.on_demand import OnDemand
 from topoplan.specs.job import Job
@@ -153,9 +153,10 @@ def _foreign_profile(spec: Spec, backend: str) -> Iterator[Refusal]:
             yield Refusal("profile", what, where=own.path, remedy=again)
 
 
-def unpredicted(spec: Spec, backend: str) -> Iterator[Refusal]:
-    """Why a job is not even predicted under a backend."""
-    yield from (one for one in way_of(backend).job_refusals(spec) if not one.is_predicted)
+def unpredicted(spec: Spec, backend: str, *, is_of_file: bool = False) -> Iterator[Refusal]:
+    """Why a job is not even predicted under a backend: of a file, whose own trainer runs it, for its profile alone."""
+    if not is_of_file:
+        yield from (one for one in way_of(backend).job_refusals(spec) if not one.is_predicted)
     yield from _foreign_profile(spec, backend)
 
 
@@ -243,5 +244,16 @@ def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
 
 
 def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trainer, Way]:
-    """The same; without a name the first one that can run the layout, if there is one."""
+    """The same; without a name the first one that can run the layout, if there is one.
+
+    Raises SpecError for a job that is predicted, and that no files are written for.
+    """
+    job = spec.job
+    for key, is_written in (
+        ("reference_forwards", job.forwards_beside == int(job.stage == "dpo")),
+        ("num_labels", not job.num_labels),
+    ):
+        if not is_written:
+            what = f"{key} {getattr(job, key)} is predicted, and no trainer's files are written for it yet"
+            raise SpecError(what, where=f"{spec.path}: job.{key}" if spec.path else f"job.{key}", remedy="leave it out")
     return written_by(layout.backend, name or verdict(spec, layout).name)

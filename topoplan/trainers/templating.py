@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, context: dict[str, Any]) -> str:
-    """A template of `bundle/templates`, or of a wing (`swift/start.sh.j2`); an unknown name in it is an error."""
+    """A template of bundle/, of report/ or of a wing (`swift/start.sh.j2`); an unknown name in it is an error."""
     return _environment().get_template(template).render(context)
 
 
@@ -57,7 +57,9 @@ def _environment() -> Environment:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader("topoplan.bundle"), PackageLoader("topoplan.trainers", "")]),
+        loader=ChoiceLoader(
+            [PackageLoader("topoplan.bundle"), PackageLoader("topoplan.report"), PackageLoader("topoplan.trainers", "")]
+        ),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

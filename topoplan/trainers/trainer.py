@@ -89,10 +89,10 @@ class Checkpoints:
 
     resumable: bool = True
     """Whether the trainer can go on from one of this layout."""
-    directories: str = "checkpoint-*"
-    """Pattern of bash."""
+    directories: str = "checkpoint-"
+    """What comes before the number."""
     whole: str = "trainer_state.json"
-    """A file in it that is written last: without it, it is not whole."""
+    """A file in it that is written last: without it, or with a part of it, it is not whole."""
     tracker: str = ""
     """A file in output_dir with the step of the last whole one, where there is no such file in each."""
     takes_any: bool = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 
 from topoplan.layout.layout import Layout
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
 from topoplan.units import file_name
 
 DIGEST_CHARACTERS = 8
@@ -63,3 +65,17 @@ def loaders(cluster: Cluster) -> int:
     if cluster.cpu_cores is None:
         return _MOST_LOADERS
     return max(1, min(_MOST_LOADERS, cluster.cpu_cores // cluster.gpus_per_node // 2))
+
+
+def slow_precision(spec: Spec) -> Iterator[str]:
+    """That another precision is the faster one on this card."""
+    gpu = spec.cluster.gpu
+    if gpu.architecture == "volta" and spec.job.precision == "bf16":
+        yield f"{gpu.name} has no bf16 units: precision fp16 is the faster one"
+
+
+def why_accumulation(spec: Spec, layout: Layout) -> str:
+    """The equation that makes the batch of it."""
+    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
+    what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
+    return f"micro batch * this * dp {layout.dp} = {batch} {what} a step"

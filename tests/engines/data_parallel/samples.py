@@ -1,7 +1,5 @@
 """Layouts of ddp, deepspeed and fsdp2, and a small model whose figures are worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.engines.samples import spec_of
@@ -47,7 +45,7 @@ def memory_of(spec: Spec, backend: str, **form: Any) -> Memory:
     """Memory of one GPU, its moments too."""
     layout = sharded(spec, backend, **form)
     case = case_of(spec, layout.backend)
-    return sharded_memory(case, layout, with_moments=True)
+    return sharded_memory(case, layout, all_stages=True)
 
 
 def time_of(spec: Spec, backend: str, **form: Any) -> Time:

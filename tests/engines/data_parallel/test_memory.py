@@ -115,7 +115,7 @@ def test_frozen_layers_before_the_first_trained_one_keep_nothing() -> None:
 
 
 def uses_of(spec: Spec, backend: str, **form: Any) -> list[tuple[bool, int]]:
-    uses = layer_uses(case_of(spec, backend), sharded(spec, backend, **form), 4096, 4096, flash=True)
+    uses = layer_uses(case_of(spec, backend), sharded(spec, backend, **form), 4096, 4096)
     return [(use.trains_weights, count) for _, use, count in uses]
 
 
@@ -129,7 +129,7 @@ def test_backward_goes_through_all_layers_behind_the_first_trained_one() -> None
 def test_only_whole_fine_tuning_with_ddp_has_an_fp32_residual() -> None:
     def first(backend: str, **job: Any) -> tuple[bool, int]:
         spec = small_spec(**job)
-        use = layer_uses(case_of(spec, backend), sharded(spec, backend), 4096, 4096, flash=True)[0][1]
+        use = layer_uses(case_of(spec, backend), sharded(spec, backend), 4096, 4096)[0][1]
         return use.fp32_weights, use.residual_bytes
 
     assert first("ddp") == (True, 4)

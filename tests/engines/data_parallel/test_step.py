@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.engines.data_parallel.samples import sharded, small_spec, time_of
 from tests.engines.samples import spec_of
+from topoplan.engines.data_parallel.memory import layer_uses
 from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
-from topoplan.engines.data_parallel.step import Passes, sharded_terms, tuning_of
+from topoplan.engines.data_parallel.step import Passes, sharded_terms
 from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout
-from topoplan.operators.eager import Tuning
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
@@ -159,16 +159,17 @@ def test_a_short_sequence_of_a_small_model_waits_for_the_host() -> None:
 @pytest.mark.parametrize(
     ("job", "expected"),
     [
-        ({}, Tuning()),
-        ({"finetuning": "lora"}, Tuning(lora_rank=8)),
-        ({"finetuning": "lora", "lora_rank": 32}, Tuning(lora_rank=32)),
-        ({"finetuning": "qlora"}, Tuning(lora_rank=8, packed_bytes=NF4_BYTES)),
-        ({"finetuning": "qlora", "quantization_bit": 8}, Tuning(lora_rank=8, packed_bytes=1.0)),
+        ({}, (0, 0.0)),
+        ({"finetuning": "lora"}, (8, 0.0)),
+        ({"finetuning": "lora", "lora_rank": 32}, (32, 0.0)),
+        ({"finetuning": "qlora"}, (8, NF4_BYTES)),
+        ({"finetuning": "qlora", "quantization_bit": 8}, (8, 1.0)),
     ],
 )
-def test_what_adapters_and_packing_add_to_a_layer(job: dict[str, Any], expected: Tuning) -> None:
+def test_what_adapters_and_packing_add_to_a_layer(job: dict[str, Any], expected: tuple[int, float]) -> None:
     spec = small_spec(**job)
-    assert tuning_of(spec.job, sharded(spec, "ddp")) == expected
+    ((_, use, _),) = layer_uses(case_of(spec, "ddp"), sharded(spec, "ddp"), 1, 1)
+    assert (use.lora_rank, use.packed_bytes) == expected
 
 
 def test_images_take_time_as_they_do_elsewhere() -> None:
@@ -195,7 +196,7 @@ def test_fsdp2_sends_gradients_as_often_and_as_wide_as_it_is_told() -> None:
 
     def sent(**keys: Any) -> float:
         found = sharded_terms(case, sharded(spec, "fsdp2", **keys))
-        sendings = [one for one in found.communication.sendings if one.kind == "reduce-scatter"]
+        sendings = [one for one in found.communication.sendings if one.call.kind == "reduce-scatter"]
         return sum(one.seconds * (found.count if one.when == "backward" else 1) for one in sendings)
 
     assert sent() == pytest.approx(2 * sent(grad_reduce_in_fp32=False), rel=0.1)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -86,24 +84,25 @@ def test_every_legal_candidate_passes_all_rules_and_every_other_breaks_the_one_i
 
 
 @pytest.mark.parametrize(
-    "pin",
+    ("model", "pin"),
     [
-        {"tp": 4},
-        {"pp": 4, "vpp": 3},
-        {"dp": 8},
-        {"cp": 2, "tp": 2},
-        {"micro_batch_size": 2},
-        {"gradient_accumulation_steps": 4},
-        {"sequence_parallel": False},
-        {"tp": 2, "sequence_parallel": True},
-        {"optimizer_offload_fraction": 0.5},
-        {"backend": "megatron", "precision_aware_optimizer": True},
-        {"backend": "megatron", "grad_reduce_in_fp32": False, "cross_entropy_fusion": True},
-        {"pp": 4, "pipeline_layout": "Et*8|t*10|t*10|t*8L"},
+        (DENSE, {"tp": 4}),
+        (DENSE, {"pp": 4, "vpp": 3}),
+        (DENSE, {"dp": 8}),
+        (DENSE, {"cp": 2, "tp": 2}),
+        (DENSE, {"micro_batch_size": 2}),
+        (DENSE, {"gradient_accumulation_steps": 4}),
+        (DENSE, {"sequence_parallel": False}),
+        (DENSE, {"tp": 2, "sequence_parallel": True}),
+        (DENSE, {"optimizer_offload_fraction": 0.5}),
+        (DENSE, {"backend": "megatron", "precision_aware_optimizer": True}),
+        (DENSE, {"backend": "megatron", "grad_reduce_in_fp32": False, "cross_entropy_fusion": True}),
+        (DENSE, {"pp": 4, "pipeline_layout": "Et*8|t*10|t*10|t*8L"}),
+        *((MOE, pin) for pin in ({"ep": 8}, {"ep": 16, "etp": 1}, {"tp": 4, "etp": 2}, {"tp": 2, "etp": 2, "ep": 4})),
     ],
 )
-def test_every_pin_is_honoured(pin: dict[str, Any]) -> None:
-    found = legal(make_spec(pin=pin))
+def test_every_pin_is_honoured(model: str, pin: dict[str, Any]) -> None:
+    found = legal(make_spec(model, pin=pin))
     assert found
     for layout in found:
         assert {key: getattr(layout, key) for key in pin} == pin
@@ -116,14 +115,6 @@ def test_pinned_stage_sizes_are_honoured_or_refused() -> None:
     }
     spec = make_spec(pin={"pp": 4, "decoder_first_pipeline_num_layers": 8})
     assert {rule for _, rule in candidates(spec)} == {"pipeline-split"}
-
-
-@pytest.mark.parametrize("pin", [{"ep": 8}, {"ep": 16, "etp": 1}, {"tp": 4, "etp": 2}, {"tp": 2, "etp": 2, "ep": 4}])
-def test_every_pin_of_an_expert_grid_is_honoured(pin: dict[str, Any]) -> None:
-    found = legal(make_spec(MOE, pin=pin))
-    assert found
-    for layout in found:
-        assert {key: getattr(layout, key) for key in pin} == pin
 
 
 @pytest.mark.parametrize(

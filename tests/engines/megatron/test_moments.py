@@ -67,6 +67,8 @@ def test_the_loss_is_a_peak_of_the_last_stage_with_a_large_vocabulary() -> None:
     fused = stage_of(spec, changed(layout, cross_entropy_fusion=True), 3)
     plain = stage_of(spec, layout, 3)
     assert plain.parts_bytes["peak (loss)"] - fused.parts_bytes["peak (loss)"] == 4 * logits
+    adapter = stage_of(spec, changed(layout_of(spec, backend="mca", pp=4), cross_entropy_fusion=True), 3)
+    assert dict(adapter.moments[1].terms_bytes)["gradient of the logits"] == 2 * logits
 
 
 def test_uniform_recomputation_keeps_one_input_a_group_and_brings_back_the_group() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +96,6 @@ def test_a_traffic_class_that_nobody_names_cannot_be_judged() -> None:
 
 def test_the_traffic_class_of_spec_or_host_is_told() -> None:
     found = see(traffic_class, roce_scene(None, None, of=asking(106)))
-    assert found is not None
     assert (found.outcome, found.what) == ("ok", "traffic class 106 (DSCP 26)")
     assert outcome(traffic_class, roce_scene(106, 106)) == "ok"
     assert outcome(traffic_class, roce_scene(106, 106, of=asking(106))) == "ok"
@@ -108,7 +105,6 @@ def test_the_traffic_class_of_spec_or_host_is_told() -> None:
 
 def test_a_host_that_sends_with_another_traffic_class_is_a_warning() -> None:
     found = see(traffic_class, roce_scene(236, 236, of=asking(106)))
-    assert found is not None
     assert (found.outcome, "traffic_class: 236" in found.remedy) == ("warning", True)
     assert outcome(traffic_class, roce_scene(106, 106, 96), 2) == "warning"
     mixed = facts(0, adapters=(roce(0, traffic_class=106), roce(1)))

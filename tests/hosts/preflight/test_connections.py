@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import random
 import socket
@@ -51,7 +49,7 @@ def by_place(checks: Sequence[Result]) -> dict[tuple[str, str], Result]:
 
 
 def test_each_host_connects_to_all_others_and_every_host_to_the_rendezvous() -> None:
-    peers = peers_of(PLANNED, PLANNED.nodes[1], LISTENING)
+    peers = tuple(peers_of(PLANNED, PLANNED.nodes[1], LISTENING))
     assert {(peer.name, peer.address, peer.port, peer.is_master) for peer in peers} == {
         ("n0", address(0), 23456, True),
         ("n0", address(0), 41000, False),
@@ -59,7 +57,7 @@ def test_each_host_connects_to_all_others_and_every_host_to_the_rendezvous() -> 
         ("n2", address(2), 41002, False),
         ("n2", address(2), 42002, False),
     }
-    own = peers_of(PLANNED, PLANNED.nodes[0], LISTENING)
+    own = tuple(peers_of(PLANNED, PLANNED.nodes[0], LISTENING))
     assert [peer.is_master for peer in own if peer.name == "n0"] == [True]
 
 
@@ -158,7 +156,6 @@ def program(of: Scene, number: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def line_of(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
     return process.stdout.readline()
 
 
@@ -177,12 +174,9 @@ def test_the_program_listens_and_connects_and_ends_with_its_input() -> None:
             Peer(name="n1", address="127.0.0.1", port=there.ports[1]),
             Peer(name="n0", address="127.0.0.1", port=1),
         ]
-        assert second.stdin is not None
-        assert first.stdin is not None
         second.stdin.write(told(peers))
         second.stdin.flush()
         found = read_results(line_of(second), peers)
-        assert found is not None
         assert list(found.values()) == ["", "", "another program answers", "connection refused"]
         second.stdin.close()
         first.stdin.close()

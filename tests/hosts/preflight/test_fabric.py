@@ -1,7 +1,5 @@
 """Machines of clouds, composed from their vendors' documents: see recorded/README.md."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +41,6 @@ def with_fabric(**keys: Any) -> Cluster:
 )
 def test_a_machine_that_the_spec_does_not_know_is_a_warning_with_the_key(machine: str, key: str) -> None:
     found = see(looks.cloud, hosts(machine, with_fabric()))
-    assert found is not None
     assert found.outcome == "warning"
     assert f"write {key} in the spec" in found.remedy
     assert outcome(looks.cloud, hosts(machine, cluster(nodes=1))) is None
@@ -79,7 +76,6 @@ def test_a_plugin_in_any_of_its_places_will_do() -> None:
     for one in ("/opt/amazon/ofi-nccl/lib/libnccl-net.so", "/opt/aws-ofi-nccl/install/lib/libnccl-net.so"):
         assert outcome(looks.fabric_files, hosts("aws-p5", place, (one,))) == "ok"
     found = see(looks.fabric_files, hosts("aws-p5", place))
-    assert found is not None
     assert (found.outcome, "EFA installer" in found.remedy) == ("failure", True)
     settings = {"NCCL_NET_PLUGIN": "mine"}
     assert outcome(looks.fabric_files, hosts("aws-p5", place, nccl_settings=settings)) == "ok"
@@ -95,13 +91,11 @@ def test_tcpxo_wants_profile_devices_and_its_daemon() -> None:
     for one in both:
         assert outcome(looks.fabric_files, hosts("gcp-a3-mega", place, (one,), **runs)) == "failure"
     found = see(looks.fabric_files, hosts("gcp-a3-mega", place, **runs))
-    assert found is not None
     assert all(word in found.what for word in ("nccl-env-profile.sh", "aperture devices"))
 
 
 def test_a_topology_file_that_is_not_there_is_a_failure_that_says_where_to_get_it() -> None:
     found = see(looks.fabric_files, hosts("azure-nd-h100-v5", with_fabric(topology_file=TOPOLOGY)))
-    assert found is not None
     assert found.outcome == "failure"
     assert found.what == f"no topology file at {TOPOLOGY}"
     assert "azhpc-images" in found.remedy

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +27,6 @@ def test_as_many_whole_gpus_as_the_spec_has(gpus: Any, expected: str) -> None:
 
 def test_why_gpus_are_not_known_is_told() -> None:
     found = see(gpus_present, scene(facts(gpus=None, missing={"gpus": "nvidia-smi: not installed"})))
-    assert found is not None
     assert found.what == "nvidia-smi: not installed"
 
 
@@ -118,7 +115,6 @@ def test_gpus_that_others_use(used: int | None, processes: Any, wanted: Any, exp
 def test_who_uses_a_gpu_is_named() -> None:
     cards = (gpu(0), gpu(1, memory_used_bytes=30 * GIB))
     found = see(gpus_free, scene(facts(gpus=cards, gpu_processes=(PROCESS,)), wanted=needs()))
-    assert found is not None
     assert "on GPU 1 where" in found.what
     assert "pid 4242 (python3 of ann for 2h) holds 30.0GiB" in found.what
 
@@ -134,7 +130,6 @@ def test_one_machine_under_two_names() -> None:
     assert [outcome(gpus_distinct, apart, number) for number in range(2)] == ["ok", "ok"]
     same = scene(facts(0), facts(1, gpus=(gpu(0), gpu(1))))
     found = see(gpus_distinct, same, 1)
-    assert found is not None
     assert found.outcome == "failure"
     assert "same GPUs as n0" in found.what
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +81,6 @@ def test_the_interface_of_the_sockets(wanted: str | None, changes: dict[str, Any
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are() -> None:
     found = see(looks.interface, second(told(socket_interface="ib0")), 1)
-    assert found is not None
     assert found.what == "no interface ib0, but eth0, docker0"
     assert "eth0 leads to node 0" in found.remedy
 
@@ -108,7 +105,6 @@ def test_an_address_that_two_hosts_have() -> None:
 def test_a_container_behind_the_bridge_of_docker() -> None:
     behind = {"routes": route(source="172.17.0.3"), "interfaces": interfaces(addresses=("172.17.0.3",))}
     found = see(looks.address, second(in_container=True, **behind), 1)
-    assert found is not None
     assert found.outcome == "failure"
     assert "--network host" in found.remedy
     assert outcome(looks.address, second(in_container=False, **behind), 1) == "ok"

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.hosts.scenes import cluster, facts, outcome, scene, second, see
@@ -23,7 +21,6 @@ def test_settings_of_nccl_on_one_host(settings: dict[str, str], expected: str) -
 def test_settings_that_all_hosts_have_are_shown() -> None:
     hosts = [facts(number, nccl_settings={"NCCL_IB_TC": "106", "NCCL_P2P_DISABLE": "0"}) for number in range(2)]
     found = see(nccl_settings, scene(*hosts))
-    assert found is not None
     assert found.outcome == "ok"
     assert "NCCL_IB_TC=106" in found.what
 

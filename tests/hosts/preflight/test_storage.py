@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +65,6 @@ def test_without_a_plan_there_is_nothing_to_look_for(look: Look) -> None:
 
 def test_different_files_are_told_on_the_host_that_is_alone() -> None:
     found = see(model, spoilt("/work/models/m", fingerprint="other"), 1)
-    assert found is not None
     assert found.what == "/work/models/m has other files than on n0, n2"
     assert outcome(model, spoilt("/work/models/m", fingerprint="other"), 0) == "ok"
 
@@ -110,7 +107,6 @@ def test_one_node_needs_no_shared_storage() -> None:
 def test_checkpoints_that_cannot_be_resumed_from_are_in_the_way() -> None:
     host = with_path(facts(), SAVES, exists=True, files=3)
     found = see(output, scene(host, wanted=needs(resumable=False)))
-    assert found is not None
     assert "cannot be resumed" in found.what
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 import subprocess
 from typing import Any
@@ -55,7 +53,6 @@ def test_shared_memory(whole: int | None, free: int | None, per_node: int, expec
 
 def test_small_shared_memory_of_a_container_is_its_start_option() -> None:
     found = see(shm, scene(facts(shm_bytes=2**26, in_container=True)))
-    assert found is not None
     assert "--ipc=host" in found.remedy
     assert "64 MiB" in found.what
 

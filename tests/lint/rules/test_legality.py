@@ -1,7 +1,5 @@
 """Broken layout rules as findings, at the key that decides them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How a file of Kite's is known, and what its keys mean: a row a key, which writes it and reads it back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What can be wrong in a file of Kite's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from topoplan.reading.finding import Finding

@@ -1,7 +1,5 @@
 """Kite, a trainer that there is not: what docs/extending.md walks through. It trains with DDP and FSDP2."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """LLaMA-Factory with Megatron Bridge: what its keys mean."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import setup_of

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import MEGATRON, MOE, make_setup, with_lines
 from topoplan.layout.layout import Layout
 from topoplan.specs import known
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, degree, spec_and_layout
+from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
 
 DENSE, EXPERTS = known.model("Qwen/Qwen3-8B"), known.model("Qwen/Qwen3-30B-A3B")
 
@@ -63,4 +61,3 @@ def test_there_is_no_layout_where_a_number_is_none(lines: str) -> None:
 
 def test_a_file_that_names_no_degree_asks_for_no_layout() -> None:
     assert spec_and_layout(make_setup("cutoff_len: 4096").configurations[0], UNKNOWN_MODEL) is None
-    assert degree(make_setup("stage: sft").configurations[0], "tensor_model_parallel") == 1

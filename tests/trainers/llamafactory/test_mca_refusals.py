@@ -1,13 +1,10 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from tests.layout.specs import DENSE, LINEAR, VISION, make_spec
 from topoplan.errors import ModelError, SpecError
-from topoplan.trainers.llamafactory.key_list import templates
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals
+from topoplan.trainers.llamafactory.mca_refusals import job_refusals
 from topoplan.trainers.refusal import refuse
 from topoplan.trainers.shared_refusals import FP8_RECIPES, missing_precision
 from topoplan.trainers.traits import MCA, MEGATRON
@@ -15,10 +12,6 @@ from topoplan.trainers.traits import MCA, MEGATRON
 
 def test_the_usual_job_is_fine() -> None:
     refuse(job_refusals(make_spec(DENSE)))
-
-
-def test_the_model_types_are_those_that_the_emitter_knows() -> None:
-    assert set(templates().supported_model_types) == SUPPORTED_MODEL_TYPES
 
 
 @pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "moonshotai/Kimi-K2-Instruct", "deepseek-ai/DeepSeek-V2"])

@@ -1,7 +1,5 @@
 """Bundles for DeepSpeed, FSDP2 and plain data parallel training."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace

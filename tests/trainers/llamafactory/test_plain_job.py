@@ -1,7 +1,5 @@
 """LLaMA-Factory without Megatron: what its keys mean, and those that are missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -59,6 +57,8 @@ def test_what_is_left_out_is_llamafactorys_own(a100s: Cluster) -> None:
         ({"neat_packing": "true"}, {"packing": True, "keeps_samples_apart": True}, {}),
         ({"disable_gradient_checkpointing": "true"}, {}, {"recompute": Recompute()}),
         ({"enable_liger_kernel": "true"}, {}, {"fused_linear_cross_entropy": True}),
+        ({"stage": "kto"}, {"stage": "sft", "reference_forwards": 3}, {}),
+        ({"stage": "dpo", "pref_loss": "simpo"}, {"stage": "dpo", "forwards_beside": 0, "sequences_per_sample": 2}, {}),
         ({"enable_liger_kernel": "true", "stage": "dpo"}, {"stage": "dpo"}, {"fused_linear_cross_entropy": False}),
         ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, {"global_batch_size": 64}, {}),
     ],
@@ -83,7 +83,7 @@ def test_keys_become_the_job_and_the_layout(
         ),
         ({"optim": "adafactor"}, "optim", "optim 'adafactor' is not predicted"),
         ({"finetuning_type": "oft"}, "finetuning_type", "'oft'"),
-        ({"stage": "kto"}, "stage", "'kto'"),
+        ({"stage": "ppo"}, "stage", "'ppo'"),
         ({"do_train": "false", "do_predict": "true"}, "do_predict", "a run that does not train"),
         ({"ray_num_workers": 4}, "ray_num_workers", "training under Ray"),
         ({"bf16": "false"}, "bf16", "neither bf16 nor fp16"),

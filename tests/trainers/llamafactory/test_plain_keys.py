@@ -1,7 +1,5 @@
 """Trainer keys of the user, for the trainer without Megatron."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What LLaMA-Factory refuses or would ignore is refused here, before anything is written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What LLaMA-Factory does otherwise than one would think is said."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """train.yaml and what lies beside it, for DeepSpeed, FSDP2 and plain data parallel training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -81,16 +79,6 @@ def test_the_last_batch_of_an_epoch_is_a_step_too() -> None:
     job = {"samples": 6401, "epochs": 2.0}
     text = plain_trainer_files(*make_spec_and_layout(model=QWEN3_8B, backend="ddp", job=job)).text
     assert "3% of 202 steps" in text
-
-
-def test_each_backend_has_its_own_file_beside_the_yaml() -> None:
-    def names(**what: Any) -> list[str]:
-        spec, plan = make_spec_and_plan(model=QWEN3_8B, **what)
-        return list(plain_trainer_files(spec, plan.layout).files)
-
-    assert names(backend="ddp") == ["train.yaml"]
-    assert names(backend="deepspeed") == ["train.yaml", "ds_config.json"]
-    assert names(backend="fsdp2") == ["train.yaml", "accelerate.yaml"]
 
 
 def test_what_stands_in_the_file_beside_is_a_part_of_the_runs_name() -> None:

@@ -1,7 +1,5 @@
 """The section of the data, which both engines of LLaMA-Factory share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of LLaMA-Factory's new engine (USE_V1=1): the job and the layout that its keys mean."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import setup_of

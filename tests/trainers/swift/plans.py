@@ -1,7 +1,5 @@
 """Files of ms-swift for plans made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments that ms-swift's commands take, and a user's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What train.yaml has for both commands."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

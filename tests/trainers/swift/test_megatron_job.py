@@ -1,7 +1,5 @@
 """What `megatron sft` of ms-swift makes of its keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What ms-swift cannot do is refused, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +9,12 @@ from tests.bundle.samples import B200, CLUSTER, DEEPSEEK, QWEN3_8B, QWEN3_30B, Q
 from tests.bundle.samples import make_spec_and_plan as make
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
-from topoplan.specs.job import Job
 from topoplan.specs.known import model as catalog_model
 from topoplan.specs.model import LinearAttention
 from topoplan.trainers.refusal import refuse
 from topoplan.trainers.swift.refusals import (
     LIGER_MODEL_TYPES,
     MEGATRON_MODEL_TYPES,
-    finetuning,
     megatron_refusals,
     sharded_refusals,
 )
@@ -77,7 +73,6 @@ def test_what_swift_sft_can_do_is_taken(case: str) -> None:
             "for the GPU alone",
         ),
         ({"job": {"quantization_bit": 4}}, SpecError, "job.quantization_bit", "only LoRA trains beside"),
-        ({"job": {"finetuning": "qlora", "quantization_bit": 3}}, SpecError, "job.quantization_bit", "4 or 8"),
         ({**ZERO, "cluster": CLUSTER, "offload_optimizer": True}, SpecError, "host_memory", "needs host memory"),
         ({**FSDP2, "cluster": CLUSTER, "offload": True}, SpecError, "host_memory", "needs host memory"),
         (
@@ -192,9 +187,3 @@ def test_the_lists_of_model_types_hold_the_families_of_the_catalogue() -> None:
     assert {"llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl", "deepseek_v3"} <= MEGATRON_MODEL_TYPES
     assert {"llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl"} <= LIGER_MODEL_TYPES
     assert "gemma9" not in MEGATRON_MODEL_TYPES | LIGER_MODEL_TYPES
-
-
-def test_a_dpo_with_adapters_is_said_not_to_be_predicted() -> None:
-    job = Job(seq_len=4096, global_batch_size=64, finetuning="lora", stage="dpo")
-    with pytest.raises(SpecError, match="stage dpo with LoRA is not predicted"):
-        refuse(finetuning(job, QWEN3_8B))

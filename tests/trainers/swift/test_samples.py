@@ -1,7 +1,5 @@
 """Data sets as ms-swift names them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Classifiers of ms-swift: the model ends in a layer with an output a label, and there are no logits."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.reading.setups import setup_of
@@ -29,6 +27,7 @@ def translated(command: str) -> Translation:
 )
 def test_its_last_layer_has_an_output_a_label(command: str, logit_bytes: float) -> None:
     whole, labels = translated(command), translated(f"{command} {LABELS}")
+    assert labels.spec.job.num_labels == 265
     assert parameter_count(whole.spec.model) - parameter_count(labels.spec.model) == (152064 - 265) * 3584
     one, other = (predict(each.spec, each.layout) for each in (whole, labels))
     logits = logit_bytes * 8192 * (152064 - 265)

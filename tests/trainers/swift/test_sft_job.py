@@ -1,7 +1,5 @@
 """ms-swift's `swift sft`: what its arguments mean, and those that are missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

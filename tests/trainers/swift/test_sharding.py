@@ -1,7 +1,5 @@
 """The files beside train.yaml."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

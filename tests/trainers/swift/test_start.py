@@ -1,7 +1,5 @@
 """The node scripts of ms-swift, run by a real bash: what torchrun is started with."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile
@@ -122,7 +120,8 @@ def test_the_last_checkpoint_that_is_whole_is_named(
     for step in (20, 100, 9):
         checkpoint = tmp_path / "work" / "saves" / "r" / f"checkpoint-{step}"
         checkpoint.mkdir(parents=True)
-        (checkpoint / mark).touch()
+        (checkpoint / mark).write_text("{}")
+        (checkpoint / "model.safetensors").write_text("weights")
     (tmp_path / "work" / "saves" / "r" / "checkpoint-200").mkdir()
     found = arguments(start(bundle / "node-01.sh", tmp_path / "probe").argv, module)
     assert {key: found[key] for key in wanted} == wanted
@@ -182,7 +181,8 @@ def test_adapters_are_gone_on_with_beside_their_model_and_not_from_what_was_merg
     for name in ("checkpoint-20", "checkpoint-100", "checkpoint-100-merged"):
         checkpoint = tmp_path / "work" / "saves" / "r" / name
         checkpoint.mkdir(parents=True)
-        (checkpoint / "latest_checkpointed_iteration.txt").touch()
+        (checkpoint / "latest_checkpointed_iteration.txt").write_text("100")
+        (checkpoint / "__0_0.distcp").write_text("weights")
     found = arguments(start(bundle / "node-01.sh", tmp_path / "probe").argv, "swift.cli._megatron.sft")
     assert found["mcore_adapter"] == ["saves/r/checkpoint-100"]
     assert found["finetune"] == ["false"]

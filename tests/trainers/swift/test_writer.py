@@ -1,7 +1,5 @@
 """What the rest of a bundle is told of ms-swift."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

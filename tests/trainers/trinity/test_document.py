@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.bundle.samples import ONE_NODE, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import ONE_NODE, make_spec_and_plan
 from topoplan.errors import InputError
 from topoplan.layout.layout import Recompute
 from topoplan.specs.known import model
@@ -89,14 +87,7 @@ def test_keys_of_the_user_are_put_into_their_blocks() -> None:
     ("job", "layout", "message"),
     [
         ({"stage": "dpo"}, {}, "job.stage: no Trinity-RFT job is written for stage dpo"),
-        ({"finetuning": "lora"}, {}, "job.finetuning"),
-        ({"packing": True}, {}, "packs no samples"),
-        ({"pure_bf16": True}, {}, "pure bf16"),
-        ({"optimizer": "adamw_8bit"}, {}, "AdamW"),
-        ({"samples": None, "epochs": 1.5}, {}, "whole epochs"),
-        ({}, {"cp": 2}, "context parallelism"),
         ({}, {"fused_linear_cross_entropy": True}, "fused loss"),
-        ({"global_batch_size": 12}, {}, "12 sequences do not divide by dp 8"),
         ({"trainer": {"trainers": {}}}, {}, "trainers is no block"),
         ({"trainer": {"trainer": {"max_token_len_per_gpu": 1}}}, {}, "max_token_len_per_gpu is decided by the plan"),
         ({"trainer": {"trainer": 3}}, {}, "is not a mapping"),
@@ -112,19 +103,3 @@ def test_hybrid_shards_are_as_wide_as_a_node() -> None:
     block = files(cluster=two_nodes, sharding="hybrid").values["trainer"]
     verl = block["trainer_config"]["actor_rollout_ref"]
     assert verl["actor"]["fsdp_config"]["fsdp_size"] == 8 < two_nodes.world_size
-
-
-def test_offload_without_host_memory_is_refused() -> None:
-    with pytest.raises(InputError, match="host_memory"):
-        files(cluster=ONE_NODE, offload=True)
-
-
-def test_ulysses_that_does_not_divide_the_heads_is_refused() -> None:
-    with pytest.raises(InputError, match="attention heads"):
-        files(name="Qwen2.5-7B-Instruct", ulysses=8)  # 28 heads
-
-
-def test_vision_models_are_refused() -> None:
-    spec, plan = make_spec_and_plan(cluster=CLUSTER, model=QWEN3_VL_8B, job={"packing": False}, backend="fsdp2")
-    with pytest.raises(InputError, match="vision tower"):
-        TRINITY_RFT.ways[0].written(spec, plan.layout)

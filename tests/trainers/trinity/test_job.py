@@ -1,7 +1,5 @@
 """What a configuration of Trinity-RFT means: the trainer's share of the GPUs, its micro batch, its samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

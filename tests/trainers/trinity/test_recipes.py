@@ -1,7 +1,5 @@
 """The table of recipes against the one that Trinity-RFT publishes."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from itertools import pairwise

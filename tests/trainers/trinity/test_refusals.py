@@ -1,7 +1,5 @@
 """What Trinity-RFT's trainer cannot do, does otherwise than planned, or ignores."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +51,6 @@ def test_what_the_trainer_can_do_is_taken(what: dict[str, Any]) -> None:
         ({"sync_each_batch": False}, LayoutError, "fsdp2", "after every micro batch"),
         ({"cluster": CLUSTER, "ulysses": 16}, LayoutError, "ulysses16", "expected one of 1, 2, 4, 8"),
         ({"model": model("Qwen2.5-7B-Instruct"), "ulysses": 8}, LayoutError, "ulysses8", "expected one of 1, 2, 4"),
-        ({"job": {"global_batch_size": 12}}, LayoutError, "fsdp2", "12 sequences do not divide by dp 8"),
         ({"offload": True, "cluster": ONE_NODE}, SpecError, "host_memory", "how much"),
         ({"model": QWEN3_VL_8B}, ModelError, "model", "vision tower"),
     ],

@@ -1,7 +1,5 @@
 """Positions beyond a model's own context are scaled."""
 
-from __future__ import annotations
-
 from topoplan.specs.known import model
 from topoplan.trainers.trinity.support import rope_scaling
 
@@ -13,6 +11,5 @@ def test_positions_are_scaled_beyond_the_models_own_context() -> None:
     assert own is not None
     assert rope_scaling(QWEN3, own) is None
     scaled = rope_scaling(QWEN3, 2 * own)
-    assert scaled is not None
     assert (scaled["rope_type"], scaled["factor"], scaled["original_max_position_embeddings"]) == ("yarn", 2.5, 32768)
     assert "ROPE_THETA" in scaled["rope_theta"], "of the model's directory, which this machine may not have"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from topoplan.engines.data_parallel.layouts import FULL
-from topoplan.layout.layout import Layout, changed
+from topoplan.layout.layout import FULL, Layout, changed
 
 _CHEAP = ("expandable_segments", "recompute full")
 

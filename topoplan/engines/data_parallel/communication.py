@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from topoplan.engines.data_parallel.parameter_bytes import HALF, parameter_bytes, shards_of
@@ -14,8 +15,9 @@ from topoplan.network.placement import Group
 from topoplan.operators.finetuning import Elements
 from topoplan.operators.linears import layer_linears
 from topoplan.operators.machine import elementwise_s
+from topoplan.operators.op import Collective
 from topoplan.specs.case import Case
-from topoplan.specs.model import Moe
+from topoplan.specs.model import Model, Moe
 
 GATHER_COPY_BYTES = 8
 """Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
@@ -35,16 +37,16 @@ class Sending:
     """What one kind of group sends at one moment."""
 
     name: str
-    kind: str
-    """all-gather, reduce-scatter or all-reduce."""
     when: When
-    group: Group
-    sent_bytes: float
-    """All tensors of the moment, whole."""
     calls: int
-    """Collectives that they are cut into."""
-    seconds: float
-    """All of the calls, with nothing that hides them."""
+    """Collectives that all tensors of the moment are cut into."""
+    call: Collective
+    """One of them: all-gather, reduce-scatter or all-reduce."""
+
+    @property
+    def seconds(self) -> float:
+        """All of the calls, with nothing that hides them."""
+        return self.calls * self.call.call_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +84,18 @@ def gathered_linears(case: Case, layout: Layout) -> tuple[int, int]:
     A trainer can have stage 3 gather a block's experts at once (DeepSpeed `set_z3_leaf_modules`; LLaMA-Factory
     `model/model_utils/moe.py`, ms-swift from 3.9 on), which spares two thirds of the host's work and is not counted on.
     """
-    model = case.model
+    others, in_experts = _linears(case.model)
+    return others, in_experts if loops_experts(case, layout) else 0
+
+
+@lru_cache(maxsize=64)
+def _linears(model: Model) -> tuple[int, int]:
     joined = 2 if model.model_type in JOINED_QKV else 0
-    others = sum(len(layer_linears(model, layer)) - joined for layer in model.layers)
-    if not loops_experts(case, layout):
-        return others, 0
     routed = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe))
-    return others, sum(moe.experts * (3 if moe.gated else 2) for moe in routed)
+    return (
+        sum(len(layer_linears(model, layer)) - joined for layer in model.layers),
+        sum(moe.experts * (3 if moe.gated else 2) for moe in routed),
+    )
 
 
 def communication_of(case: Case, layout: Layout, elements: Elements) -> Communication:
@@ -106,11 +113,9 @@ def communication_of(case: Case, layout: Layout, elements: Elements) -> Communic
     calls = _calls(case, layout, elements)
 
     def sent(name: str, kind: str, when: When, size: float, ranks: Group = world) -> Sending:
-        if kind == "all-reduce":
-            one, seconds = 1, all_reduce_s(ranks, size, cluster, profile)
-        else:
-            one, seconds = calls, calls * all_gather_s(ranks, size / calls, cluster, profile)
-        return Sending(name=name, kind=kind, when=when, group=ranks, sent_bytes=size, calls=one, seconds=seconds)
+        pieces, seconds = (1, all_reduce_s) if kind == "all-reduce" else (calls, all_gather_s)
+        call = Collective(kind, ranks, size / pieces, seconds(ranks, size / pieces, cluster, profile))
+        return Sending(name=name, when=when, calls=pieces, call=call)
 
     whole = wire_bytes(elements, each)
     gradients = HALF * elements.trained

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topoplan.engines.data_parallel.changes import milder_first
 from topoplan.engines.data_parallel.communication import gathered_linears
@@ -13,19 +13,14 @@ from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.step import sharded_time
-from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
-from topoplan.engines.prediction import Memory, StageMemory, Time
-from topoplan.engines.rule import Broken
+from topoplan.engines.engine import Behind, Engine, Family, Fastest, Limit, Outcome, Refusal, Refused, TooLarge
+from topoplan.engines.prediction import Memory, StageMemory
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
 from topoplan.network.placement import Group
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import SHARDED_BANDS
-
-if TYPE_CHECKING:
-    from topoplan.engines.account import MemoryAccount, TimeAccount
-    from topoplan.engines.timeline import Timeline
 
 
 class DataParallel(Engine):
@@ -40,12 +35,11 @@ class DataParallel(Engine):
         ("recompute", "recompute.granularity"),
     )
     misses_by = ("cp", "zero_stage", "ulysses")
+    package = "topoplan.engines.data_parallel"
+    families, changes = staticmethod(sharded_families), staticmethod(milder_first)
+    memory, time = staticmethod(sharded_memory), staticmethod(sharded_time)
 
-    def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
-        """Layouts that differ in checkpointing, offload and the allocator alone."""
-        return sharded_families(case, backend)
-
-    def outcomes(self, case: Case, family: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
+    def outcomes(self, case: Case, family: Family, refusal: Refusal, limit: Limit, *, every: bool) -> Iterator[Outcome]:
         """The fastest of a family that fits; they are tried in the order of their speed."""
         runnable = []
         for layout in family:
@@ -56,41 +50,14 @@ class DataParallel(Engine):
         runnable.sort(key=lambda one: one[0])
         needed: dict[Layout, Memory] = {}
         for step_s, layout in runnable:
+            if step_s > limit():
+                yield Behind(len(runnable))
+                return
             needed[layout] = memory = self.memory(case, layout)
             if memory.fits:
                 yield Fastest(layout, memory, step_s, len(runnable))
                 return
         yield TooLarge(tuple(needed), len(runnable), needed.__getitem__)
-
-    def memory(self, case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
-        """Memory of a GPU: all need the same. `all_stages` lists its moments."""
-        return sharded_memory(case, layout, with_moments=all_stages)
-
-    def time(self, case: Case, layout: Layout) -> Time:
-        """Seconds of one optimizer step."""
-        return sharded_time(case, layout)
-
-    def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
-        """Where the memory goes."""
-        from topoplan.engines.data_parallel.memory_account import memory_account
-
-        return memory_account(case, layout, memory)
-
-    def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
-        """Where the time goes."""
-        from topoplan.engines.data_parallel.time_account import time_account
-
-        return time_account(case, layout, time)
-
-    def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
-        """The step as events in time."""
-        from topoplan.engines.data_parallel.timeline import timeline
-
-        return timeline(case, layout, time)
-
-    def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
-        """Single changes that save memory, the mildest first."""
-        return list(milder_first(layout))
 
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
         """Ranks of a sequence are neighbours. All ranks share states, those of a node with hybrid sharding, or none."""

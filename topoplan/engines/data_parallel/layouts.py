@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
-from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, divisors
+from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, chosen, divisors
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.layout.forms import recompute_from_value
-from topoplan.layout.layout import USUAL, Layout, Recompute, changed
+from topoplan.layout.layout import FULL, USUAL, Layout, Recompute, changed
 from topoplan.specs.case import Case
 
 MIN_TOKENS_PER_ULYSSES_RANK = 1024
 """Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
-FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 STATES = ("zero_stage", "sharding")
 OFFLOADS = ("offload_optimizer", "offload_param", "offload")
 
@@ -51,9 +50,6 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
     """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
     pin = case.job.pin
 
-    def chosen(key: str, values: list[Any]) -> list[Any]:
-        return [pin[key]] if key in pin else values
-
     def kept(options: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
         """Options that do not contradict the pin; where all do, the pin itself, for a rule to say what is wrong."""
         pinned = {key: pin[key] for key in keys if key in pin}
@@ -68,10 +64,10 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
     for states in kept(_states(case, backend), STATES):
         reduces_in_fp32 = usual_grad_reduce_in_fp32(case, backend, states.get("sharding"))
         offloads = kept(_offloads(case, backend, states), OFFLOADS)
-        for ulysses in chosen("ulysses", sequence_ranks):
+        for ulysses in chosen(pin, "ulysses", sequence_ranks):
             dp = max(1, world // (ulysses * degrees.get("tp", 1) * degrees.get("pp", 1)))
             micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
-            for micro_batch in chosen("micro_batch_size", micro_batches):
+            for micro_batch in chosen(pin, "micro_batch_size", micro_batches):
                 base = Layout.of(
                     backend=backend,
                     **degrees,
@@ -87,11 +83,8 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
                     **states,
                     **offloads[0],
                 )
-                if any(key in pin and pin[key] != getattr(base, key) for key in ("cp", "dp")):
-                    continue
-                if pin.get("gradient_accumulation_steps", base.gradient_accumulation_steps) != (
-                    base.gradient_accumulation_steps
-                ):
+                derived = ("cp", "dp", "gradient_accumulation_steps")
+                if any(key in pin and pin[key] != getattr(base, key) for key in derived):
                     continue
                 if broken := broken_rule(case, base, SHARDED_RULES):
                     yield (base,), broken
@@ -101,7 +94,7 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
                         changed(base, recompute=mode, expandable_segments=expandable, **offload)
                         for offload in offloads
                         for mode in modes
-                        for expandable in chosen("expandable_segments", [False, True])
+                        for expandable in chosen(pin, "expandable_segments", [False, True])
                     ),
                     None,
                 )

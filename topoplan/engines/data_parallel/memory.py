@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from topoplan.engines.data_parallel.communicators import communicators_bytes
-from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts
+from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts, parameter_bytes
 from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
 from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, stated_margin_bytes
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import ATTENTION_OUTPUTS, LayerActivations, eager_activations
+from topoplan.operators.adapters import LORA_RANK
 from topoplan.operators.eager import LayerUse
 from topoplan.operators.finetuning import elements_of, trained_layers
 from topoplan.operators.linears import adapted, layer_linears
@@ -20,6 +22,7 @@ from topoplan.operators.padding import longest_sequence
 from topoplan.operators.params import embedding_tensors
 from topoplan.operators.vision import vision_kept_bytes
 from topoplan.specs.case import Case
+from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model
 
 PRODUCTS_SAVED = 0.5
@@ -33,39 +36,46 @@ def tokens_of(case: Case, layout: Layout) -> int:
     return -(-sequences * longest_sequence(case, layout) // (layout.cp * layout.ulysses))
 
 
-def layer_uses(
-    case: Case, layout: Layout, tokens: int, seq_len: int, *, flash: bool
-) -> list[tuple[Layer, LayerUse, int]]:
+def layer_uses(case: Case, layout: Layout, tokens: int, seq_len: int) -> list[tuple[Layer, LayerUse, int]]:
     """(layer, how it is trained, how many there are) of the layers that backward goes through.
 
     What stands before the first trained layer has no backward; adapters are on all layers.
     """
-    model, job = case.model, case.job
-    trained, found = trained_layers(model, job), dict[tuple[int, bool], list[int]]()
-    first = min(trained, default=0)
-    for place, layer in enumerate(model.layers):
-        if place >= first:
-            found.setdefault((id(layer), place in trained), []).append(place)
+    job = case.job
     autocast, trains_embedding = autocasts(job, layout), job.trains_language_weights
     uses = []
-    for (_, trains_weights), places in found.items():
-        layer = model.layers[places[0]]
-        names = frozenset(linear.name for linear in layer_linears(model, layer) if adapted(job, linear))
+    for layer, trains_weights, names, count in _kinds(case.model, job):
         use = LayerUse(
             tokens=tokens,
             seq_len=seq_len,
             trains_weights=trains_weights,
             adapted=names,
             fused=layout.fused_linear_cross_entropy,
-            flash_attention=flash,
+            flash_attention=case.profile.flash_attention,
             fp32_weights=trains_weights and autocast,
-            packed_weights=job.finetuning == "qlora",
+            packed_bytes=parameter_bytes(job, layout).quantised if job.finetuning == "qlora" else 0.0,
+            lora_rank=(job.lora_rank or LORA_RANK) if job.finetuning in ("lora", "qlora") else 0,
+            ulysses=layout.ulysses,
             loops_experts=loops_experts(case, layout),
             residual_bytes=FP32 if autocast and trains_embedding else BF16,
             adapter_input_bytes=adapter_input_bytes(job, layout),
         )
-        uses.append((layer, use, len(places)))
+        uses.append((layer, use, count))
     return uses
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: Model, job: Job) -> tuple[tuple[Layer, bool, frozenset[str], int], ...]:
+    """(layer, whether its own weights are trained, its linear layers with adapters, how many there are)."""
+    trained, found = trained_layers(model, job), dict[tuple[int, bool], list[int]]()
+    for place in range(min(trained, default=0), model.num_layers):
+        found.setdefault((id(model.layers[place]), place in trained), []).append(place)
+    kinds = []
+    for (_, trains_weights), places in found.items():
+        layer = model.layers[places[0]]
+        names = frozenset(linear.name for linear in layer_linears(model, layer) if adapted(job, linear))
+        kinds.append((layer, trains_weights, names, len(places)))
+    return tuple(kinds)
 
 
 def _kept(
@@ -187,9 +197,8 @@ class LayerMemory:
 
 def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
     """Every kind of layer with its activations."""
-    model, profile = case.model, case.profile
-    tokens = tokens_of(case, layout)
-    uses = layer_uses(case, layout, tokens, longest_sequence(case, layout), flash=profile.flash_attention)
+    model, tokens = case.model, tokens_of(case, layout)
+    uses = layer_uses(case, layout, tokens, longest_sequence(case, layout))
     found = []
     for layer, use, count in uses:
         one = eager_activations(model, layer, use)
@@ -198,10 +207,10 @@ def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
     return tuple(found)
 
 
-def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) -> Memory:
+def sharded_memory(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
     """Memory of a GPU under a backend that splits data alone; all GPUs need the same.
 
-    `with_moments` hands out the moments too.
+    `all_stages` lists its moments too.
     """
     model, cluster, profile = case.model, case.cluster, case.profile
     layers = layer_memories(case, layout)
@@ -238,7 +247,7 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
         allocated_bytes=allocated,
         parts_bytes=parts,
         host_bytes=states.host_bytes,
-        moments=moments if with_moments else (),
+        moments=moments if all_stages else (),
     )
     return Memory(
         allocated_bytes=allocated,

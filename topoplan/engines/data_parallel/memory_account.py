@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.engines.account import NCCL, MemoryAccount, margin_term, moment_terms, on_card, peak_term
+from topoplan.engines.account import NCCL, MemoryAccount, allocated_term, margin_term, moment_terms, on_card, state_term
 from topoplan.engines.data_parallel.communicators import communicators
-from topoplan.engines.data_parallel.memory import (
-    LayerMemory,
-    layer_memories,
-    sharded_memory,
-)
+from topoplan.engines.data_parallel.memory import LayerMemory, layer_memories, sharded_memory
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import State, states_of
 from topoplan.engines.prediction import Memory
@@ -28,35 +24,19 @@ from topoplan.terms import Term, source_of, sum_of
 def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
     """The terms of `memory`, which has to list its moments."""
     (stage,) = memory.by_stage
-    moments = moment_terms(stage.moments, source_of(sharded_memory), {"gathered weights": _gathered(case, layout)})
-    states, layers = states_of(case, layout), layer_memories(case, layout)
-    source = source_of(sharded_memory)
-    workspace = Term(
-        "workspace",
-        stage.parts_bytes["workspace"],
-        "bytes",
-        source_of(sharded_memory, "catalog/profiles.json"),
-        what="cuBLAS",
+    source, states, layers = source_of(sharded_memory), states_of(case, layout), layer_memories(case, layout)
+    moments = moment_terms(stage.moments, source, {"gathered weights": _gathered(case, layout)})
+    origin = source_of(sharded_memory, "catalog/profiles.json")
+    workspace = Term("workspace", stage.parts_bytes["workspace"], "bytes", origin, what="cuBLAS")
+    parts = (
+        *(_states_term(part, states) for part in ("weights", "gradients", "optimizer")),
+        workspace,
+        _activations(case, layers),
+        *_vision(case, layout),
     )
-    allocated = sum_of(
-        "allocated",
-        (
-            *(_states_term(part, states) for part in ("weights", "gradients", "optimizer")),
-            workspace,
-            _activations(case, layers),
-            *_vision(case, layout),
-        ),
-        source,
-        "bytes",
-        with_zeros=True,
-        what="torch's peak of live tensors",
-    )
-    peak = peak_term(moments[0])
-    allocated = replace(allocated, value=allocated.value + peak.value, children=(*allocated.children, peak))
+    allocated, found = allocated_term(parts, moments[0], source), communicators(case, layout)
     return MemoryAccount(
-        device=on_card(
-            case, memory, allocated, communicators(case, layout), sharded_memory, source_of(communicators, NCCL)
-        ),
+        device=on_card(case, memory, allocated, found, sharded_memory, source_of(communicators, NCCL)),
         margin=margin_term(case, memory, sharded_memory),
         host=_host(case, layout, states),
         worst=0,
@@ -79,14 +59,8 @@ def _source(part: str) -> str:
 
 
 def _state(state: State, processes: int) -> Term:
-    return Term(
-        state.name,
-        processes * state.held_bytes,
-        "bytes",
-        _source(state.part),
-        times=processes,
-        facts={"elements": state.elements, "element_bytes": state.element_bytes, "shards": state.shards},
-    )
+    source = _source(state.part)
+    return state_term(state.name, state.elements, state.element_bytes, state.shards, source, processes=processes)
 
 
 def _host(case: Case, layout: Layout, states: tuple[State, ...]) -> Term | None:

@@ -11,8 +11,7 @@ from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import LIVE_PARAMETERS, kept_bytes, largest_layer, wire_bytes
 from topoplan.engines.prediction import Time, around
 from topoplan.layout.layout import Layout
-from topoplan.operators.adapters import LORA_RANK
-from topoplan.operators.eager import LayerUse, Tuning, eager_case
+from topoplan.operators.eager import LayerUse, eager_case
 from topoplan.operators.finetuning import Elements, elements_of
 from topoplan.operators.machine import elementwise_s, gemm_s
 from topoplan.operators.op import PARTS
@@ -22,7 +21,6 @@ from topoplan.operators.times import eager_time
 from topoplan.operators.vision import vision_s
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
-from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Moe
 
 ADAM_BYTES = 24
@@ -66,13 +64,6 @@ class Passes:
     """What the host takes to launch it all."""
 
 
-def tuning_of(job: Job, layout: Layout) -> Tuning:
-    """What a job's adapters and packed weights add to a layer."""
-    packed = parameter_bytes(job, layout).quantised if job.finetuning == "qlora" else 0.0
-    rank = (job.lora_rank or LORA_RANK) if job.finetuning in ("lora", "qlora") else 0
-    return Tuning(lora_rank=rank, packed_bytes=packed, ulysses=layout.ulysses)
-
-
 def sharded_shard(case: Case, layout: Layout) -> Shard:
     """A micro batch on one GPU, for lengths as they are on average."""
     job, profile = case.job, case.profile
@@ -110,34 +101,28 @@ def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[fl
 
 def _passes(case: Case, layout: Layout) -> Passes:
     model, job, profile = case.model, case.job, case.profile
-    shard, tuning = sharded_shard(case, layout), tuning_of(job, layout)
-    uses = layer_uses(case, layout, shard.tokens, shard.seq_len, flash=profile.flash_attention)
-    parts = dict.fromkeys(PARTS, 0.0)
-    forward = backward = 0.0
-    kernels = [0, 0]
+    shard = sharded_shard(case, layout)
+    uses = layer_uses(case, layout, shard.tokens, shard.seq_len)
     again = {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute.granularity]
-    repeated, seen = 0.0, 0
-    layers = []
-    for layer, use, count in uses:
-        layers.append(LayerPass(layer=layer, use=use, count=count, has_backward=True, repeated=again))
-        time = eager_time(case, layer, use, shard, tuning)
+    layers = [
+        LayerPass(layer=layer, use=use, count=count, has_backward=True, repeated=again) for layer, use, count in uses
+    ]
+    # Layers that are frozen and before all trained ones have a forward alone.
+    ahead_of_trained = model.layers[: model.num_layers - sum(count for _, _, count in uses)] if uses else ()
+    layers += [
+        LayerPass(layer=layer, use=uses[0][1], count=1, has_backward=False, repeated=0.0) for layer in ahead_of_trained
+    ]
+    parts, kernels = dict.fromkeys(PARTS, 0.0), 0
+    forward = backward = repeated = 0.0
+    for one in layers:
+        time, count = eager_time(case, one.layer, one.use, shard), one.count
         for name, ahead, back in zip(PARTS, time.forward_s, time.backward_s, strict=True):
-            parts[name] += count * (ahead + back)
+            parts[name] += count * (ahead + back * one.has_backward)
         forward += count * sum(time.forward_s)
-        backward += count * sum(time.backward_s)
-        repeated += count * again * sum(time.forward_s)
-        kernels[0] += round(count * time.forward_kernels * (1.0 + again))
-        kernels[1] += count * time.backward_kernels
-        seen += count
-    if seen < model.num_layers and uses:
-        # Layers that are frozen and before all trained ones have a forward alone.
-        for layer in model.layers[: model.num_layers - seen]:
-            layers.append(LayerPass(layer=layer, use=uses[0][1], count=1, has_backward=False, repeated=0.0))
-            time = eager_time(case, layer, uses[0][1], shard, tuning)
-            for name, ahead in zip(PARTS, time.forward_s, strict=True):
-                parts[name] += ahead
-            forward += sum(time.forward_s)
-            kernels[0] += time.forward_kernels
+        backward += count * sum(time.backward_s) * one.has_backward
+        repeated += count * one.repeated * sum(time.forward_s)
+        kernels += round(count * time.forward_kernels * (1.0 + one.repeated))
+        kernels += count * time.backward_kernels * one.has_backward
     trained = job.trains_language_weights
     ends = _ends_s(case, shard, fused=layout.fused_linear_cross_entropy, trained=trained)
     vision = (0.0, 0.0)
@@ -156,7 +141,7 @@ def _passes(case: Case, layout: Layout) -> Passes:
         recompute_s=repeated,
         ends_s=ends,
         vision_s=vision,
-        launched_s=profile.eager_launch_s * sum(kernels),
+        launched_s=profile.eager_launch_s * kernels,
     )
 
 
@@ -241,7 +226,7 @@ def _hooks_s(case: Case, layout: Layout, sent: Communication) -> float:
     if layout.recompute.granularity != "none":
         ahead, again = 2, max(0.0, 1.0 - LIVE_PARAMETERS / (2 * largest_layer(case.model)))
     hooks = case.profile.zero3_hook_s * (others + looped) * (ahead + 1 + again + (case.job.finetuning == "full"))
-    gathers = [one.seconds / one.calls for one in sent.sendings if one.when == "forward"]
+    gathers = [one.call.call_s for one in sent.sendings if one.when == "forward"]
     return hooks + ahead * looped / 3 * sum(gathers)
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topoplan.engines.account import BANDS, Runs, Sent, TimeAccount, by_part, end_term, operator_term, sent
+from topoplan.engines.account import BANDS, Sent, TimeAccount, by_part, end_term, operator_term, sent_in_layers
 from topoplan.engines.data_parallel.step import (
     LayerPass,
     ShardedTerms,
     sharded_shard,
     sharded_terms,
     sharded_time,
-    tuning_of,
 )
 from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout
 from topoplan.operators.machine import Kernel
-from topoplan.operators.op import Collective
 from topoplan.operators.times import eager_kernels
 from topoplan.operators.vision import vision_s
 from topoplan.specs.case import Case
@@ -40,8 +38,8 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     """The terms of `time`."""
     terms = sharded_terms(case, layout)
     kinds = _kinds(terms.passes.layers)
-    shard, tuning = sharded_shard(case, layout), tuning_of(case.job, layout)
-    operators = [eager_kernels(case, one.layer, one.use, shard, tuning) for one in kinds]
+    shard = sharded_shard(case, layout)
+    operators = [eager_kernels(case, one.layer, one.use, shard) for one in kinds]
     layers = tuple(_layer_term(one, found, terms.count) for one, found in zip(kinds, operators, strict=True))
     parts = [
         *by_part(layers, _WHAT, source_of(sharded_terms, "torch/utils/checkpoint.py")),
@@ -54,7 +52,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
         slowest=0,
         stages=(),
         layers=layers,
-        sent=(*_of_states(case, terms), *_of_layers(case, kinds, operators, terms.count)),
+        sent=tuple(_sent(case, terms, kinds, operators)),
         copied_s=terms.count * terms.copied_s + terms.copied_after_s,
     )
 
@@ -72,8 +70,8 @@ def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:
 
 def _layer_term(one: LayerPass, operators: tuple[Kernel, ...], microbatches: int) -> Term:
     times = microbatches * one.count
-    runs = Runs(times=times, again=times, has_backward=one.has_backward)
-    rows = [operator_term(each, runs, one.repeated * each.forward_s, each.source) for each in operators]
+    back = one.has_backward
+    rows = [operator_term(each, times, times, one.repeated * each.forward_s, has_backward=back) for each in operators]
     facts = {"count": one.count, "recomputed": one.count * one.repeated}
     name = layer_kind(one.layer) + ("" if one.has_backward else ", no backward")
     return sum_of(name, rows, source_of(eager_kernels), "s", times=times, facts=facts)
@@ -151,40 +149,17 @@ def _exposed(terms: ShardedTerms) -> list[tuple[str, float]]:
     ]
 
 
-def _of_states(case: Case, terms: ShardedTerms) -> Iterator[Sent]:
-    """Weights and gradients between the ranks that share them."""
-    for one in terms.communication.sendings:
-        yield sent(
-            one.name,
-            one.when,
-            terms.count if one.when in ("forward", "backward") else 1,
-            one.calls,
-            kind=one.kind,
-            shape=one.group,
-            call=(one.sent_bytes / one.calls, one.seconds / one.calls),
-            cluster=case.cluster,
-        )
-
-
-def _of_layers(
-    case: Case, kinds: list[LayerPass], operators: list[tuple[Kernel, ...]], microbatches: int
+def _sent(
+    case: Case, terms: ShardedTerms, kinds: list[LayerPass], operators: list[tuple[Kernel, ...]]
 ) -> Iterator[Sent]:
-    """Calls within a layer: those of Ulysses, or of ring attention."""
-    calls: dict[tuple[str, Collective], float] = {}
-    for one, found in zip(kinds, operators, strict=True):
-        for operator in found:
-            if (call := operator.collective) is not None:
-                number = call.forward_calls * (1 + one.repeated) + call.backward_calls * one.has_backward
-                key = operator.name, call
-                calls[key] = calls.get(key, 0.0) + one.count * number
-    for (name, call), number in calls.items():
-        yield sent(
-            name,
-            "layers",
-            microbatches,
-            number,
-            kind=call.kind,
-            shape=call.group,
-            call=(call.sent_bytes, call.call_s),
-            cluster=case.cluster,
-        )
+    """Weights and gradients between the ranks that share them; within a layer, Ulysses or ring attention."""
+    gpus = case.cluster.gpus_per_node
+    for one in terms.communication.sendings:
+        times = terms.count if one.when in ("forward", "backward") else 1
+        yield Sent(name=one.name, moment=one.when, times=times, number=one.calls, call=one.call, gpus_per_node=gpus)
+    runs = (
+        (operator, kind.count * (1 + kind.repeated), kind.count * kind.has_backward)
+        for kind, found in zip(kinds, operators, strict=True)
+        for operator in found
+    )
+    yield from sent_in_layers(runs, terms.count, gpus)

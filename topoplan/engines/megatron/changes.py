@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.layout.layout import Layout, Recompute, changed
-
-FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+from topoplan.layout.layout import FULL, Layout, changed
 
 
 def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from topoplan.engines.engine import Engine, Family, Outcome, Refusal
+from topoplan.engines.engine import Engine
 from topoplan.engines.megatron.changes import milder_first
-from topoplan.engines.megatron.fastest import outcomes_of_shape
+from topoplan.engines.megatron.fastest import outcomes_of_shape, promise_of
 from topoplan.engines.megatron.layouts import shapes
 from topoplan.engines.megatron.memory import predict_memory
 from topoplan.engines.megatron.rules import (
@@ -18,8 +15,7 @@ from topoplan.engines.megatron.rules import (
     tensor_parallel_domain,
 )
 from topoplan.engines.megatron.step import predict_time
-from topoplan.engines.prediction import Memory, StageMemory, Time
-from topoplan.engines.rule import Broken
+from topoplan.engines.prediction import StageMemory
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.network.placement import Group, GroupName, group
 from topoplan.operators.adapters import adapters_of
@@ -29,10 +25,6 @@ from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import band_keys
-
-if TYPE_CHECKING:
-    from topoplan.engines.account import MemoryAccount, TimeAccount
-    from topoplan.engines.timeline import Timeline
 
 
 class Megatron(Engine):
@@ -52,44 +44,10 @@ class Megatron(Engine):
     )
     misses_by = ("tp", "pp", "cp", "ep", "etp")
     ids_name_backend = False
-
-    def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
-        """Every shape of a backend, with its pipeline splits."""
-        return shapes(case, backend)
-
-    def outcomes(self, case: Case, family: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
-        """The fastest that fits for every micro batch and sequence-parallel switch of a shape."""
-        return outcomes_of_shape(case, family, refusal, every=every)
-
-    def memory(self, case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
-        """Memory of the stage that needs most; `all_stages` lists every pipeline stage with its moments."""
-        return predict_memory(case, layout, all_stages=all_stages)
-
-    def time(self, case: Case, layout: Layout) -> Time:
-        """Seconds of one optimizer step."""
-        return predict_time(case, layout)
-
-    def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
-        """Where the memory goes."""
-        from topoplan.engines.megatron.memory_account import memory_account
-
-        return memory_account(case, layout, memory)
-
-    def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
-        """Where the time goes."""
-        from topoplan.engines.megatron.time_account import time_account
-
-        return time_account(case, layout, time)
-
-    def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
-        """The step as events in time."""
-        from topoplan.engines.megatron.timeline import timeline
-
-        return timeline(case, layout, time)
-
-    def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
-        """Single changes that save memory, the mildest first."""
-        return list(milder_first(layout))
+    package = "topoplan.engines.megatron"
+    families, outcomes = staticmethod(shapes), staticmethod(outcomes_of_shape)
+    memory, time = staticmethod(predict_memory), staticmethod(predict_time)
+    changes, promise = staticmethod(milder_first), staticmethod(promise_of)
 
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
         """Those of its two grids: gradients are reduced over dp_cp, those of experts over a grid of their own, edp."""

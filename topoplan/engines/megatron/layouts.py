@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, product
-from typing import Any
 
 from topoplan.engines.megatron.rules import (
     GRID_RULES,
@@ -15,16 +14,16 @@ from topoplan.engines.megatron.rules import (
     STEP_RULES,
     tensor_parallel_domain,
 )
-from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, divisors
+from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, chosen, divisors
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
-from topoplan.layout.layout import PART_OF, Layout, Recompute, changed, stages_of
+from topoplan.layout.layout import FULL, PART_OF, Layout, Recompute, changed, recomputing, stages_of
 from topoplan.layout.stages import sized_pipeline_layout, spread_pipeline_layout, vpp_of
 from topoplan.operators.flops import ends_in_layers
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
-from topoplan.specs.layout_parts import StageSizes, stage_sizes_in
+from topoplan.specs.layout_parts import StageSizes, Step, stage_sizes_in
 from topoplan.specs.model import LatentAttention, Moe
 
 MIN_TOKENS_PER_CP_RANK = 1024
@@ -68,18 +67,8 @@ def recompute_modes(case: Case) -> list[Recompute]:
     return [
         Recompute(),
         *(Recompute(granularity="selective", modules=modules) for modules in selective if modules),
-        Recompute(granularity="full", method="uniform", num_layers=1),
+        FULL,
     ]
-
-
-class _Choices:
-    """Values to try for each key, narrowed to the pin where there is one."""
-
-    def __init__(self, pin: dict[str, Any]) -> None:
-        self.pin = pin
-
-    def of(self, key: str, values: list[Any]) -> list[Any]:
-        return [self.pin[key]] if key in self.pin else values
 
 
 def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
@@ -90,36 +79,32 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
     """
     world, pin = case.cluster.world_size, case.job.pin
     facts = facts_of(case.model)
-    choices = _Choices(dict(pin))
     ends = ends_in_layers(case.model, case.job)
     longest_cp = max(1, case.job.seq_len // MIN_TOKENS_PER_CP_RANK)
     # A search leaves these keys at their usual value unless they are pinned.
     pinned = {key: value for key, value in pin.items() if PART_OF.get(key) in ("states", "switches")}
     usual = Layout.of(backend=backend, **with_loss(with_overlap(pinned, case.job), backend))
-    for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(case))):
-        for pp in choices.of("pp", divisors(max(1, world // tp), case.model.num_layers)):
-            splits = _splits(case, pp, choices, ends)
-            for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
+    for tp in chosen(pin, "tp", divisors(world, 2 * tensor_parallel_domain(case))):
+        for pp in chosen(pin, "pp", divisors(max(1, world // tp), case.model.num_layers)):
+            splits = _splits(case, pp, ends)
+            for cp in chosen(pin, "cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
                 dp = world // (tp * pp * cp)
                 stage = tp * cp * dp
                 eps = [n for n in divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
-                for way in choices.of("cp_comm_type", _ways_of_cp(case, cp)):
+                # How the ranks of a sequence attend to all of it, where the trainer can say it.
+                ways = ["p2p", "a2a"] if cp > 1 and not case.traits.is_adapter else ["p2p"]
+                for way in chosen(pin, "cp_comm_type", ways):
                     base = changed(usual, tp=tp, pp=pp, cp=cp, dp=dp, cp_comm_type=way)
                     if broken := broken_rule(case, base, SPLIT_RULES):
                         yield (base,), broken
                         continue
-                    for ep in choices.of("ep", eps):
-                        for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
+                    for ep in chosen(pin, "ep", eps):
+                        for etp in chosen(pin, "etp", sorted({1, tp}) if facts.is_moe else [1]):
                             for vpp, pipeline_layouts in splits.items():
                                 shape = changed(base, ep=ep, etp=etp, vpp=vpp)
                                 yield from _legal_splits(case, shape, pipeline_layouts)
-
-
-def _ways_of_cp(case: Case, cp: int) -> list[str]:
-    """How the ranks of a sequence may attend to all of it, where the trainer can say it."""
-    return ["p2p", "a2a"] if cp > 1 and not case.traits.is_adapter else ["p2p"]
 
 
 def _legal_splits(
@@ -140,25 +125,25 @@ def _legal_splits(
 _REST = GRID_RULES + SEARCH_RULES
 
 
-def _splits(case: Case, pp: int, choices: _Choices, ends: tuple[float, float]) -> dict[int, tuple[str | None, ...]]:
+def _splits(case: Case, pp: int, ends: tuple[float, float]) -> dict[int, tuple[str | None, ...]]:
     """Pipeline layouts by vpp: the even split where the layers divide, and the best balanced uneven ones."""
-    layers = case.model.num_layers
-    if text := choices.pin.get("pipeline_layout"):
+    layers, pin = case.model.num_layers, case.job.pin
+    if text := pin.get("pipeline_layout"):
         try:
-            return dict.fromkeys(choices.of("vpp", [vpp_of(text, pp)]), (text,))
+            return dict.fromkeys(chosen(pin, "vpp", [vpp_of(text, pp)]), (text,))
         except LayoutError:
-            return {choices.pin.get("vpp", 1): (text,)}  # the rule says what is wrong with it
-    sizes = stage_sizes_in(choices.pin)
+            return {pin.get("vpp", 1): (text,)}  # the rule says what is wrong with it
+    sizes = stage_sizes_in(pin)
     if pp == 1:
-        return dict.fromkeys(choices.of("vpp", [1]), (None,))
+        return dict.fromkeys(chosen(pin, "vpp", [1]), (None,))
     longest = max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE)
     if sizes:
-        found = {vpp: _sized(case, pp, vpp, sizes) for vpp in choices.of("vpp", list(range(1, longest + 1)))}
+        found = {vpp: _sized(case, pp, vpp, sizes) for vpp in chosen(pin, "vpp", list(range(1, longest + 1)))}
         # Where no sizes fit, the rule says what is wrong with them.
-        return {vpp: one for vpp, one in found.items() if one} or {choices.pin.get("vpp", 1): (None,)}
+        return {vpp: one for vpp, one in found.items() if one} or {pin.get("vpp", 1): (None,)}
     usual = [n for n in range(1, longest + 1) if n <= MAX_UNEVEN_VPP or layers % (pp * n) == 0]
     splits: dict[int, tuple[str | None, ...]] = {}
-    for vpp in choices.of("vpp", usual):
+    for vpp in chosen(pin, "vpp", usual):
         uneven: tuple[str, ...] = ()
         if vpp <= MAX_UNEVEN_VPP:
             uneven = uneven_pipeline_layouts(layers, pp, vpp, ends, case.job.mtp_num_layers)
@@ -209,30 +194,25 @@ def steps(
     break a rule come alone, with the rule.
     """
     pin, batch = case.job.pin, case.job.global_batch_size
-    choices = _Choices(dict(pin))
     first = shape[0]
     if batch % first.dp and "micro_batch_size" not in pin:
         yield shape, (), broken_rule(case, first, STEP_RULES)
         return
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(case)
     # These rules look at the mode alone, and the next ones at all but the mode and the split.
-    judged = [(mode, broken_rule(case, changed(first, recompute=mode), MODE_RULES)) for mode in modes]
+    judged = [(mode, broken_rule(case, recomputing(first, mode), MODE_RULES)) for mode in modes]
     legal = tuple(mode for mode, broken in judged if broken is None)
-    for micro_batch in choices.of("micro_batch_size", divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
+    for micro_batch in chosen(pin, "micro_batch_size", divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
         accumulation = max(1, batch // (micro_batch * first.dp))
         if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
             continue
-        for sequence_parallel in choices.of("sequence_parallel", [True, False] if first.tp > 1 else [False]):
-            layouts = tuple(
-                changed(
-                    layout,
-                    micro_batch_size=micro_batch,
-                    gradient_accumulation_steps=accumulation,
-                    sequence_parallel=sequence_parallel,
-                    recompute=modes[0],
-                )
-                for layout in shape
+        for sequence_parallel in chosen(pin, "sequence_parallel", [True, False] if first.tp > 1 else [False]):
+            step = Step(
+                micro_batch_size=micro_batch,
+                gradient_accumulation_steps=accumulation,
+                sequence_parallel=sequence_parallel,
             )
+            layouts = tuple(recomputing(layout, modes[0], step) for layout in shape)
             if broken := broken_rule(case, layouts[0], STEP_RULES):
                 yield layouts, (), broken
                 continue
@@ -245,7 +225,7 @@ def steps(
 
 def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...]:
     """The same layouts under a recompute mode."""
-    return layouts if mode == layouts[0].recompute else tuple(changed(layout, recompute=mode) for layout in layouts)
+    return layouts if mode == layouts[0].recompute else tuple(recomputing(layout, mode) for layout in layouts)
 
 
 def lighter_modes(case: Case, layout: Layout) -> tuple[Recompute, ...]:

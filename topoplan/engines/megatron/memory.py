@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import itemgetter, mul
 
 from topoplan.engines.megatron.communicators import communicators_bytes
 from topoplan.engines.megatron.moments import Kept, chunk_kept_bytes, kept_of, stage_moments
@@ -57,8 +57,8 @@ class Passing:
     activations_bytes: float
     vision_bytes: float
     moments: tuple[Moment, ...]
-    peak: Moment
-    """The largest of `moments`."""
+    peak: tuple[str, float]
+    """Name and bytes of the largest of `moments`."""
 
 
 PassingOf = dict[tuple[int, tuple[Chunk, ...], Recompute], Passing]
@@ -71,11 +71,12 @@ def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept:
     tower = vision_kept_bytes(case, layout) if states.rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, states.rank, chunks_kept, tower)
     moments = stage_moments(case, layout, shard, states, kept, chunks_kept, activations + vision)
+    totals = [(moment.name, moment.total_bytes) for moment in moments]
     return Passing(
         activations_bytes=activations,
         vision_bytes=vision,
         moments=tuple(moments),
-        peak=max(moments, key=lambda moment: moment.total_bytes),
+        peak=max(totals, key=itemgetter(1)),
     )
 
 
@@ -85,32 +86,22 @@ def stage_memory(case: Case, layout: Layout, states: StageStates, held: Passing,
     parts["activations"] = held.activations_bytes
     if held.vision_bytes:
         parts["vision activations"] = held.vision_bytes
-    parts[f"peak ({held.peak.name})"] = held.peak.total_bytes
+    name, peak_bytes = held.peak
+    parts[f"peak ({name})"] = peak_bytes
     return StageMemory(
         stage=states.rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
-        host_bytes=sum(host_optimizer_parts(layout, states).values()) if layout.optimizer_offload_fraction else 0.0,
+        host_bytes=sum(host_optimizer_parts(layout, states).values())
+        if layout.states.optimizer_offload_fraction
+        else 0.0,
         moments=held.moments if with_moments else (),
     )
-
-
-def fragmentation(case: Case, layout: Layout) -> float:
-    """What torch's allocator holds beyond live tensors, as a share of them."""
-    model, profile = case.model, case.profile
-    irregular = layout.pp > 1 or facts_of(model).is_moe
-    return profile.irregular_fragmentation if irregular else profile.fragmentation
 
 
 def margin_bytes(case: Case, device_bytes: float, band: float) -> float:
     """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
     return stated_margin_bytes(case.cluster, device_bytes * band)
-
-
-def band_of(case: Case) -> float:
-    """Half width of the error band of the memory, as a fraction."""
-    band: float = getattr(case.profile, band_keys(case.model, case.job)[0])
-    return band
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,13 +111,15 @@ class ShapeStates:
     stages: tuple[StageStates, ...]
     fragmentation: float
     """What torch's allocator holds beyond live tensors, as a share of them."""
+    band: float
+    """Half width of the error band of the memory, as a fraction."""
     beside_bytes: tuple[float, float]
     """The CUDA context and NCCL's buffers, which torch does not see: without and with sequence parallel."""
 
 
 def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> ShapeStates:
     """The states of a layout: of every pipeline stage, or only of those that can need most."""
-    profile = case.profile
+    profile, is_regular = case.profile, layout.pp == 1 and not facts_of(case.model).is_moe
     ranks = range(layout.pp) if all_stages else distinct_ranks(case, layout)
     without, with_it = (
         profile.context_bytes + communicators_bytes(case, changed(layout, sequence_parallel=switch))
@@ -134,7 +127,8 @@ def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> Sha
     )
     return ShapeStates(
         stages=stage_states(case, layout, ranks),
-        fragmentation=fragmentation(case, layout),
+        fragmentation=profile.fragmentation if is_regular else profile.irregular_fragmentation,
+        band=getattr(profile, band_keys(case.model, case.job)[0]),
         beside_bytes=(without, with_it),
     )
 
@@ -146,18 +140,17 @@ def resident_excess_bytes(case: Case, layout: Layout, states: ShapeStates) -> fl
     """
     cluster, job = case.cluster, case.job
     allocated = max(sum(resident_parts(job, layout, one).values()) for one in states.stages)
-    beside = min(states.beside_bytes)
-    _, device, margin = _on_card(case, band_of(case), states.fragmentation, beside, allocated)
+    _, device, margin = _on_card(case, states, min(states.beside_bytes), allocated)
     return device + margin - cluster.gpu.memory_bytes
 
 
 def _on_card(
-    case: Case, band: float, fragments: float, beside_bytes: float, allocated_bytes: float
+    case: Case, states: ShapeStates, beside_bytes: float, allocated_bytes: float
 ) -> tuple[float, float, float]:
     """(reserved memory, device memory, margin) of allocated memory, in bytes."""
-    reserved = allocated_bytes * (1.0 + fragments)
+    reserved = allocated_bytes * (1.0 + states.fragmentation)
     device = reserved + beside_bytes
-    return reserved, device, margin_bytes(case, device, band)
+    return reserved, device, margin_bytes(case, device, states.band)
 
 
 def predict_memory(
@@ -174,14 +167,14 @@ def predict_memory(
 
     `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states`,
     `shard` and `known` are its own, where they are known from a layout that shares them; what is not in `known` is put
-    there. `until_over` goes no further than the
-    first stage that is over the card: the figures are then at least what the worst one needs.
+    there. `until_over` goes no further than the first stage that is over the card: the figures are then at least what
+    the worst one needs.
     """
     model, cluster = case.model, case.cluster
     if states is None:
         states = shape_states(case, layout, all_stages=all_stages)
-    shard, band = shard or shard_of(case, layout), band_of(case)
-    known = {} if known is None else known
+    shard, known = shard or shard_of(case, layout), {} if known is None else known
+    kept: Kept | None = None
     stages: list[StageMemory] = []
     beside, allocated = states.beside_bytes[layout.sequence_parallel], 0.0
     beside += user_buffer_bytes(shard, model.hidden_size)
@@ -189,12 +182,12 @@ def predict_memory(
     for one in states.stages:
         key = one.rank, one.chunks, layout.recompute
         if (held := known.get(key)) is None:
-            kept = kept_of(model, case.job.mtp_num_layers, shard, layout.recompute)
+            kept = kept or kept_of(model, case.job.mtp_num_layers, shard, layout.recompute)
             held = known[key] = passing(case, layout, one, shard, kept)
         stages.append(stage_memory(case, layout, one, held, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
-            reserved, device, margin = _on_card(case, band, states.fragmentation, beside, allocated)
+            reserved, device, margin = _on_card(case, states, beside, allocated)
             if until_over and device + margin > cluster.gpu.memory_bytes:
                 break
     return Memory(
@@ -202,7 +195,7 @@ def predict_memory(
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
-        band=band,
+        band=states.band,
         margin_bytes=margin,
         host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
         host_capacity_bytes=cluster.host_memory_bytes,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.engines.account import NCCL, MemoryAccount, margin_term, merged_stages, moment_terms, on_card, peak_term
+from topoplan.engines.account import (
+    NCCL,
+    MemoryAccount,
+    allocated_term,
+    margin_term,
+    merged_stages,
+    moment_terms,
+    on_card,
+    state_term,
+)
 from topoplan.engines.megatron.communicators import communicators
 from topoplan.engines.megatron.memory import fullest_moment, margin_bytes, predict_memory, stage_memory
 from topoplan.engines.megatron.moments import KeptPiece, chunk_kept, chunk_kept_bytes, kept_of, stage_moments
@@ -45,15 +54,8 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
     moments = moment_terms(worst.moments, source_of(stage_moments))
     layers = {id(layer): _layer_term(case, layout, layer, n) for layer, n in _layers_of(case, states)}
     parameters = _parameters(case, layout, states)
-    allocated = sum_of(
-        "allocated",
-        (*_resident(case, layout, states, worst, parameters), *_activations(case, layout, states, layers)),
-        source_of(stage_memory),
-        "bytes",
-        with_zeros=True,
-        what="torch's peak of live tensors",
-    )
-    allocated = _with(allocated, peak_term(moments[0]))
+    parts = (*_resident(case, layout, states, worst, parameters), *_activations(case, layout, states, layers))
+    allocated = allocated_term(parts, moments[0], source_of(stage_memory))
     mapped = user_buffer_bytes(shard_of(case, layout), case.model.hidden_size)
     words = "of collectives inside GEMMs"
     buffers = Term("user buffers", mapped, "bytes", source_of(user_buffer_bytes, "TE initialize_ub"), what=words)
@@ -69,10 +71,6 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         layers=tuple(layers.values()),
         parameters=parameters,
     )
-
-
-def _with(term: Term, child: Term) -> Term:
-    return replace(term, value=term.value + child.value, children=(*term.children, child))
 
 
 def _layers_of(case: Case, states: StageStates) -> list[tuple[Layer, int]]:
@@ -120,17 +118,17 @@ def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemor
     trained, source = held.dense + held.expert, source_of(stage_states, "Megatron param_and_grad_buffer.py")
     found = [
         _weights(case, layout, states, parameters),
-        _state("gradients", trained, sizes["gradients"] / trained if trained else 0.0, 1, source),
+        state_term("gradients", trained, sizes["gradients"] / trained if trained else 0.0, 1, source),
         _optimizer(case, layout, states),
     ]
     if (copies := sizes.get("copies for offload")) is not None:
         source = source_of(optimizer_parts, "MLM distrib_optimizer.py, hybrid_optimizer.py")
-        found.append(_state("copies for offload", trained, copies / trained, 1, source))
+        found.append(state_term("copies for offload", trained, copies / trained, 1, source))
     source, words = source_of(stage_states, "catalog/profiles.json"), "cuBLAS, of torch and of Transformer Engine"
     found.append(Term("workspace", sizes["workspace"], "bytes", source, what=words))
     if "reference model" in sizes:
         source = source_of(stage_states, "mcore_adapter dpo_trainer.py")
-        found.append(_state("reference model", held.total, BF16, 1, source))
+        found.append(state_term("reference model", held.total, BF16, 1, source))
     return found
 
 
@@ -139,7 +137,7 @@ def _weights(case: Case, layout: Layout, states: StageStates, parameters: Term) 
     rows, shard = list(parameters.scaled(BF16, "bytes", source_of(stage_states)).children), shard_of(case, layout)
     if shard.eight_bit:
         elements, size = layer_elements(case.model, states.chunks, layout), quantised_element_bytes(layout, shard)
-        rows.append(_state("quantised copies", elements, size, 1, source_of(quantised_element_bytes)))
+        rows.append(state_term("quantised copies", elements, size, 1, source_of(quantised_element_bytes)))
     total = sum_of("weights", rows, source_of(stage_states), "bytes")
     elements = states.parameters.total
     return replace(total, facts={"elements": elements, "element_bytes": total.value / elements})
@@ -151,15 +149,10 @@ def _optimizer(case: Case, layout: Layout, states: StageStates) -> Term:
     size, held = optimizer_element_bytes(case.job, layout), states.parameters
     dense, experts = layout.optimizer_shards
     rows = [
-        _state("dense", held.dense, size, dense, source),
-        _state("experts", held.expert, size, experts, source),
+        state_term("dense", held.dense, size, dense, source),
+        state_term("experts", held.expert, size, experts, source),
     ]
     return sum_of("optimizer", rows, source, "bytes")
-
-
-def _state(name: str, elements: int, element_bytes: float, shards: int, source: str) -> Term:
-    facts = {"elements": elements, "element_bytes": element_bytes, "shards": shards}
-    return Term(name, elements / shards * element_bytes, "bytes", source, facts=facts)
 
 
 def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:

@@ -56,10 +56,13 @@ class MicroBatch:
     head_s: ForwardBackward
 
 
-def micro_batch(case: Case, layout: Layout) -> MicroBatch:
-    """Times of the pieces of a layout, for lengths as they are on average."""
+def micro_batch(case: Case, layout: Layout, shard: Shard | None = None) -> MicroBatch:
+    """Times of the pieces of a layout, for lengths as they are on average. They are the same for all its splits.
+
+    `shard` is its `shard_of`, where it is known.
+    """
     model, job, traits = case.model, case.job, case.traits
-    shard = average_shard(shard_of(case, layout), case, layout)
+    shard = average_shard(shard or shard_of(case, layout), case, layout)
     vision = vision_s(case, layout, model.vision) if model.vision else (0.0, 0.0)
     vocabulary, fused = padded_vocab_size(model, layout.tp, traits.vocab_multiple), layout.cross_entropy_fusion
     return _micro_batch(case, job.mtp_num_layers, shard, layout.recompute, vocabulary, fused, vision)
@@ -216,9 +219,3 @@ def pipeline_times(case: Case, layout: Layout, times: MicroBatch) -> tuple[Stage
         if kind not in found:
             found[kind] = stage_time(case, stages[kind], times)
     return tuple([found[kind] for kind in kinds])
-
-
-def busiest_rank(stages: Sequence[StageTime]) -> int:
-    """The pipeline rank with most to do in a micro batch, the first of equals."""
-    totals = [stage.total_s for stage in stages]
-    return totals.index(max(totals))

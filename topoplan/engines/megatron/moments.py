@@ -35,14 +35,15 @@ def kept_of(model: Model, mtp_layers: int, shard: Shard, recompute: Recompute) -
     return {id(layer): kept_activations(model, layer, shard, recompute) for layer in layers}
 
 
-def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> list[tuple[int, int, int]]:
+@lru_cache(maxsize=1 << 14)
+def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> tuple[tuple[int, int, int], ...]:
     """For recompute method block, (layer, how many of a run are recomputed, how many are not), first to last."""
     left, runs = recompute.num_layers or 1, []
     for layer, count in chunk_runs(model, chunk):
         again = min(left, count)
         left -= again
         runs.append((id(layer), again, count - again))
-    return runs
+    return tuple(runs)
 
 
 KeptPiece = tuple[int | str, int, float]
@@ -147,26 +148,30 @@ def _block_backwards(
     return found
 
 
-def bytes_per_logit(layout: Layout) -> tuple[int, int]:
+def bytes_per_logit(layout: Layout, *, is_adapter: bool = False) -> tuple[int, int]:
     """Memory of the loss for one logit: (its bf16 value, what its cross entropy makes of it).
 
     Unfused, an fp32 copy becomes the softmax and then the gradient (`core/tensor_parallel/cross_entropy.py`); compiled,
     two fp32 copies live for a moment of backward (`core/fusions/fused_cross_entropy.py`). Measured with megatron-core
-    0.16.1 and torch's profiler: 6.03 and 10.03 bytes. Transformer Engine 2 writes the gradient over the logits.
+    0.16.1 and torch's profiler: 6.03 and 10.03 bytes. Transformer Engine 2 writes the gradient over the logits; from
+    2.18 on (#3193) it makes one in fp32 instead, which is not counted. mcore_adapter's fused loss is none of these, and
+    makes the gradient beside the logits (`parallel_functions/fused_cross_entropy.py::cross_entropy_bwd`).
     """
     if not layout.cross_entropy_fusion:
         return BF16, FP32
+    if is_adapter:
+        return BF16, BF16
     return BF16, 2 * FP32 if layout.cross_entropy_fusion_impl == "native" else 0
 
 
-def mtp_bytes_per_logit(layout: Layout, depths: int) -> tuple[int, int]:
+def mtp_bytes_per_logit(layout: Layout, depths: int, *, is_adapter: bool = False) -> tuple[int, int]:
     """What multi-token prediction adds to `bytes_per_logit`: (beside the main loss, alone once that one is done).
 
     Every depth keeps its softmax to its backward, which comes after that of the main loss; unfused, the peak is in
     forward, where the last depth's bf16 logits are still in a variable (`core/models/gpt/gpt_model.py::_postprocess`).
     """
-    value, copies = bytes_per_logit(layout)
-    kept = FP32 if copies else BF16
+    value, copies = bytes_per_logit(layout, is_adapter=is_adapter)
+    kept = FP32 if copies >= FP32 else value
     variable = 0 if layout.cross_entropy_fusion else BF16
     return kept * depths + variable, kept * (depths - 1) + value + copies
 
@@ -238,7 +243,8 @@ def _losses(
     model, job = case.model, case.job
     depths = job.mtp_num_layers
     hidden_bytes, logits = BF16 * model.hidden_size, shard.tokens * (vocabulary // model.hidden_size)
-    value, copies = bytes_per_logit(layout)
+    is_adapter = case.traits.is_adapter
+    value, copies = bytes_per_logit(layout, is_adapter=is_adapter)
     # With multi-token prediction the norm's output is among what its layers keep, and a copy of it goes to the loss.
     ends = (
         (
@@ -253,17 +259,18 @@ def _losses(
         ),
     )
     first = dummies if layout.gradient_accumulation_steps > 1 else (dummies[0], 0.0)
-    values, fp32 = ("bf16 logits", value * logits), ("fp32 copies of the logits", copies * logits)
+    name = "fp32 copies of the logits" if copies != BF16 else "gradient of the logits"
+    values, made = ("bf16 logits", value * logits), (name, copies * logits)
     if not depths:
-        return [Moment("loss", (first, values, fp32, *ends))]
+        return [Moment("loss", (first, values, made, *ends))]
     others = "logits of multi-token prediction"
     # The output layer's weight is used by all depths, and autograd adds up their (dummy) gradients out of place.
     added = (
         "sum of the output layer's dummy gradients",
         float(BF16 * vocabulary) if job.trains_language_weights else 0.0,
     )
-    beside, alone = mtp_bytes_per_logit(layout, depths)
+    beside, alone = mtp_bytes_per_logit(layout, depths, is_adapter=is_adapter)
     return [
-        Moment("loss", (first, values, fp32, (others, beside * logits), *ends)),
+        Moment("loss", (first, values, made, (others, beside * logits), *ends)),
         Moment("loss backward", (dummies, added, (others, alone * logits), *ends)),
     ]

@@ -103,12 +103,14 @@ def _plain_s(forward_s: Sequence[float], backward_s: Sequence[float], microbatch
     together (M + p - 1) * (f + b), whatever k is.
     """
     pp = len(forward_s)
-    forwards_end, first_backward = _plain_fill(forward_s, backward_s, microbatches, p2p_s)
-    backwards_left, last_forward = _plain_fill(backward_s, forward_s, microbatches, p2p_s)
+    ahead = [most_in_flight(pp, 1, rank, microbatches) for rank in range(pp)]
+    messages_s = [(2 if 0 < rank < pp - 1 else 1) * p2p_s for rank in range(pp)]
+    forwards_end, first_backward = _plain_fill(forward_s, backward_s, ahead, messages_s, p2p_s)
+    backwards_left, last_forward = _plain_fill(backward_s, forward_s, ahead, messages_s, p2p_s)
     longest = 0.0
     for rank in range(pp):
-        if turns := microbatches - most_in_flight(pp, 1, rank, microbatches):
-            turn = forward_s[rank] + backward_s[rank] + _neighbours(pp, rank) * p2p_s
+        if turns := microbatches - ahead[rank]:
+            turn = forward_s[rank] + backward_s[rank] + messages_s[rank]
             took = first_backward[rank] + turns * turn + last_forward[rank]
         else:
             # Its last forward is ahead of its first backward: the wait between them is in the fill and in the drain.
@@ -118,25 +120,24 @@ def _plain_s(forward_s: Sequence[float], backward_s: Sequence[float], microbatch
 
 
 def _plain_fill(
-    forward_s: Sequence[float], backward_s: Sequence[float], microbatches: int, p2p_s: float
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    ahead: Sequence[int],
+    messages_s: Sequence[float],
+    p2p_s: float,
 ) -> tuple[list[float], list[float]]:
     """(end of the forwards ahead of the first backward, start of that one) in 1F1B, in seconds, by pipeline rank.
 
     The first micro batch passes one rank after another. The others follow at the pace of the slowest rank so far, which
-    receives each of them and sends it on while nothing else runs.
+    receives each of them and sends it on while nothing else runs: `messages_s` are those with its neighbours.
     """
-    pp = len(forward_s)
     arrived = pace = 0.0
     ends = []
-    for rank, forward in enumerate(forward_s):
-        pace = max(pace, forward + _neighbours(pp, rank) * p2p_s)
-        ends.append(arrived + forward + (most_in_flight(pp, 1, rank, microbatches) - 1) * pace)
+    for forward, count, messages in zip(forward_s, ahead, messages_s, strict=True):
+        pace = max(pace, forward + messages)
+        ends.append(arrived + forward + (count - 1) * pace)
         arrived += forward + p2p_s
     return ends, _first_backwards(ends, backward_s, p2p_s)
-
-
-def _neighbours(pp: int, rank: int) -> int:
-    return 2 if 0 < rank < pp - 1 else 1
 
 
 def _first_backwards(forwards_end: Sequence[float], backward_s: Sequence[float], p2p_s: float) -> list[float]:

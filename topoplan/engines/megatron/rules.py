@@ -14,7 +14,7 @@ from topoplan.layout.batch import batch_remedy, undivided
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.stages import sized_pipeline_layout
 from topoplan.operators.dispatch import flex_obstacle
-from topoplan.operators.divisors import divisors_of
+from topoplan.operators.divisors import divided, sizes_divided
 from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case
@@ -71,7 +71,7 @@ def _tp_domain(case: Case, layout: Layout) -> str | None:
 
 
 def _heads(case: Case, layout: Layout) -> str | None:
-    return _first_remainder("heads", divisors_of(case.model).heads, "tp", layout.tp)
+    return _first_remainder("heads", sizes_divided(case.model, "heads"), "tp", layout.tp)
 
 
 def _kv_heads(case: Case, layout: Layout) -> str | None:
@@ -92,7 +92,7 @@ def _kv_heads(case: Case, layout: Layout) -> str | None:
 
 
 def _widths(case: Case, layout: Layout) -> str | None:
-    return _first_remainder("MLP width", divisors_of(case.model).mlp_widths, "tp", layout.tp)
+    return _first_remainder("MLP width", sizes_divided(case.model, "MLP width"), "tp", layout.tp)
 
 
 def _vocabulary(case: Case, layout: Layout) -> str | None:
@@ -231,7 +231,7 @@ def _expert_grid(case: Case, layout: Layout) -> str | None:
 
 
 def _expert_widths(case: Case, layout: Layout) -> str | None:
-    return _first_remainder("expert width", divisors_of(case.model).expert_widths, "etp", layout.etp)
+    return _first_remainder("expert width", sizes_divided(case.model, "expert width"), "etp", layout.etp)
 
 
 def _expert_adapters(case: Case, layout: Layout) -> str | None:
@@ -286,11 +286,12 @@ def _fp8_widths(case: Case, layout: Layout) -> str | None:
     align = fp8_alignment(case)
     if align == 1:
         return None
-    divisors, tp, etp, precision = divisors_of(case.model), layout.tp, layout.etp, case.job.precision
-    for what, width in divisors.split_widths:
+    model, tp, etp, precision = case.model, layout.tp, layout.etp, case.job.precision
+    others = [one for one in divided(model) if one[0] not in ("heads", "KV heads", "MLP width", "expert width")]
+    for what, width in (*others, *(("MLP width", size) for size in sizes_divided(model, "MLP width"))):
         if width // tp % align:
             return f"{what} {width} / tp {tp} % {align} = {width // tp % align} in {precision}"
-    for width in divisors.expert_widths:
+    for width in sizes_divided(model, "expert width"):
         if width // etp % align:
             return f"expert width {width} / etp {etp} % {align} = {width // etp % align} in {precision}"
     return None

@@ -118,8 +118,7 @@ def chunk_parameters(case: Case, chunk: Chunk, tp: int, ep: int, etp: int) -> Ra
     model = case.model
     total = RankParameters()
     for layer, count in chunk_layers(model, chunk):
-        one = layer_parameters(model, layer, tp, ep, etp)
-        total += RankParameters(one.dense * count, one.expert * count)
+        total += layer_parameters(model, layer, tp, ep, etp) * count
     return total + RankParameters(sum(elements for _, elements in end_tensors(case, chunk, tp)))
 
 
@@ -128,8 +127,7 @@ def _chunk_adapters(model: Model, chunk: Chunk, adapters: Adapters, tp: int, ep:
     """Elements that one rank holds of the adapters of a chunk."""
     total = RankParameters()
     for layer, count in chunk_layers(model, chunk):
-        one = adapter_parameters(model, layer, adapters, tp, ep, etp)
-        total += RankParameters(one.dense * count, one.expert * count)
+        total += adapter_parameters(model, layer, adapters, tp, ep, etp) * count
     return total
 
 

@@ -10,7 +10,6 @@ from topoplan.engines.megatron.communicators import embedding_ranks
 from topoplan.engines.megatron.microbatch import (
     MicroBatch,
     StageTime,
-    busiest_rank,
     micro_batch,
     pipeline_times,
     stage_parts,
@@ -104,8 +103,9 @@ def _collectives(
 
 def data_parallel(case: Case, layout: Layout, stages: Sequence[StageTime]) -> DataParallel:
     """That of the pipeline rank which takes longest: the norm of all gradients makes every rank wait for it."""
-    ranks = distinct_ranks(case, layout)
-    return max((_data_parallel(case, layout, stages[rank], rank) for rank in ranks), key=lambda one: one.exposed_s)
+    ranks = _of_all_batches(case, _without_step(layout))
+    found = [_data_parallel(case, layout, stages[calls.rank], calls) for calls in ranks]
+    return max(found, key=lambda one: one.exposed_s)
 
 
 def _without_step(layout: Layout) -> Layout:
@@ -113,38 +113,55 @@ def _without_step(layout: Layout) -> Layout:
     return Layout(backend=layout.backend, degrees=layout.degrees, states=layout.states, switches=layout.switches)
 
 
-def _data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> DataParallel:
-    """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
-    model, job = case.model, case.job
-    reduces, gathers, tied = _of_all_batches(case, _without_step(layout), rank)
-    reduce, gather = sum(one.call_s for _, one in reduces), sum(one.call_s for _, one in gathers)
-    # The last bucket has nothing left to hide behind: its share is that of one layer.
-    chunks = stages_of(model, job, layout)[rank]
-    layers = max(1, sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks))
-    hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
-    return DataParallel(
-        rank,
-        reduces,
-        gathers,
-        max(reduce - sum(stage.backward_s), reduce / layers) if layout.overlap_grad_reduce else reduce,
-        max(gather - sum(stage.forward_s), gather / layers) if hidden_gather else gather,
-        tied,
-        _replicated_adapters(case, layout, rank),
-    )
-
-
 _Calls = tuple[tuple[str, Collective], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _RankCalls:
+    """What one pipeline rank tells its data-parallel ranks in a step, whatever its micro batches."""
+
+    rank: int
+    reduces: _Calls
+    reduce_s: float
+    gathers: _Calls
+    gather_s: float
+    tied: Collective | None
+    layers: int
+    """Of the rank, 1 where it has none."""
+
+
+def _data_parallel(case: Case, layout: Layout, stage: StageTime, calls: _RankCalls) -> DataParallel:
+    """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
+    switches, reduce, gather = layout.switches, calls.reduce_s, calls.gather_s
+    hidden_gather = switches.overlap_param_gather and switches.overlap_grad_reduce
+    # The last bucket has nothing left to hide behind: its share is that of one layer.
+    return DataParallel(
+        calls.rank,
+        calls.reduces,
+        calls.gathers,
+        max(reduce - sum(stage.backward_s), reduce / calls.layers) if switches.overlap_grad_reduce else reduce,
+        max(gather - sum(stage.forward_s), gather / calls.layers) if hidden_gather else gather,
+        calls.tied,
+        _replicated_adapters(case, layout, calls.rank),
+    )
+
+
 @lru_cache(maxsize=1 << 12)
-def _of_all_batches(case: Case, layout: Layout, rank: int) -> tuple[_Calls, _Calls, Collective | None]:
-    """Reduction of the gradients and gathering of the weights of one rank, and the tied embedding's."""
-    cluster, profile, parameters = case.cluster, case.profile, stage_parameters(case, layout, rank)
+def _of_all_batches(case: Case, layout: Layout) -> tuple[_RankCalls, ...]:
+    """Reduction of the gradients and gathering of the weights of the ranks that differ, and the tied embedding's."""
+    cluster, profile, stages = case.cluster, case.profile, stages_of(case.model, case.job, layout)
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
-    tensors = (("dense", group(layout, "dp_cp"), parameters.dense), ("expert", group(layout, "edp"), parameters.expert))
-    reduces = _collectives(tensors, gradient, layout.distributed_optimizer, cluster, profile)
-    gathers = _collectives(tensors, BF16, True, cluster, profile) if layout.distributed_optimizer else ()
-    return reduces, gathers, _tied_embedding(case, layout)
+    tied, dense, expert = _tied_embedding(case, layout), group(layout, "dp_cp"), group(layout, "edp")
+    found = []
+    for rank in distinct_ranks(case, layout):
+        parameters = stage_parameters(case, layout, rank)
+        tensors = (("dense", dense, parameters.dense), ("expert", expert, parameters.expert))
+        reduces = _collectives(tensors, gradient, layout.distributed_optimizer, cluster, profile)
+        gathers = _collectives(tensors, BF16, True, cluster, profile) if layout.distributed_optimizer else ()
+        reduce_s, gather_s = (sum(one.call_s for _, one in calls) for calls in (reduces, gathers))
+        layers = max(1, sum(chunk.num_layers + chunk.mtp_layers for chunk in stages[rank]))
+        found.append(_RankCalls(rank, reduces, reduce_s, gathers, gather_s, tied, layers))
+    return tuple(found)
 
 
 def _replicated_adapters(case: Case, layout: Layout, rank: int) -> Collective | None:
@@ -245,13 +262,12 @@ class PipelineWork:
         return schedule_s(forward, backward, self.microbatches, message_s)
 
 
-def pipeline_work(case: Case, layout: Layout) -> PipelineWork:
-    """The work of a layout's stages."""
-    times = micro_batch(case, layout)
+def pipeline_work(case: Case, layout: Layout, times: MicroBatch | None = None) -> PipelineWork:
+    """The work of a layout's stages; `times` is its `micro_batch`, where it is known."""
+    times = times or micro_batch(case, layout)
     stages = pipeline_times(case, layout, times)
-    return PipelineWork(
-        times=times, stages=stages, rank=busiest_rank(stages), microbatches=layout.gradient_accumulation_steps
-    )
+    busiest = max(distinct_ranks(case, layout), key=lambda rank: stages[rank].total_s)
+    return PipelineWork(times=times, stages=stages, rank=busiest, microbatches=layout.gradient_accumulation_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,14 +312,13 @@ def step_terms(case: Case, layout: Layout, work: PipelineWork | None = None) -> 
     )
 
 
-def predict_time(case: Case, layout: Layout, terms: StepTerms | None = None) -> Time:
-    """Seconds of one optimizer step of a layout; `terms` are its `step_terms`, where they are known.
+def predict_time(case: Case, layout: Layout) -> Time:
+    """Seconds of one optimizer step of a layout.
 
     The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
     takes longer because messages take time is `pp_comm`. What comes behind it is that of the rank which takes longest.
     """
-    model, job = case.model, case.job
-    terms = terms or step_terms(case, layout)
+    model, job, terms = case.model, case.job, step_terms(case, layout)
     work, microbatches = terms.work, terms.work.microbatches
     without_messages = work.schedule_s(0.0) if layout.pp > 1 else terms.pipeline_s
     layers, ends = stage_parts(case, stages_of(model, job, layout)[work.rank], work.times)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from topoplan.engines.account import (
     BANDS,
-    Runs,
     Sent,
     SentAt,
     TimeAccount,
@@ -15,7 +14,7 @@ from topoplan.engines.account import (
     end_term,
     merged_stages,
     operator_term,
-    sent,
+    sent_in_layers,
 )
 from topoplan.engines.megatron.microbatch import StageTime, chunk_ends, recomputed_share, stage_time
 from topoplan.engines.megatron.pipeline import schedule_s
@@ -111,10 +110,10 @@ def layer_counts(case: Case, layout: Layout, chunks: tuple[Chunk, ...]) -> dict[
 def _layer_term(
     layout: Layout, work: PipelineWork, layer: Layer, count: int, recomputed: float, operators: tuple[Kernel, ...]
 ) -> Term:
-    runs = Runs(times=work.microbatches * count, again=work.microbatches * recomputed)
-    rows = [operator_term(one, runs, one.recompute_s(layout.recompute), one.source) for one in operators]
+    times, again = work.microbatches * count, work.microbatches * recomputed
+    rows = [operator_term(one, times, again, one.recompute_s(layout.recompute)) for one in operators]
     facts = {"count": count, "recomputed": recomputed}
-    return sum_of(layer_kind(layer), rows, source_of(layer_kernels), "s", times=runs.times, facts=facts)
+    return sum_of(layer_kind(layer), rows, source_of(layer_kernels), "s", times=times, facts=facts)
 
 
 def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
@@ -160,39 +159,26 @@ def _sent(
 ) -> Iterator[Sent]:
     """All that a rank of the slowest stage sends in a step."""
     # A reference model sees every micro batch too, forward only.
-    forwards = 1 + case.job.forwards_beside
-    calls: dict[tuple[str, Collective], float] = {}
-    for layer, (count, recomputed) in kinds.items():
-        for one in operators[layer]:
-            if one.collective is None:
-                continue
-            again = recomputed * one.collective.forward_calls * one.is_repeated(layout.recompute)
-            number = count * (forwards * one.collective.forward_calls + one.collective.backward_calls) + again
-            calls[one.name, one.collective] = calls.get((one.name, one.collective), 0.0) + number
+    forwards, gpus = 1 + case.job.forwards_beside, case.cluster.gpus_per_node
+    runs = (
+        (one, count * forwards + recomputed * one.is_repeated(layout.recompute), count)
+        for layer, (count, recomputed) in kinds.items()
+        for one in operators[layer]
+    )
+    yield from sent_in_layers(runs, work.microbatches, gpus)
     # Hidden states to the stage behind, their gradients to the one before; the ends of the model send one way.
     messages = forwards * (layout.vpp - (work.rank == layout.pp - 1)) + layout.vpp - (work.rank == 0)
-    to_shards = [(kind, one, one.kind != "all-reduce") for kind, one in talk.reduces]
     rows: list[tuple[str, SentAt, int, float, Collective]] = [
-        *((name, "layers", work.microbatches, number, call) for (name, call), number in calls.items()),
         ("stage to stage", "stages", work.microbatches, messages, pipeline_send(case, layout, work.times.shard)),
         *(
-            (f"{kind} gradients to their shards", "last", 1, 1.0, replace(one, kind="reduce-scatter"))
-            if is_sharded
-            else (f"{kind} gradients", "last", 1, 1.0, one)
-            for kind, one, is_sharded in to_shards
+            (f"{kind} gradients", "last", 1, 1.0, one)
+            if one.kind == "all-reduce"
+            else (f"{kind} gradients to their shards", "last", 1, 1.0, replace(one, kind="reduce-scatter"))
+            for kind, one in talk.reduces
         ),
         *((f"{kind} weights after the step", "after", 1, 1.0, one) for kind, one in talk.gathers),
         *((f"gradients of {name}", "last", 1, 1.0, one) for name, one in talk.afterwards),
     ]
     for name, moment, times, number, call in rows:
         if call.group.size > 1:
-            yield sent(
-                name,
-                moment,
-                times,
-                number,
-                kind=call.kind,
-                shape=call.group,
-                call=(call.sent_bytes, call.call_s),
-                cluster=case.cluster,
-            )
+            yield Sent(name=name, moment=moment, times=times, number=number, call=call, gpus_per_node=gpus)

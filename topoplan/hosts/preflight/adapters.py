@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 
 from topoplan.catalog.fabrics import link_layers
 from topoplan.hosts.facts import AdapterFacts
 from topoplan.hosts.preflight.scene import Node, Scene, names, version
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
-from topoplan.hosts.sections import number
+from topoplan.hosts.sections import address_of, number
 from topoplan.units import format_bit_rate, named
 
 _FULL_RATE = 0.95
@@ -163,12 +162,5 @@ def _routable(one: AdapterFacts) -> Mapping[int, str]:
     return {
         index: text
         for index, (text, kind) in sorted(one.gids.items())
-        if kind.lower() == _ROCE_V2.lower() and _is_mapped(text)
+        if kind.lower() == _ROCE_V2.lower() and getattr(address_of(text), "ipv4_mapped", None) is not None
     }
-
-
-def _is_mapped(text: str) -> bool:
-    try:
-        return ipaddress.IPv6Address(text).ipv4_mapped is not None
-    except ValueError:
-        return False

@@ -85,12 +85,8 @@ def read_listening(line: bytes) -> Listening | str:
     return Listening(ports=tuple(ports), master=master if isinstance(master, str) else None)
 
 
-def peers_of(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> tuple[Peer, ...]:
+def peers_of(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> Iterator[Peer]:
     """What a host connects to: the ports of all others, and the rendezvous as the node scripts name it."""
-    return tuple(_peers(scene, node, listening))
-
-
-def _peers(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> Iterator[Peer]:
     for other in scene.nodes:
         there = listening.get(other.name)
         if not isinstance(there, Listening):
@@ -130,7 +126,7 @@ def connection_results(
         for name, look in looks.items()
         if name not in skip
         for node in scene.nodes
-        if (found := look(scene, node, listening.get(node.name), results.get(node.name), listening)) is not None
+        if (found := look(scene, node, listening.get(node.name), results.get(node.name))) is not None
     )
 
 
@@ -138,9 +134,7 @@ _Listens = Listening | str | HostError | None
 _Results = Mapping[Peer, str] | HostError | None
 
 
-def _master(
-    scene: Scene, node: Node, own: _Listens, results: _Results, listening: Mapping[str, _Listens]
-) -> Result | None:
+def _master(scene: Scene, node: Node, own: _Listens, results: _Results) -> Result | None:
     """Row 6: a rendezvous port that node 0 cannot listen on, or that a firewall keeps the others from."""
     if scene.needs is None:
         return None
@@ -162,9 +156,7 @@ def _master(
     return ok(f"{place} is open")
 
 
-def _pairs(
-    scene: Scene, node: Node, own: _Listens, results: _Results, listening: Mapping[str, _Listens]
-) -> Result | None:
+def _pairs(scene: Scene, node: Node, own: _Listens, results: _Results) -> Result | None:
     """Row 7: ports that NCCL and Gloo will choose are blocked between two hosts."""
     if len(scene.nodes) < 2:
         return None

@@ -9,6 +9,7 @@ from topoplan.hosts.facts import InterfaceFacts, RouteFacts
 from topoplan.hosts.preflight.adapters import active_adapters
 from topoplan.hosts.preflight.scene import Node, Scene, most_common, names
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
+from topoplan.hosts.sections import address_of
 from topoplan.units import format_bit_rate, named
 
 _DOCKER = ipaddress.IPv4Network("172.17.0.0/16")
@@ -214,16 +215,11 @@ def _candidates(node: Node) -> Iterator[InterfaceFacts]:
 
 
 def _is_in(text: str, network: ipaddress.IPv4Network) -> bool:
-    try:
-        return ipaddress.ip_address(text) in network
-    except ValueError:
-        return False
+    found = address_of(text)
+    return found is not None and found in network
 
 
 def _is_global(text: str) -> bool:
     """An address that other machines may use: neither loopback nor link-local."""
-    try:
-        found = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return not (found.is_loopback or found.is_link_local or found.is_unspecified)
+    found = address_of(text)
+    return found is not None and not (found.is_loopback or found.is_link_local or found.is_unspecified)

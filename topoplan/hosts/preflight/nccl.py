@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from topoplan.catalog.fabrics import profile_of
-from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.preflight.scene import Node, Scene, names
 from topoplan.hosts.result import Result, ok, warning
 from topoplan.units import named
@@ -37,27 +36,21 @@ def nccl_settings(scene: Scene, node: Node) -> Result:
         for name, value in sorted(own.items())
         if name in _DEBUG_SETTINGS.keys() - vendors
         and value.strip() != _UNLESS_SET.get(name)
-        and not _is_planned(scene, name)
+        and (name != "NCCL_IB_DISABLE" or scene.uses_rdma)
     ]
     if wrong:
         return warning(
             named(wrong), "remove it from the session's environment, /etc/nccl.conf and ~/.nccl.conf, or say why in env"
         )
     for name in sorted({name for other in scene.nodes for name in other.facts.nccl_settings} - set(scene.cluster.env)):
-        if others := scene.unlike(node, lambda one, name=name: _setting(one.facts, name)):  # type: ignore[misc]
-            if name.endswith("_IFNAME") or name == "NCCL_IB_HCA":
-                continue  # names of devices, which may differ
-            there = _setting(others[0].facts, name)
-            return warning(
-                f"{name} is {_setting(node.facts, name)}, and {there} on {names(others)}", "set it alike, or nowhere"
-            )
+        if name.endswith("_IFNAME") or name == "NCCL_IB_HCA":
+            continue  # names of devices, which may differ
+
+        def setting(one: Node, name: str = name) -> str | None:
+            return one.facts.nccl_settings.get(name, "not set")
+
+        if others := scene.unlike(node, setting):
+            what = f"{name} is {setting(node)}, and {setting(others[0])} on {names(others)}"
+            return warning(what, "set it alike, or nowhere")
     shown = [f"{name}={value}" for name, value in sorted(own.items())]
     return ok(named(shown, 6) if shown else "NCCL's defaults")
-
-
-def _setting(facts: HostFacts, name: str) -> str | None:
-    return facts.nccl_settings.get(name, "not set")
-
-
-def _is_planned(scene: Scene, name: str) -> bool:
-    return name == "NCCL_IB_DISABLE" and not scene.uses_rdma

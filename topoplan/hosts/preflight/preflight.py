@@ -108,7 +108,7 @@ def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collecti
         return read_listening(_line(stream, _START_S))
 
     def connect(name: str, _: Connection) -> tuple[tuple[Peer, ...], bytes]:
-        peers = peers_of(scene, nodes[name], listening)
+        peers = tuple(peers_of(scene, nodes[name], listening))
         if not isinstance(listening[name], Listening):
             return peers, b""
         streams[name].write(told(peers))

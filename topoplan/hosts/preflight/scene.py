@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -88,12 +89,5 @@ def names(nodes: Iterable[Node]) -> str:
 def version(text: str) -> tuple[int, ...]:
     """The numbers at the start of a version, for comparing: (5, 15, 0) of `5.15.0-105-generic`, (2, 21, 5) of
     `2.21.5+cuda12.4`."""
-    numbers = []
-    for part in text.strip().split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits[:9]))
-        if digits != part:
-            break
-    return tuple(numbers)
+    found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", text.strip())
+    return tuple(int(part) for part in found[0].split(".")) if found else ()

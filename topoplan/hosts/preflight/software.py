@@ -39,7 +39,7 @@ def packages(scene: Scene, node: Node) -> Result | None:
     if not have.get("python"):
         return skipped("no Python to ask")
     where = node.facts.python or python_on(node.host) or "python3"
-    wanted = scene.needs.requirements
+    wanted = scene.needs.run.requirements
     if lacking := [one for one in wanted if not have.get(one.package.name)]:
         return failure(
             f"{where} lacks {named((one.package.name for one in lacking), 8)}",

@@ -33,7 +33,7 @@ def model(scene: Scene, node: Node) -> Result | None:
     """Row 10: the model is on every node, whole, and the same: ranks with other weights train garbage, unsaid."""
     if scene.needs is None:
         return None
-    directory = scene.needs.model_dir
+    directory = scene.needs.run.model_dir
     found = _there(node, directory, "model", "copy the model there (the bundle's README.md has the command)")
     if isinstance(found, Result):
         return found
@@ -54,7 +54,7 @@ def data(scene: Scene, node: Node) -> Result | None:
         return None
     if not scene.needs.has_dataset:
         return failure("train.yaml names no data set", "set job.dataset in the spec and generate the bundle again")
-    directory = scene.needs.dataset_dir
+    directory = scene.needs.run.dataset_dir
     if directory is None:
         return None
     found = _there(node, directory, "dataset_dir", "copy the data there, with its dataset_info.json")
@@ -71,7 +71,7 @@ def output(scene: Scene, node: Node) -> Result | None:
     """Checkpoints: a place to write to, empty, and shared, or their parts land on the disks of different nodes."""
     if scene.needs is None:
         return None
-    directory = scene.needs.output_dir
+    directory = scene.needs.run.output_dir
     found = _path(node, directory)
     if found is None:
         if path_on(node.host, directory) is not None:
@@ -83,7 +83,7 @@ def output(scene: Scene, node: Node) -> Result | None:
         return failure(f"{found.path} is not writable", "change its owner or mode, or name another output_dir")
     if found.exists and found.files:
         what = f"{found.path} holds {_files(found.files)}"
-        if scene.needs.resumable:
+        if scene.needs.run.checkpoints.resumable:
             return warning(
                 f"{what}: the trainer goes on from a checkpoint in it", "clear it or name another, to start anew"
             )
@@ -102,7 +102,7 @@ def disk(scene: Scene, node: Node) -> Result | None:
     """Space for the checkpoints (emit/storage.py): all of it on shared storage, the node's part on its own."""
     if scene.needs is None:
         return None
-    directory, checkpoint = scene.needs.output_dir, scene.needs.checkpoint
+    directory, checkpoint = scene.needs.run.output_dir, scene.needs.run.checkpoint
     found = _path(node, directory)
     if found is None:
         return None if path_on(node.host, directory) is None else _unknown(node, directory)

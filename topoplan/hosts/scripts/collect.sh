@@ -110,7 +110,7 @@ adapter_mtus() { command -v ibv_devinfo >/dev/null || return 127; within 5 ibv_d
 
 addresses() {
     command -v ip >/dev/null || return 127
-    within 3 ip -j addr show || within 3 ip -o addr show
+    within 3 ip -j addr show
 }
 
 speeds() {
@@ -121,7 +121,7 @@ speeds() {
 
 default_route() {
     command -v ip >/dev/null || return 127
-    within 3 ip -j route show default || within 3 ip route show default
+    within 3 ip -j route show default
 }
 
 # route ADDRESS
@@ -138,21 +138,15 @@ route() {
     case $found in '' | *[!0-9a-fA-F.:]*) return 1 ;; esac
     command -v ip >/dev/null || return 127
     echo '@route'
-    within 3 ip -j route get "$found" || within 3 ip route get "$found"
+    within 3 ip -j route get "$found"
 }
 
-cpus() { command -v lscpu >/dev/null || return 127; within 3 lscpu -J || within 3 lscpu; }
+cpus() { command -v lscpu >/dev/null || return 127; within 3 lscpu; }
 
 listening() {
-    if command -v ss >/dev/null; then
-        within 5 ss -ltn
-    else
-        while read -r number local _ state _; do
-            [ "$state" = 0A ] && printf 'hex %s %s\n' "$number" "$local"
-        done <<END
-$(cat "$proc/net/tcp" "$proc/net/tcp6")
-END
-    fi
+    # 0A is TCP_LISTEN; a machine without IPv6 lacks one of the two.
+    # shellcheck disable=SC2016 # it is a program of awk
+    cat "$proc/net/tcp" "$proc/net/tcp6" | within 5 awk '$4 == "0A" { print $2 }'
 }
 
 # shellcheck disable=SC3045 # bash, dash and busybox have these limits

@@ -7,32 +7,15 @@ import sys
 from pathlib import Path
 
 sys.path = [entry for entry in sys.path if entry]  # not the directory in which the session happens to be
-DISTRIBUTIONS = {
-    "transformers": ("transformers",),
-    "llamafactory": ("llamafactory",),
-    "megatron-core": ("megatron-core", "megatron_core"),
-    "mcore_adapter": ("mcore_adapter", "mcore-adapter"),
-    "transformer-engine": ("transformer-engine", "transformer_engine", "transformer_engine_torch"),
-    "deepspeed": ("deepspeed",),
-    "accelerate": ("accelerate",),
-    "peft": ("peft",),
-    "bitsandbytes": ("bitsandbytes",),
-    "liger-kernel": ("liger-kernel", "liger_kernel"),
-    "flash-attn": ("flash-attn", "flash_attn"),
-    "ms-swift": ("ms-swift", "ms_swift"),
-    "mcore-bridge": ("mcore-bridge", "mcore_bridge"),
-    "pyyaml": ("pyyaml", "PyYAML"),
-    "trinity-rft": ("trinity-rft", "trinity_rft"),
-    "verl": ("verl",),
-    "vllm": ("vllm",),
-    "ray": ("ray",),
-    "omegaconf": ("omegaconf",),
-    "torch": ("torch",),
+NAMES = "@names@"
+"""Put here by who sends this program. Distributions are found whichever of - and _ their names have."""
+ALSO = {
+    "transformer-engine": ("transformer_engine_torch",),
     "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
 }
 found = {"executable": sys.executable, "python": sys.version.split()[0]}
-for name, distributions in DISTRIBUTIONS.items():
-    for distribution in distributions:
+for name in NAMES.split():
+    for distribution in (name, *ALSO.get(name, ())):
         try:
             found[name] = importlib.metadata.version(distribution)
             break

@@ -11,20 +11,26 @@ from typing import Any
 
 from topoplan.catalog import key_list
 from topoplan.errors import nearest
-from topoplan.lint.rules.launch_facts import from_outside
+from topoplan.lint.rules.launch_facts import LAST_PORT, count_of, from_outside, is_port
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import launch_of
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Setup
-from topoplan.reading.values import as_whole, at, flag
+from topoplan.reading.values import as_number, as_whole, at, flag, number
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath
+from topoplan.trainers.around import around
 from topoplan.trainers.models import model_at_hand
+from topoplan.trainers.relations import read_relations
 from topoplan.units import shown
 
 RULES = read_rules(__package__, "accelerate.toml")
 
+_RELATIONS = read_relations("topoplan.trainers", "accelerate.toml")
+_KINDS = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+
 _FSDP, _DEEPSPEED = "fsdp_config", "deepspeed_config"
+_CLIPPING = "max_grad_norm"
 _BLOCK_OF = {_FSDP: "FSDP", _DEEPSPEED: "DEEPSPEED"}
 _OF_A_FILE = "deepspeed_config_file"
 _BESIDE_A_FILE = (
@@ -38,12 +44,23 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong in accelerate's files."""
     told = list(setup.of("accelerate"))
     launches = [launch for launch in setup.launches if launch.starter == "accelerate"]
+    for launch in launches:
+        if len(kinds := [one for one in _KINDS if one in launch.options]) > 1:
+            yield RULES["accelerate-refused-together.options"].on(
+                launch, launch.options[kinds[1]], first=kinds[0], second=kinds[1]
+            )
     for configuration in told:
         own = launches if len(told) == 1 else []
         yield from _keys(configuration)
         yield from _machines(configuration, own)
         yield from _blocks(configuration)
         yield from _fsdp(configuration)
+        yield from _RELATIONS.findings(
+            RULES["accelerate-refused-together"],
+            configuration,
+            {**around(setup, configuration), "is_piece": False},
+            unwise=RULES["accelerate-refused-together.unwise"],
+        )
         for trainer in _trainers(setup) if len(told) == 1 else ():
             yield from _with_trainer(setup, configuration, trainer)
 
@@ -109,12 +126,17 @@ def _setting(configuration: Configuration, block: str, name: str) -> tuple[KeyPa
 
 
 def _machines(configuration: Configuration, launches: list[Launch]) -> Iterator[Finding]:
-    machines, processes = (as_whole(configuration.get(key)) for key in ("num_machines", "num_processes"))
+    machines, processes = (_count(configuration, launches, key) for key in ("num_machines", "num_processes"))
+    port = configuration.get("main_process_port")
+    if port is not None and not is_port(str(port)):
+        yield RULES["accelerate-wrong-value"].at(
+            configuration, "main_process_port", value=shown(port), choices=f"0 to {LAST_PORT}", close=""
+        )
     options = {name for launch in launches for name in launch.options}
     rank = as_whole(configuration.get("machine_rank"))
-    if machines is None or machines < 2 or "num_machines" in options:
+    if machines is None or machines < 2:
         return
-    if processes is not None and processes > 0 and processes % machines and "num_processes" not in options:
+    if processes is not None and processes > 0 and processes % machines:
         each, started = processes // machines, processes // machines * machines
         yield RULES["accelerate-processes"].at(
             configuration, "num_processes", machines=machines, processes=processes, each=each, started=started
@@ -123,11 +145,25 @@ def _machines(configuration: Configuration, launches: list[Launch]) -> Iterator[
         yield RULES["accelerate-rank"].at(
             configuration, "machine_rank", rank=rank, machines=machines, last=machines - 1
         )
+    for launch in launches:
+        rank = count_of(launch.options.get("machine_rank"))
+        if rank is not None and rank >= machines:
+            yield RULES["accelerate-rank"].on(
+                launch, launch.options["machine_rank"], rank=rank, machines=machines, last=machines - 1
+            )
     launcher = at(configuration.source.data, (_DEEPSPEED, "deepspeed_multinode_launcher"))
     by_ssh = configuration.get("distributed_type") == "DEEPSPEED" and launcher != "standard"
     is_said = configuration.get("main_process_ip") or options & {"main_process_ip", "rdzv_conf"}
     if launches and not is_said and not by_ssh and not any(map(from_outside, launches)):
         yield RULES["accelerate-no-address"].at(configuration, "num_machines", machines=machines)
+
+
+def _count(configuration: Configuration, launches: list[Launch], key: str) -> int | None:
+    """A number of the file, or what the only command says in its place."""
+    option = launches[0].options.get(key) if len(launches) == 1 else None
+    if option is None:
+        return None if any(key in launch.options for launch in launches) else as_whole(configuration.get(key))
+    return count_of(option)
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -174,6 +210,16 @@ def _fsdp(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _with_trainer(setup: Setup, configuration: Configuration, trainer: Configuration) -> Iterator[Finding]:
+    launch = launch_of(setup, trainer)
+    given = launch.options.get("mixed_precision") if launch else None
+    told = given.value if given else configuration.get("mixed_precision")
+    other = {"fp16": "bf16", "bf16": "fp16"}.get(str(told))
+    if other and flag(trainer, other) and not flag(trainer, str(told)):
+        yield RULES["accelerate-other-precision"].at(
+            configuration, "mixed_precision", told=told, other=other, file=trainer.part.name
+        )
+    if configuration.get("distributed_type") == "DEEPSPEED":
+        yield from _other_values(configuration, trainer)
     if configuration.get("distributed_type") != "FSDP":
         return
     if model := model_at_hand(trainer.get(setup.model_key(trainer)), trainer.part):
@@ -181,6 +227,16 @@ def _with_trainer(setup: Setup, configuration: Configuration, trainer: Configura
     checkpoints = _setting(configuration, _FSDP, "activation_checkpointing")[1]
     if checkpoints is True and flag(trainer, "gradient_checkpointing"):
         yield RULES["accelerate-two-checkpointings"].at(trainer, "gradient_checkpointing", file=configuration.part.name)
+
+
+def _other_values(configuration: Configuration, trainer: Configuration) -> Iterator[Finding]:
+    """What HfTrainerDeepSpeedConfig compares with the trainer's arguments."""
+    for key, name in (("gradient_accumulation_steps", "gradient_accumulation_steps"), ("gradient_clipping", _CLIPPING)):
+        value, given = at(configuration.source.data, (_DEEPSPEED, key)), number(trainer, name)
+        if as_number(value) is not None and given is not None and given != value:
+            yield RULES["accelerate-other-value"].at(
+                configuration, (_DEEPSPEED, key), value=value, name=name, given=f"{given:g}", file=trainer.part.name
+            )
 
 
 def _layers(configuration: Configuration, model: Model) -> Iterator[Finding]:

@@ -19,13 +19,16 @@ from topoplan.bundle.write import bundle_changes, listed
 from topoplan.errors import InputError, SpecError, TopoplanError
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part, PartKind
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.source import parse_source, read_text
 from topoplan.trainers.registry import written_by
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, PLAN_FILE
+
+RULES = read_rules(__package__, "bundle.toml")
 
 _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
-_PLAN, _TRAINER = "plan.json", "train.yaml"
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -34,28 +37,21 @@ def findings(setup: Setup) -> Iterator[Finding]:
         plan = _plan(directory)
         recorded, fresh = _recorded(directory)
         # Another version writes other scripts.
-        ours = fresh if plan is not None and plan.get("version") == topoplan.__version__ else {}
-        yield from _changed_files(directory, ours)
-        yield from _edited_scripts(directory, ours)
+        is_ours = plan is not None and plan.get("version") == topoplan.__version__
+        yield from _changed_files(directory, fresh if is_ours else {})
         if plan is None:
-            yield _finding(
-                directory, _PLAN, "bundle-plan", "warning", "is missing or cannot be read", "generate the bundle again"
-            )
+            yield _finding(directory, PLAN_FILE, "plan")
             continue
         schema = str(plan.get("schema", ""))
         if schema != PLAN_SCHEMA:
-            newer = _number(schema) > _number(PLAN_SCHEMA)
-            yield _finding(
-                directory,
-                _PLAN,
-                "bundle-schema",
-                "warning",
-                f"schema {schema or 'not given'}, and topoplan {topoplan.__version__} knows {PLAN_SCHEMA}",
-                "use the topoplan that wrote it, or a newer one" if newer else "generate the bundle again",
-            )
+            rule = "schema.newer" if _number(schema) > _number(PLAN_SCHEMA) else "schema"
+            said = {"schema": schema or "not given", "known": PLAN_SCHEMA, "ours": topoplan.__version__}
+            yield _finding(directory, PLAN_FILE, rule, None, **said)
             continue
-        yield from _other_version(directory, plan)
+        if not is_ours:
+            yield _finding(directory, PLAN_FILE, "version", version=plan.get("version"), ours=topoplan.__version__)
         yield from _mixture(directory, fresh)
+        yield from _to_fill_in(directory)
         yield from _missing_scripts(directory, plan)
         yield from _disagreements(directory, recorded, fresh)
 
@@ -78,55 +74,16 @@ def _contents(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
-def _edited_scripts(directory: Path, again: Mapping[str, str]) -> Iterator[Finding]:
-    for script in edited_scripts(_contents(directory, again), again):
-        yield Finding(
-            rule="bundle-edited-script",
-            severity="warning",
-            part=_part(directory, script.name),
-            line=script.line,
-            what=f"is not what topoplan writes for this plan: {script.summary}",
-            why="it runs on the hosts with your rights; `topoplan launch` starts it as it is",
-            remedy="see whether the change is yours; `topoplan generate --from plan.json --force` takes it back",
-        )
-
-
 def _changed_files(directory: Path, again: Mapping[str, str]) -> Iterator[Finding]:
     edited, missing = bundle_changes(directory)
     for name in missing:
-        yield _finding(
-            directory,
-            name,
-            "bundle-missing-file",
-            "error" if name == _TRAINER or name.endswith(".sh") else "warning",
-            "is missing, and topoplan wrote it",
-            "generate the bundle again, or copy the file back",
-        )
+        level: Severity = "error" if name == MAIN_FILE or name.endswith(".sh") else "warning"
+        yield _finding(directory, name, "missing-file", level=level)
     for name in edited:
-        if is_script(again.get(name, "")):
-            continue
-        yield _finding(
-            directory,
-            name,
-            "bundle-edited-file",
-            "note",
-            "was edited since topoplan wrote it",
-            "copy it to every node; `topoplan generate` will not write over it",
-        )
-
-
-def _other_version(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding]:
-    version = plan.get("version")
-    if version != topoplan.__version__:
-        yield _finding(
-            directory,
-            _PLAN,
-            "bundle-version",
-            "note",
-            f"written by topoplan {version}; this is {topoplan.__version__}",
-            "generate the bundle again for the scripts and predictions of this version; whether scripts were edited"
-            " is known from the list beside them alone",
-        )
+        if not is_script(again.get(name, "")):
+            yield _finding(directory, name, "edited-file")
+    for script in edited_scripts(_contents(directory, again), again):
+        yield _finding(directory, script.name, "edited-script", script.line, summary=script.summary)
 
 
 def _mixture(directory: Path, fresh: Mapping[str, str]) -> Iterator[Finding]:
@@ -135,7 +92,17 @@ def _mixture(directory: Path, fresh: Mapping[str, str]) -> Iterator[Finding]:
         return
     texts = {name: text.encode() for name, text in fresh.items()}
     if found := mixture(directory, _contents(directory, texts), texts, listed(directory)):
-        yield _finding(directory, _PLAN, "bundle-mixture", "error", *found)
+        what, remedy = found
+        yield _finding(directory, PLAN_FILE, "mixture", what=what, remedy=remedy)
+
+
+def _to_fill_in(directory: Path) -> Iterator[Finding]:
+    """The key that `generate` leaves to the reader."""
+    key = re.compile(rf"[ -]*([a-z_]+): *{DATASET_TO_FILL_IN}\b")
+    text = _contents(directory, [MAIN_FILE]).get(MAIN_FILE, b"").decode(errors="replace")
+    for number, line in enumerate(text.split("\n"), 1):
+        if match := key.match(line):
+            yield _finding(directory, MAIN_FILE, "to-fill-in", number, key=match[1])
 
 
 def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding]:
@@ -148,41 +115,27 @@ def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Findi
     for node in range(min(nodes, MOST_GPUS)):
         name = script_name(node)
         if name not in missing and not (directory / name).is_file():
-            yield _finding(
-                directory,
-                name,
-                "bundle-missing-file",
-                "error",
-                f"is missing: the plan has {nodes} nodes",
-                "generate the bundle again",
-            )
+            yield _finding(directory, name, "missing-file.node", nodes=nodes)
 
 
 def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mapping[str, str]) -> Iterator[Finding]:
     """Keys of train.yaml that differ from the plan, for which memory and time were predicted."""
-    if recorded is None or _TRAINER not in fresh:
+    if recorded is None or MAIN_FILE not in fresh:
         return
     backend = recorded.plan.layout.backend
     codec = written_by(backend, recorded.trainer)[1].codec
     if codec is None:
         return
     try:
-        source = parse_source(read_text(directory / _TRAINER), name=_TRAINER)
+        source = parse_source(read_text(directory / MAIN_FILE), name=MAIN_FILE)
     except InputError:
         return  # which is told elsewhere
-    planned, defaults = parse_source(fresh[_TRAINER], name=_TRAINER).data, codec.defaults()
+    planned, defaults = parse_source(fresh[MAIN_FILE], name=MAIN_FILE).data, codec.defaults()
     for key in (*codec.rows, codec.length):
         now, wanted = (_meant(data.get(key), key, defaults) for data in (source.data, planned))
         if now != wanted:
-            yield Finding(
-                rule="bundle-other-plan",
-                severity="warning",
-                part=_part(directory, _TRAINER),
-                line=source.lines.get((key,)),
-                what=f"{key} is {_yaml(now)}, and plan.json was predicted for {_yaml(wanted)}",
-                why="its memory, time and README no longer hold",
-                remedy=f"set {key}: {_yaml(wanted)}, or pin it in the spec and generate again",
-            )
+            said = {"key": key, "now": _yaml(now), "wanted": _yaml(wanted)}
+            yield _finding(directory, MAIN_FILE, "other-plan", source.lines.get((key,)), **said)
 
 
 def _meant(value: Any, key: str, defaults: Mapping[str, Any]) -> Any:
@@ -198,23 +151,20 @@ def _number(schema: str) -> int:
 
 def _plan(directory: Path) -> Mapping[str, Any] | None:
     try:
-        document = json.loads(read_text(directory / _PLAN))
+        document = json.loads(read_text(directory / PLAN_FILE))
     except (SpecError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
 
-def _part(directory: Path, name: str) -> Part:
+def _finding(directory: Path, name: str, rule: str, line: int | None = None, **said: Any) -> Finding:
     path = directory / name
     try:
         text = read_text(path)
     except SpecError:
         text = ""
-    return Part(kind=_KINDS.get(path.suffix, "json"), name=str(path), text=text)
-
-
-def _finding(directory: Path, name: str, rule: str, severity: Severity, what: str, remedy: str) -> Finding:
-    return Finding(rule=rule, severity=severity, part=_part(directory, name), what=what, remedy=remedy)
+    part = Part(kind=_KINDS.get(path.suffix, "json"), name=str(path), text=text)
+    return RULES[f"bundle-{rule}"].found(part, line, **said)
 
 
 def _yaml(value: Any) -> str:

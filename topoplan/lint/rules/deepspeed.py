@@ -6,7 +6,6 @@ Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,9 +13,9 @@ from topoplan.errors import listed
 from topoplan.lint.rules.deepspeed_document import RULES, ZERO, Document, documents
 from topoplan.lint.rules.deepspeed_keys import key_findings
 from topoplan.reading.finding import Finding, Severity
-from topoplan.reading.processes import launch_of
+from topoplan.reading.processes import launch_of, processes_of
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import as_number, as_whole, at, flag, value_of, whole
+from topoplan.reading.values import as_number, as_whole, at, flag, value_of
 from topoplan.specs.source import KeyPath
 from topoplan.trainers.llamafactory.key_list import plain_keys
 from topoplan.units import shown
@@ -49,10 +48,10 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from key_findings(document)
         yield from _precision(document)
         yield from _batch(document)
+        yield from _groups(document)
         yield from _trainer(document)
         yield from _offload(document)
         yield from _stages(document)
-        yield from _with_llamafactory(document)
     yield from _beside_fsdp(setup)
 
 
@@ -71,6 +70,11 @@ def _batch(document: Document) -> Iterator[Finding]:
         if value is not None and value < 1:
             yield document.finding("batch", (key,), value=shown(value))
             return
+    if total is not None and document.trainer is not None:  # transformers works the batch out of its own keys
+        micro, steps = (
+            given if given is not None else as_whole(_argument(document.trainer, key))
+            for given, key in ((micro, "per_device_train_batch_size"), (steps, "gradient_accumulation_steps"))
+        )
     if total is None or micro is None or steps is None:
         return
     place: KeyPath = ("train_batch_size",)
@@ -92,14 +96,8 @@ def _world_size(document: Document) -> int | None:
     """GPUs that the one launch of the setup starts, where it says so."""
     if len(document.launches) != 1:
         return None
-    options = document.launches[0].options
-    sizes = [options[name].value if name in options else default for name, default in _COUNTS]
-    if any(not size.isdecimal() or len(size) > 9 for size in sizes):
-        return None
-    return math.prod(int(size) for size in sizes) or None
-
-
-_COUNTS = (("nproc_per_node", ""), ("nnodes", "1"))
+    started = processes_of(document.launches[0])
+    return started.nodes * started.gpus_per_node if started.nodes and started.gpus_per_node else None
 
 
 # The trainer's own values ---------------------------------------------------------------------------------------------
@@ -131,6 +129,15 @@ def _argument(trainer: Configuration, key: str) -> Any:
     if given is None:
         return plain_keys()[key].default if trainer.trainer == "llamafactory" else None
     return as_number(given)
+
+
+def _groups(document: Document) -> Iterator[Finding]:
+    """Groups of ranks that the world has to be made of: `utils/groups.py`, `runtime/zero/mics.py`."""
+    world = _world_size(document)
+    for key in ("zero_hpz_partition_size", "mics_shard_size"):
+        size = as_whole(document.get(ZERO, key))
+        if world and size and size > 1 and world % size:
+            yield document.finding("group", (ZERO, key), size=size, world=world)
 
 
 # Offload and stages ---------------------------------------------------------------------------------------------------
@@ -184,16 +191,3 @@ def _beside_fsdp(setup: Setup) -> Iterator[Finding]:
         launch = launch_of(setup, trainer)
         if told and value_of(trainer, "deepspeed") and launch is not None and launch.starter == "accelerate":
             yield RULES["deepspeed-beside-fsdp"].at(trainer, "deepspeed", file=told[0].part.name)
-
-
-def _with_llamafactory(document: Document) -> Iterator[Finding]:
-    """What LLaMA-Factory refuses with ZeRO-3."""
-    trainer = document.trainer
-    if trainer is None or trainer.trainer != "llamafactory" or document.stage != 3:
-        return
-    for key in ("predict_with_generate", "pure_bf16", "pissa_init", "use_unsloth", "use_kt"):
-        if flag(trainer, key):
-            yield RULES["deepspeed-zero3-conflict"].at(trainer, key)
-    bits, method = whole(trainer, "quantization_bit"), trainer.get("quantization_method", "bnb")
-    if bits is not None and (bits != 4 or method in ("hqq", "eetq")):
-        yield RULES["deepspeed-zero3-conflict.quantized"].at(trainer, "quantization_bit", bits=bits)

@@ -14,7 +14,7 @@ from topoplan.errors import nearest
 from topoplan.lint.rules.deepspeed_document import ZERO, Document
 from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Finding
-from topoplan.reading.values import as_number, as_whole
+from topoplan.reading.values import as_number, as_whole, range_missed
 from topoplan.specs.source import KeyPath, plain_scalar
 from topoplan.units import shown
 
@@ -33,8 +33,17 @@ def key_findings(document: Document) -> Iterator[Finding]:
             close = nearest(key, known["top"])
             edits = () if close else drop(document.holder, (*document.path, key))
             yield document.finding("unknown-key", (key,), name=shown(key), remedy=close, edits=edits)
+    for place, choices in known["choices"].items():
+        block, _, key = place.rpartition(".")
+        path: KeyPath = (block, key) if block else (key,)
+        value = document.get(*path)
+        if isinstance(value, str) and value.lower() not in {choice.lower() for choice in choices}:
+            expected = nearest(value, choices) or f"one of {', '.join(choices)}"
+            yield document.finding(
+                "wrong-value", path, block=block or "the document", value=shown(value), expected=expected
+            )
     for name, fields in known["blocks"].items():
-        path: KeyPath = tuple(name.split("."))
+        path = tuple(name.split("."))
         block = document.get(*path)
         if block is None or (name == ZERO and isinstance(block, bool)):
             continue
@@ -79,7 +88,9 @@ def _unfit(key: str, kind: str, value: Any) -> str:
         if isinstance(value, str):
             return "" if value.strip().lstrip("+-").isdigit() or kind == "float" else "a number, without quotes"
         fits = as_whole(value) is not None if kind == "int" else as_number(value) is not None
-        return "" if fits else "a whole number" if kind == "int" else "a number"
+        kind_of = "a whole number" if kind == "int" else "a number"
+        missed = range_missed(key_list("deepspeed")["ranges"].get(key), value)
+        return kind_of if not fits else f"{kind_of} {missed}" if missed else ""
     if kind == "dict":
         told = key in ("offload_param", "offload_optimizer")  # as blocks of their own
         return "" if told or isinstance(value, Mapping) else "a block of keys"

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from topoplan.catalog.fabrics import profile_of
+from topoplan.lint.rules.launch_facts import nodes_of
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.rules import Rule, read_rules
@@ -28,20 +29,24 @@ _PLACEHOLDER = re.compile(
     r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
 )
 _OWN_SCRIPT = "# Written by topoplan"
+_OF_A_CARD = re.compile(r"(?:mlx[45]|bnxt_re|irdma|hfi1|qedr|rocep\d)")
+_OF_AN_INTERFACE = re.compile(r"(?:eth|ens|enp|eno|bond|ib|team)\d\w*")
 _INDEXED = re.compile(r".*_[a-z]*[1-9]")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong with the variables that are set."""
-    nodes = max(
-        (_number(launch.options["nnodes"].value) for launch in setup.launches if "nnodes" in launch.options), default=0
-    )
+    counts = [launch.options["nnodes"].value for launch in setup.launches if "nnodes" in launch.options]
+    counts += [one.value for one in setup.variables if one.name == "NNODES"]
+    nodes = max([*map(_number, counts), *(nodes_of(launch) or 0 for launch in setup.launches)], default=0)
     vendors = profile_of({variable.name for variable in setup.variables})
     for variable in setup.variables:
         yield from _secret(variable)
         if variable.name in vendors:
             continue  # its plugin ends the run where the value is another one
         yield from _from_catalog(variable)
+        if variable.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            yield from _no_interface(variable)
         if variable.name == "NCCL_SOCKET_IFNAME":
             yield from _socket_interface(variable, several_nodes=nodes > 1)
         elif variable.name == "NCCL_IB_HCA":
@@ -115,7 +120,12 @@ def rules_of_catalog() -> Iterator[Rule]:
     catalog = _catalog()
     for cases in catalog["variables"].values():
         yield from map(rule_of, cases)
-    yield rule_of(catalog["debugging"])
+    yield from map(rule_of, [*catalog["kinds"], catalog["debugging"]])
+
+
+def known_names() -> frozenset[str]:
+    """Variables that the catalog has cases of."""
+    return frozenset(_catalog()["variables"])
 
 
 def _shown(variable: Variable) -> str:
@@ -125,6 +135,10 @@ def _shown(variable: Variable) -> str:
 
 def _case(variable: Variable) -> Mapping[str, Any] | None:
     catalog = _catalog()
+    kind: Mapping[str, Any]
+    for kind in catalog["kinds"]:
+        if variable.name in kind["names"] and not re.fullmatch(kind["takes"], variable.value):
+            return kind
     cases: list[Mapping[str, Any]] = catalog["variables"].get(variable.name, [])
     for case in cases:
         if "values" in case:
@@ -164,6 +178,17 @@ def _secret(variable: Variable) -> Iterator[Finding]:
         yield _found(RULES["env-secret"], variable)
 
 
+def _names(variable: Variable) -> list[str]:
+    """What a list of devices names, without what says how they are meant."""
+    return [] if is_open(variable.value) else re.findall(r"[^,=^:]+", variable.value)
+
+
+def _no_interface(variable: Variable) -> Iterator[Finding]:
+    card = next((name for name in _names(variable) if _OF_A_CARD.match(name)), None)
+    if card is not None and not variable.value.startswith("^"):
+        yield _found(RULES["env-interface-of-a-card"], variable, card=card)
+
+
 def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Finding]:
     value = _shown(variable)
     if is_open(value) or not value:
@@ -176,6 +201,10 @@ def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Fi
 
 
 def _hca(variable: Variable) -> Iterator[Finding]:
+    interface = next((name for name in _names(variable) if _OF_AN_INTERFACE.fullmatch(name)), None)
+    if interface is not None and not variable.value.startswith("^"):
+        yield _found(RULES["env-card-of-an-interface"], variable, interface=interface)
+        return
     value = _shown(variable)
     if is_open(value) or value.startswith(("=", "^")):
         return

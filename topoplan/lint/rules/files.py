@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
 from pathlib import PurePath
 
+from topoplan import catalog
 from topoplan.lint.rules.launch_facts import RULES, line_of
 from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.finding import Finding
@@ -14,14 +17,20 @@ from topoplan.reading.named_files import close_name, find, has_directory, is_rel
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Setup
 from topoplan.reading.words import is_open
+from topoplan.specs.source import path_of
 
-_JSON = (".json", ".yaml", ".yml")
+_FILE = re.compile(r"[\w./~-]*[./][\w./~-]*")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WORDS = re.compile(r"[-./_]")
+_MISSPELT = 0.8
+"""How alike two words of names are, of which one is the other misspelt."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """What could not be read; trainers' files that commands name, and the files of DeepSpeed and accelerate."""
     yield from _unread(setup)
     yield from _of_trainers(setup)
+    yield from _models(setup)
     given = {PurePath(part.name).name for part in setup.parts}
     for part, line, key, name in _of_starters(setup):
         if PurePath(name).name not in given and not part.label and is_relative(name) and find(part, name) is None:
@@ -41,11 +50,16 @@ def _unread(setup: Setup) -> Iterator[Finding]:
 
 def _of_trainers(setup: Setup) -> Iterator[Finding]:
     """The configurations that were not found, where no other file was given that may be the one."""
-    if any(setup.model_key(one) and not one.from_command for one in setup.configurations):
-        return
+    has_other = any(setup.model_key(one) and not one.from_command for one in setup.configurations)
     for launch in setup.launches:
         name = launch.config_file
         if not name or launch.reads is not None or launch.part.label:
+            continue
+        if has_other:
+            close = close_name(launch.part, name) if is_relative(name) and find(launch.part, name) is None else ""
+            if PurePath(name).suffix in close:
+                line = line_of(launch, re.compile(re.escape(name)))
+                yield RULES["file-missing"].on(launch, line, key="the command", name=name, remedy=close)
             continue
         if is_open(name):
             reason = f"the name {name} is known only when the script runs"
@@ -59,7 +73,7 @@ def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
     """Part, line, key and name of every file of DeepSpeed's and accelerate's that is named."""
     for one in setup.with_deepspeed:
         name = one.get("deepspeed")
-        if isinstance(name, str) and name.endswith(_JSON) and not setup.uses_mca(one):
+        if isinstance(name, str) and _FILE.fullmatch(name) and not setup.uses_mca(one):
             yield one.part, one.line("deepspeed"), "deepspeed", name
     for one in setup.of("accelerate"):
         block, key = one.get("deepspeed_config"), "deepspeed_config_file"
@@ -70,6 +84,34 @@ def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
         option = launch.options.get("config_file") if launch.starter == "accelerate" else None
         if option is not None and not option.assumed:
             yield launch.part, option.line, "--config_file", option.value
+
+
+def _models(setup: Setup) -> Iterator[Finding]:
+    """Names of models that differ from a known one in a word that no known model has in its name."""
+    for one in setup.whole:
+        name = setup.named_model(one) or ""
+        if one.part.is_piece or catalog.knows_model(name) or not _HUB_NAME.fullmatch(name):
+            continue
+        if meant := _misspelt_model(name):
+            yield RULES["model-misspelt"].at(one, path_of(setup.model_key(one)), name=name, meant=meant)
+
+
+def _misspelt_model(name: str) -> str:
+    """The known name that was meant; empty where none is that near."""
+    words = _WORDS.split(name)
+    for known in catalog.model_names():
+        theirs = _WORDS.split(known)
+        pairs = [pair for pair in zip(words, theirs, strict=False) if pair[0] != pair[1]]
+        if len(words) == len(theirs) and len(pairs) == 1:
+            ((word, right),) = pairs
+            if word.isalpha() and word not in _known_words() and get_close_matches(word, [right], cutoff=_MISSPELT):
+                return known
+    return ""
+
+
+@cache
+def _known_words() -> frozenset[str]:
+    return frozenset(word for name in catalog.model_names() for word in _WORDS.split(name))
 
 
 def _is_sure(setup: Setup, part: Part, name: str) -> bool:

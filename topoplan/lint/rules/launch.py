@@ -24,8 +24,9 @@ from topoplan.lint.rules.launch_facts import (
 )
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.processes import visible_gpus
+from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Setup
-from topoplan.reading.starters import torchrun_options
+from topoplan.reading.starters import options_of
 from topoplan.reading.words import is_open
 
 _CLI_WORDS = re.compile(
@@ -45,6 +46,19 @@ _ALLOCATOR_OPTIONS = (
     *("release_lock_on_cudamalloc", "roundup_power2_divisions", "use_cuda_host_register"),
 )
 """torch 2.13 c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp."""
+_OF_V1 = ("sft", "dpo", "rm", "merge")
+_OF_LLAMAFACTORY = ("api", "chat", "env", "eval", "export", "help", "train", "version", "webchat", "webui", *_OF_V1)
+_METHODS = {
+    "llamafactory-cli": _OF_LLAMAFACTORY,
+    "lmf": _OF_LLAMAFACTORY,
+    "swift": (
+        *("pt", "sft", "infer", "merge-lora", "web-ui", "deploy", "rollout", "rlhf", "sample", "export", "eval"),
+        *("app", "merge_lora", "web_ui"),
+    ),
+    "megatron": ("pt", "sft", "rlhf", "export"),
+}
+"""The words that the trainers' commands take first."""
+_DEEPSPEED_COUNTS, _FILTERS = ("num_gpus", "num_nodes"), ("include", "exclude")
 _FORM_A_VARIABLES = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -53,6 +67,20 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for launch in setup.launches:
         for rule in _RULES:
             yield from rule(setup, launch)
+    for script in setup.scripts:
+        yield from _unknown_methods(script)
+
+
+def _unknown_methods(script: Script) -> Iterator[Finding]:
+    """`swift sftt`: a trainer's own command with a word that it does not know."""
+    for command in script.commands:
+        first = command.words[:2]
+        program, method = [word.text for word in first] if len(first) > 1 else ("", "")
+        methods = _METHODS.get(program.rpartition("/")[2], ())
+        if methods and method not in methods and (close := nearest(method, methods)):
+            yield RULES["launch-unknown-method"].found(
+                script.part, first[-1].line, program=program, method=method, close=close
+            )
 
 
 # The starter ---------------------------------------------------------------------------------------------------------
@@ -103,12 +131,15 @@ def _run_by_python(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _unknown_option(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    if launch.starter != "torchrun" or launch.called == "torch.distributed.launch":
+    """All that torchrun does not know; of the others, which have more options, what is close to one of them."""
+    if not launch.starter or launch.called == "torch.distributed.launch":
         return
+    known = options_of(launch.starter)
     for name, option in launch.options.items():
-        if name not in torchrun_options() and not is_open(name):
-            remedy = nearest(name, torchrun_options())
-            yield RULES["launch-unknown-option"].on(launch, option, name=name, remedy=remedy)
+        is_known = name in known or (launch.starter == "deepspeed" and any(one.startswith(name) for one in known))
+        remedy = nearest(name, known)
+        if not is_known and not is_open(name) and (remedy or launch.starter == "torchrun"):
+            yield RULES["launch-unknown-option"].on(launch, option, name=name, starter=launch.starter, remedy=remedy)
 
 
 def _deprecated(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -117,12 +148,53 @@ def _deprecated(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _deepspeed_nodes(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """The deepspeed launcher reads no NODE_RANK."""
-    if launch.starter != "deepspeed":
+    """The launchers of DeepSpeed and accelerate read no NODE_RANK."""
+    if launch.starter not in ("deepspeed", "accelerate"):
         return
     given = [one for one in launch.variables if one.name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")]
-    if given:
-        yield RULES["launch-deepspeed-variables"].on(launch, given[0], variable=given[0].name)
+    if given and not re.search(rf"\$\{{?{given[0].name}\b", launch.part.text):
+        yield RULES[f"launch-{launch.starter}-variables"].on(launch, given[0], variable=given[0].name)
+
+
+def _deepspeed_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """`launcher/runner.py`, main: filters and counts exclude each other, and both take CUDA_VISIBLE_DEVICES' place."""
+    if launch.starter != "deepspeed":
+        return
+    counts, filters = ([one for one in names if one in launch.options] for names in (_DEEPSPEED_COUNTS, _FILTERS))
+    if counts and filters:
+        option = launch.options[counts[0]]
+        yield RULES["launch-deepspeed-options"].on(launch, option, count=counts[0], filter=filters[0])
+    visible, chosen = launch.variable("CUDA_VISIBLE_DEVICES"), _chosen_by_deepspeed(launch)
+    seen = known(visible)
+    is_local = visible is not None and seen and chosen is not None and "hostfile" not in launch.options
+    if is_local and set(str(seen).replace(" ", "").split(",")) != chosen:
+        said = {"devices": seen, "option": [*filters, *counts][0], "chosen": ",".join(sorted(chosen or ()))}
+        yield RULES["launch-deepspeed-devices"].on(launch, visible, **said)
+    if launch.config_file and "no_local_rank" not in launch.options and "llamafactory" in _family(setup, launch):
+        yield RULES["launch-deepspeed-file"].on(launch, file=launch.config_file)
+
+
+def _chosen_by_deepspeed(launch: Launch) -> set[str] | None:
+    """GPUs that `--include localhost:0,1` or `--num_gpus 2` starts on, as text."""
+    named = re.fullmatch(r"(?:localhost|127\.0\.0\.1):([\d,]+)", known(launch.options.get("include")) or "")
+    count = count_of(launch.options.get("num_gpus"))
+    if named:
+        return set(named[1].split(","))
+    return {str(one) for one in range(count)} if count else None
+
+
+def _family(setup: Setup, launch: Launch) -> str:
+    """Whose configuration a launch trains by."""
+    return launch.reads.trainer if launch.reads else launch.configuration.trainer if launch.configuration else ""
+
+
+def _one_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """LLaMA-Factory as a plain script on several GPUs: `parser.py`, get_train_args."""
+    is_script = not launch.starter and launch.program.endswith(".py") and _family(setup, launch) == "llamafactory"
+    gpus = visible_gpus(launch) or 1
+    outside = from_outside(launch) or launch.variable("WORLD_SIZE") is not None
+    if is_script and gpus > 1 and not outside and not launch.wrappers:
+        yield RULES["launch-one-process"].on(launch, program=launch.program, gpus=gpus)
 
 
 def _single_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -159,8 +231,17 @@ def _train_word(setup: Setup, launch: Launch) -> Iterator[Finding]:
         yield RULES["launch-train-word.file"].on(launch, first=first)
 
 
+def _other_launcher(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Words that one of LLaMA-Factory's two launchers knows: `launcher.py` and, with USE_V1=1, `v1/launcher.py`."""
+    word, is_new = next(iter(launch.arguments), ""), is_enabled(launch, "USE_V1")
+    if is_llamafactory_cli(launch) and word in _OF_V1 and not is_new and not from_outside(launch):
+        yield RULES["launch-other-launcher"].on(launch, word=word)
+
+
 def _overrides(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Behind a file LLaMA-Factory reads `key=value`."""
+    if launch.program.startswith("llamafactory") and launch.config_file and (word := _no_override(launch)):
+        yield RULES["launch-spaced-override"].on(launch, file=launch.config_file, word=word)
     if not launch.program.startswith("llamafactory") or not launch.config_file or launch.configuration is None:
         return
     dashed = [word for word in launch.arguments if re.match(r"--[A-Za-z]", word)]
@@ -176,6 +257,15 @@ def _overrides(setup: Setup, launch: Launch) -> Iterator[Finding]:
             value=str(value).lower() if isinstance(value, bool) else value,
             edits=_undashed(launch),
         )
+
+
+def _no_override(launch: Launch) -> str:
+    """The first word behind the file that is no `key=value`; an option and its value are told by another rule."""
+    behind = launch.arguments[launch.arguments.index(launch.config_file) + 1 :]
+    for before, word in zip(("", *behind), behind, strict=False):
+        if "=" not in word.strip("=") and not word.startswith("-") and not before.startswith("-") and not is_open(word):
+            return word
+    return ""
 
 
 def _undashed(launch: Launch) -> tuple[Edit, ...]:
@@ -263,9 +353,12 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _unknown_option,
     _deprecated,
     _train_word,
+    _other_launcher,
     _single_process,
     _deepspeed_alone,
     _deepspeed_nodes,
+    _deepspeed_options,
+    _one_process,
     _overrides,
     _declared_choices,
     _spaces,

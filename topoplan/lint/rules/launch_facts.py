@@ -13,6 +13,9 @@ from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain
 
 RULES = read_rules(__package__, "launch.toml")
 
+LAST_PORT = 65535
+NODES = re.compile(r"(?:--nodes[= ]|(?<!\S)-N ?=?)(\d+)(?![\d-])")
+"""Of a job of Slurm, or a step."""
 _YES = frozenset(["1", "true", "y"])
 _SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
 
@@ -40,6 +43,11 @@ def count_of(value: Option | Variable | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
+def is_port(text: str) -> bool:
+    """Whether a text is a number that a port can have."""
+    return text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= LAST_PORT
+
+
 def setting_of(launch: Launch, option: str) -> Option | Variable | None:
     """Where a launch says it: torchrun's option, or the variable that the trainers' own commands read instead."""
     if launch.starter:
@@ -49,7 +57,31 @@ def setting_of(launch: Launch, option: str) -> Option | Variable | None:
 
 def nodes_of(launch: Launch) -> int | None:
     """How many nodes it says it is for, where that is certain."""
-    return count_of(setting_of(launch, "nnodes"))
+    setting = setting_of(launch, "nnodes")
+    if setting is not None and re.fullmatch(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?", setting.value):
+        return number_of(NODES, job_options(launch))
+    if setting is None and "srun" in launch.wrappers and launch.program.endswith(".py"):
+        return number_of(NODES, job_options(launch))  # a task is a process
+    return count_of(setting)
+
+
+def endpoint(launch: Launch) -> tuple[str | None, str | None]:
+    """Host and port of torchrun's rendezvous, also from variables, as far as they are certain."""
+    option = launch.options.get("rdzv_endpoint")
+    host, _, port = option.value.rpartition(":") if option else ("", "", "")
+    parts = [known(launch.variable(one.strip("${}"))) if one.startswith("$") else one or None for one in (host, port)]
+    return parts[0], parts[1]
+
+
+def job_options(launch: Launch) -> str:
+    """What the #SBATCH lines of its script say."""
+    return " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]*)", launch.part.text, re.MULTILINE))
+
+
+def number_of(pattern: re.Pattern[str], text: str) -> int | None:
+    """The last number of a pattern."""
+    found = pattern.findall(text)
+    return int(found[-1][:6]) if found else None
 
 
 def is_static(launch: Launch) -> bool:

@@ -9,12 +9,16 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+from topoplan.errors import nearest
 from topoplan.lint.rules.environment import rewritten
 from topoplan.lint.rules.launch_facts import (
+    LAST_PORT,
     RULES,
     count_of,
+    endpoint,
     from_outside,
     is_llamafactory_cli,
+    is_port,
     is_remote,
     is_static,
     is_swift_cli,
@@ -23,9 +27,20 @@ from topoplan.lint.rules.launch_facts import (
     setting_of,
 )
 from topoplan.reading.finding import Edit, Finding, Severity
+from topoplan.reading.processes import processes_for, processes_of
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 
+_DEVICE = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
+_NO_ADDRESS = re.compile(r"(?=.*(?:^|\.)(?:25[6-9]|2[6-9]\d|[3-9]\d\d|\d{4,}))\d+(?:\.\d+){3}")
 LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
+_BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
+_WITH_MORE = re.compile(r"^\w+://|:\d+$|/.*$")
+_NUMBERS = {
+    "nnodes": re.compile(r"[1-9]\d*(?::[1-9]\d*)?"),
+    "nproc_per_node": re.compile(r"[1-9]\d*|auto|gpu|cpu|xpu|npu"),
+    "node_rank": re.compile(r"\d+"),
+}
+"""What torchrun takes."""
 _PLACEHOLDER_ADDRESS = re.compile(
     r"<.*>|\{.*\}|\[[A-Za-z_ ]+\]|.*[^\x00-\x7f].*|[xX]+(?:\.[xX]+){1,3}|(?:\d+\.)+[xX]+(?:\.[xX]+)*|x+"
     r"|(?i:(?:your|master|main|head|node0|first)?[-_ ]?(?:node)?[-_ ]?(?:ip|ip[-_ ]?addr(?:ess)?)(?:[-_ ]?here)?)"
@@ -40,6 +55,17 @@ def findings(setup: Setup) -> Iterator[Finding]:
             yield from rule(setup, launch)
     yield from _same_node_rank(setup)
     yield from _same_port(setup)
+
+
+def _count_missing(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """The rank of a node, and not how many there are: `launcher.py` and `cli/main.py` take NNODES for 1 then."""
+    is_read = is_llamafactory_cli(launch) or is_swift_cli(launch)
+    if not is_read or from_outside(launch) or launch.variable("RDZV_ID") is not None:
+        return
+    rank, address = launch.variable("NODE_RANK"), known(launch.variable("MASTER_ADDR"))
+    is_of_several = (count_of(rank) or 0) > 0 or (address and not LOCAL_ADDRESS.fullmatch(address))
+    if rank is not None and is_of_several and launch.variable("NNODES") is None:
+        yield RULES["launch-missing-node-count"].on(launch, rank, program=launch.program)
 
 
 def _rank_variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -102,12 +128,20 @@ def _missing_variables(launch: Launch, nodes: int) -> Iterator[Finding]:
 def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
     nodes, setting = nodes_of(launch), setting_of(launch, "master_addr")
     address = known(setting)
+    if setting is None and (setting := launch.options.get("rdzv_endpoint")) is not None:
+        address, _ = endpoint(launch)
+        if address is None or not LOCAL_ADDRESS.fullmatch(address):
+            return
     if setting is None or address is None or nodes is None or nodes < 2:
         return
     if LOCAL_ADDRESS.fullmatch(address):
         if count_of(setting_of(launch, "node_rank")) == 0:
             return  # node 0 reaches itself
         yield RULES["launch-local-master-address"].on(launch, setting, nodes=nodes, address=address)
+    elif (match := _WITH_MORE.search(address)) and address.count(":") < 2:
+        yield RULES["launch-address"].on(launch, setting, address=address, more=match[0])
+    elif _NO_ADDRESS.fullmatch(address):
+        yield RULES["launch-address.range"].on(launch, setting, address=address)
     elif not address or _PLACEHOLDER_ADDRESS.fullmatch(address):
         yield RULES["launch-placeholder-address"].on(launch, setting, address=f"{address!r} " if address else "")
 
@@ -121,10 +155,39 @@ def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
     yield RULES["launch-node-rank-too-high"].on(launch, setting, rank=rank, nodes=counted, last=nodes - 1)
 
 
+def _port(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """A number that a port can have."""
+    of_accelerate = launch.starter == "accelerate"
+    setting = setting_of(launch, "main_process_port" if of_accelerate else "master_port")
+    port = known(setting)
+    if setting is None:
+        setting, (_, port) = launch.options.get("rdzv_endpoint"), endpoint(launch)
+    if port is not None and not is_port(port):
+        yield RULES["launch-port"].on(launch, setting, port=port or "empty", last=LAST_PORT)
+
+
+def _numbers(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Counts and ranks that are none."""
+    if launch.starter not in ("torchrun", ""):
+        return
+    for name, pattern in _NUMBERS.items():
+        setting = setting_of(launch, name)
+        value = known(setting)
+        if value is not None and not pattern.fullmatch(value):
+            written = f"--{name}" if launch.starter else name.upper()
+            yield RULES["launch-no-number"].on(launch, setting, name=written, value=value or "empty")
+
+
 def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """c10d orders the nodes by itself."""
+    """c10d orders the nodes by itself, and reads neither master_addr nor master_port (run.py, get_rdzv_endpoint)."""
     backend = launch.options.get("rdzv_backend")
+    if (name := known(backend)) is not None and (close := nearest(name, _BACKENDS)) and name not in _BACKENDS:
+        yield RULES["launch-rendezvous-backend"].on(launch, backend, name=name, close=close)
     rank = launch.options.get("node_rank")
+    if launch.starter == "torchrun" and known(backend) == "c10d" and "rdzv_endpoint" not in launch.options:
+        nodes = nodes_of(launch)
+        if nodes is not None and nodes > 1 and not from_outside(launch):
+            yield RULES["launch-no-rendezvous"].on(launch, backend, nodes=nodes)
     if launch.starter == "torchrun" and backend is not None and backend.value == "c10d" and rank is not None:
         yield RULES["launch-node-rank-ignored"].on(launch, rank)
     identity = launch.variable("RDZV_ID")
@@ -134,15 +197,16 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """As many processes as GPUs that they see."""
-    if launch.starter not in ("torchrun", ""):
-        return
-    setting = setting_of(launch, "nproc_per_node")
+    setting: Option | Variable | None = setting_of(launch, "nproc_per_node")
     visible = known(launch.variable("CUDA_VISIBLE_DEVICES"))
-    count = count_of(setting)
-    if setting is None or count is None or visible is None or not re.fullmatch(r"\d+(?:,\d+)*", visible):
+    count, name = count_of(setting), "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
+    if launch.starter == "accelerate":
+        setting, name = launch.options.get("num_processes"), "num_processes on each machine"
+        started = processes_for(setup, launch.reads) if launch.reads else processes_of(launch)
+        count = started.gpus_per_node if started else None
+    if launch.starter == "deepspeed" or count is None or visible is None or not re.fullmatch(r"\d+(?:,\d+)*", visible):
         return
     devices = len(visible.split(","))
-    name = "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
     said = {"name": name, "count": count, "devices": devices}
     if count > devices:
         gpus = "1 GPU" if devices == 1 else f"{devices} GPUs"
@@ -161,6 +225,8 @@ def _visible(setup: Setup, launch: Launch) -> Iterator[Finding]:
     twice = next((one for one in devices if devices.count(one) > 1), None)
     if devices[0] in ("", "-1", "NoDevFiles", "none"):
         yield RULES["launch-no-gpu"].on(launch, variable, value=variable.value)
+    elif wrong := next((one for one in devices if not _DEVICE.fullmatch(one)), None):
+        yield RULES["launch-gpu-name"].on(launch, variable, value=variable.value, wrong=wrong)
     elif twice is not None:
         yield RULES["launch-gpu-twice"].on(launch, variable, value=variable.value, twice=twice)
 
@@ -213,10 +279,13 @@ def _own_port(launch: Launch) -> str | None:
 
 
 _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
+    _count_missing,
     _rank_variables,
     _missing_node_settings,
     _node_rank_too_high,
     _address,
+    _port,
+    _numbers,
     _rendezvous,
     _processes,
     _visible,

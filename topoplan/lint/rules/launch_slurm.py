@@ -8,33 +8,99 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 
 from topoplan.lint.rules.launch_facts import (
+    NODES,
     RULES,
     count_of,
     is_llamafactory_cli,
     is_remote,
     is_swift_cli,
+    job_options,
     lines_of,
+    number_of,
     setting_of,
 )
 from topoplan.reading.finding import Finding
+from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Option, Setup, Variable
+from topoplan.reading.words import is_open
+from topoplan.specs.batch_options import unknown_option
 
+_IN_SINGLE_QUOTES = re.compile(r"'[^']*(?:'|$)")
 _SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
-_OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID)\b")
-_NODES = re.compile(r"(?:--nodes[= ]|(?<!\S)-N ?=?)(\d+)(?![\d-])")
+_OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID|LOCALID)\b")
 _TASKS_PER_NODE = re.compile(r"--ntasks-per-node[= ](\d+)")
 _GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[A-Za-z][\w.-]*:)?(\d+)")
+_RANK = re.compile(rf"(?i:rank|rdzv[_-]id)[= ]\"?({_OF_A_TASK.pattern})")
+_COUNT = re.compile(r"\d+[kKmM]?")
+_GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d+")
+_TAKES = {
+    "time": re.compile(r"\d+(?::\d+){0,2}|\d+-\d+(?::\d+){0,2}|(?i:infinite|unlimited)|-1"),
+    "nodes": re.compile(r"\d[\d\-,:kKmM]*"),
+    "gres": re.compile(r"(?!gpus\b).*"),
+    "mem": re.compile(r"\d+(?i:[KMGT]B?)?"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu"), _COUNT),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _GPUS),
+}
+"""Option -> what sbatch takes as its value."""
+_MISSPELT = 0.85
+"""How alike two names are, of which one is the other misspelt: plugins of a cluster have options of their own."""
+_NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")
+_NEARLY_READ = re.compile(r"#[ \t]+SBATCH[ \t]+-[^\n#]*|#(?i:sbatch)(?<!#SBATCH)[ \t]+-[^\n#]*")
 _TASKS = re.compile(r"(?:--ntasks[= ]|(?<!\S)-n ?=?)(\d+)")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong with how Slurm is to start the processes."""
+    for script in setup.scripts:
+        yield from _directives(script)
     for launch in setup.launches:
+        yield from _no_gpus(launch)
+        yield from _node_list(launch)
+        yield from _rank_of_the_script(launch)
         if _starts_processes(launch):
             for rule in _RULES:
                 yield from rule(launch)
+
+
+def _directives(script: Script) -> Iterator[Finding]:
+    """Lines that sbatch does not read."""
+    lines = list(enumerate(script.part.text.split("\n"), start=1))
+    read = [number for number, line in lines if line.startswith("#SBATCH")]
+    first = next((number for number, line in lines if line.strip() and not line.startswith("#")), len(lines) + 1)
+    late = next((number for number in read if number > first), None)
+    if late is not None and "<<" not in script.part.text:  # else it may be the text of another script
+        yield RULES["launch-slurm-directive.late"].found(script.part, late, first=script.part.file_line(first))
+    for number, line in lines:
+        if line.startswith("#SBATCH") and number < first:
+            yield from _of_sbatch(script, number, line.partition(" #")[0])
+    for number, line in lines if read else ():
+        if number < first and (match := _NEARLY_READ.match(line)):
+            yield RULES["launch-slurm-directive"].found(script.part, number, written=match[0].strip())
+
+
+def _of_sbatch(script: Script, number: int, line: str) -> Iterator[Finding]:
+    """Options that sbatch has not, and values that it does not take."""
+    for match in re.finditer(r"(?<=\s)--([a-z][\w-]*)(?:[= ]([^\s#-]\S*))?", line):
+        option, value = match[1], match[2] or ""
+        wrong = unknown_option(option)
+        meant = re.findall(r"[\w-]+", wrong.partition("did you mean")[2])
+        takes = _TAKES.get(option)
+        if get_close_matches(option, meant, cutoff=_MISSPELT):
+            yield RULES["launch-slurm-option"].found(script.part, number, wrong=wrong)
+        elif takes is not None and value and not is_open(value) and not takes.fullmatch(value):
+            yield RULES["launch-slurm-option.value"].found(script.part, number, option=option, value=value)
+
+
+def _node_list(launch: Launch) -> Iterator[Finding]:
+    """The list of all nodes in place of the address of one."""
+    written = (_setting(launch, "master_addr", "main_process_ip"), launch.variable("MASTER_ADDR"))
+    for setting in written:
+        if setting is not None and _NODE_LIST.fullmatch(setting.value):
+            yield RULES["launch-slurm-node-list"].on(launch, setting, value=setting.value)
+            return
 
 
 def _starts_processes(launch: Launch) -> bool:
@@ -44,7 +110,7 @@ def _starts_processes(launch: Launch) -> bool:
 
 def _first_node_alone(launch: Launch) -> Iterator[Finding]:
     """A job of several nodes whose script starts its own part without srun."""
-    nodes = _number(_NODES, _job_options(launch))
+    nodes = number_of(NODES, job_options(launch))
     setting = _setting(launch, "nnodes", "num_machines")
     if nodes is None or nodes < 2 or setting is None or is_remote(launch):
         return
@@ -59,8 +125,13 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     if "srun" not in launch.wrappers:
         return
     setting = _setting(launch, "node_rank", "machine_rank")
-    variable = _OF_A_TASK.search(setting.value) if setting else None
-    if setting is None or variable is None:
+    if setting is None:
+        for number, line in lines_of(launch):
+            if found := _RANK.search(_IN_SINGLE_QUOTES.sub("", line)):
+                yield RULES["launch-slurm-node-rank"].on(launch, number, variable=found[1])
+        return
+    variable = _OF_A_TASK.search(setting.value)
+    if variable is None:
         return
     after = launch.wrappers[launch.wrappers.index("srun") + 1 :]
     if _SHELLS.intersection(after) and launch.first_line <= setting.line <= launch.last_line:
@@ -74,12 +145,15 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
     """More than one task a node, each of which starts all processes of the node."""
     if "srun" not in launch.wrappers:
         return
-    own, job = _own_options(launch), _job_options(launch)
-    tasks = _number(_TASKS_PER_NODE, own)
-    if tasks is None and (count := _number(_TASKS, own)) is not None:
-        tasks = count // max(1, _number(_NODES, own) or _number(_NODES, job) or 1)
+    own, job = _own_options(launch), job_options(launch)
+    tasks = number_of(_TASKS_PER_NODE, own)
+    if tasks is None and (count := number_of(_TASKS, own)) is not None:
+        tasks = count // max(1, number_of(NODES, own) or number_of(NODES, job) or 1)
     elif tasks is None:
-        tasks = _number(_TASKS_PER_NODE, job)
+        tasks = number_of(_TASKS_PER_NODE, job)
+    nodes, count = number_of(NODES, own) or number_of(NODES, job), number_of(_TASKS, own)
+    if count is not None and nodes is not None and count < nodes:
+        yield RULES["launch-slurm-tasks.few"].on(launch, count=count, nodes=nodes)
     if tasks is None or tasks < 2:
         return
     yield RULES["launch-slurm-tasks"].on(launch, tasks=tasks, starter=launch.called or launch.program)
@@ -87,18 +161,26 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
 
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
     """Nodes of the job beside those that the command counts on."""
-    nodes, setting = _number(_NODES, _job_options(launch)), _setting(launch, "nnodes", "num_machines")
+    nodes, setting = number_of(NODES, job_options(launch)), _setting(launch, "nnodes", "num_machines")
     wanted = count_of(setting)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
         return  # not known, or another rule tells
-    is_part = _number(_NODES, _own_options(launch)) is not None  # one srun of several
+    is_part = number_of(NODES, _own_options(launch)) is not None  # one srun of several
     if wanted > nodes or (wanted < nodes and not is_part):
         yield RULES["launch-slurm-nodes"].on(launch, setting, wanted=wanted, nodes=nodes)
 
 
+def _no_gpus(launch: Launch) -> Iterator[Finding]:
+    """A job that asks for none; one that has its nodes for itself has all that is on them."""
+    job = job_options(launch)
+    asked = f"{job} {_own_options(launch)}"
+    if job and not re.search(r"gpu|--gres|--tres|(?<!\S)-G|--exclusive(?!=)|--constraint|(?<!\S)-C", asked):
+        yield RULES["launch-slurm-no-gpus"].on(launch)
+
+
 def _other_gpus(launch: Launch) -> Iterator[Finding]:
     """GPUs of the job on a node beside the processes there."""
-    gpus = _number(_GPUS_PER_NODE, _own_options(launch)) or _number(_GPUS_PER_NODE, _job_options(launch))
+    gpus = number_of(_GPUS_PER_NODE, _own_options(launch)) or number_of(_GPUS_PER_NODE, job_options(launch))
     setting = setting_of(launch, "nproc_per_node")
     wanted = count_of(setting)
     if gpus is None or setting is None or wanted is None or wanted == gpus:
@@ -116,19 +198,8 @@ def _own_options(launch: Launch) -> str:
     return " ".join(line for _, line in lines_of(launch)).partition("srun")[2]
 
 
-def _job_options(launch: Launch) -> str:
-    """What the #SBATCH lines say."""
-    return " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]*)", launch.part.text, re.MULTILINE))
-
-
-def _number(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.findall(text)
-    return int(found[-1][:6]) if found else None
-
-
 _RULES: tuple[Callable[[Launch], Iterator[Finding]], ...] = (
     _first_node_alone,
-    _rank_of_the_script,
     _several_tasks,
     _other_nodes,
     _other_gpus,

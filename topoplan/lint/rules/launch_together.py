@@ -46,7 +46,8 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
         launches = sorted(of_job, key=lambda one: (count_of(setting_of(one, "node_rank")) or 0, one.part.name))
         alike = len({re.sub(r"\d+", "", one.part.name) for one in launches}) == 1
         ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
-        if len(launches) > 1 and (alike or len(ranks) == len(launches)):
+        several = any((nodes_of(one) or 1) > 1 for one in launches)
+        if several and len(launches) > 1 and (alike or len(ranks) == len(launches)):
             yield launches
 
 
@@ -54,7 +55,7 @@ def _is_of_a_node(setup: Setup, launch: Launch) -> bool:
     """The only command of its file, which says which node it is for."""
     is_alone = sum(one.part.name == launch.part.name for one in setup.launches) == 1
     rank, nodes = count_of(setting_of(launch, "node_rank")), nodes_of(launch)
-    return is_alone and rank is not None and nodes is not None and nodes > 1
+    return is_alone and rank is not None and nodes is not None
 
 
 def _job(launch: Launch) -> tuple[str, str, str]:

@@ -19,7 +19,7 @@ _MADE_WITH = re.compile(
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """Scripts that pin a package and make an environment that is too old, or too new, for it."""
-    pins = dict(setup.pins)
+    pins = {pin.package: pin.version for pin in setup.pins}
     for part in setup.parts:
         made = [(match, next(filter(None, match.groups()))) for match in _MADE_WITH.finditer(part.text)]
         if part.kind != "shell" or len(made) != 1:

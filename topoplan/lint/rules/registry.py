@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from topoplan.engines.registry import ENGINES
+from topoplan.lint import prediction
 from topoplan.lint.rules import (
     accelerate,
     bundle,
@@ -19,6 +20,7 @@ from topoplan.lint.rules import (
     launch_nodes,
     launch_slurm,
     launch_together,
+    only_read,
     others,
     python,
     shell,
@@ -26,8 +28,8 @@ from topoplan.lint.rules import (
 )
 from topoplan.lint.rules.deepspeed_document import RULES as DEEPSPEED
 from topoplan.lint.rules.launch_facts import RULES as LAUNCH
-from topoplan.lint.rules.legality import SLOW_RULES
-from topoplan.reading.rules import Rule, read_rules
+from topoplan.lint.rules.legality import of_layout
+from topoplan.reading.rules import Rule
 from topoplan.trainers import registry
 
 _GENERAL = (
@@ -43,6 +45,7 @@ _GENERAL = (
     accelerate,
     yaml,
     others,
+    only_read,
 )
 _LAST = (deepspeed, bundle)
 _TABLES = (
@@ -52,6 +55,7 @@ _TABLES = (
     accelerate.RULES,
     yaml.RULES,
     others.RULES,
+    only_read.RULES,
     DEEPSPEED,
 )
 
@@ -73,17 +77,9 @@ def all_rules() -> Iterator[Rule]:
 
 
 def further_rules() -> Iterator[Rule]:
-    """Those without a table: on bundles, on what a cluster makes of a configuration, and the engines' own."""
-    yield from read_rules(__package__, "further.toml").values()
-    for rule in {rule.name: rule for engine in ENGINES for rule in engine.rules}.values():
-        yield Rule(
-            id=f"layout-{rule.name}",
-            level="warning" if rule.name in SLOW_RULES else "error",
-            reads="layouts that `--cluster` predicts",
-            what=f"the layout breaks the rule {rule.name}: the equation that fails, with its numbers",
-            why=rule.source,
-            remedy=rule.fix,
-        )
+    """On bundles, on what a cluster makes of a configuration, and the engines' own."""
+    yield from (*bundle.RULES.values(), *prediction.RULES.values())
+    yield from map(of_layout, {rule.name: rule for engine in ENGINES for rule in engine.rules}.values())
 
 
 @cache

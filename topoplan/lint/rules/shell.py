@@ -4,23 +4,51 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import zip_longest
 
+from topoplan.lint.rules.environment import known_names
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.rules import read_rules
+from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Setup, Variable
-from topoplan.reading.shell import Script
 from topoplan.units import shown
 
 RULES = read_rules(__package__, "shell.toml")
 
 _READ_BY_PROCESSES = re.compile(
     r"NCCL_\w+|TORCH_NCCL_\w+|GLOO_\w+|USE_MCA|FORCE_TORCHRUN|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_(?:CUDA_)?ALLOC_CONF"
-    r"|NODE_RANK|NPROC_PER_NODE|OMP_NUM_THREADS|HF_HOME|HF_ENDPOINT|WANDB_\w+|TOKENIZERS_PARALLELISM"
+    r"|NODE_RANK|NPROC_PER_NODE|NNODES|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES|USE_MEGATRON_BRIDGE|USE_V1"
+    r"|VLLM_\w+|RAY_\w+|USE_HF|USE_MODELSCOPE_HUB|HF_\w+|DISABLE_VERSION_CHECK|OMP_NUM_THREADS|HF_HOME|HF_ENDPOINT|WANDB_\w+|TOKENIZERS_PARALLELISM"
 )
+_SPACED_EXPORT = re.compile(r"(\s*export\s+)([A-Za-z_]\w*)(?:[ \t]+=[ \t]*|=[ \t]+)(?=[^\s#;&|])")
+_SPACED_LIST = re.compile(r"\s*export\s+([A-Za-z_]\w*)=[^\s'\"$`(]+[ \t]+([0-9,][^\s#;&|]*)")
+_SPACED = re.compile(r"(\s*)([A-Za-z_]\w*)[ \t]+=[ \t]*(?=[^\s=])")
+_SET = re.compile(
+    r"(?:^|[\s;(&|])(?:for\s+|(?:read|mapfile)\s+(?:-\S+\s+)*)?([A-Za-z_]\w*)(?=\+?=|\s+in\b|\[|\s*$)", re.MULTILINE
+)
+_PLAIN_USE = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w{3,})(?:\}|(?![\w:]))")
+_SOURCES = re.compile(
+    r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda\.sh|\.bashrc|profile|setvars\.sh|/init/\w+)\b)\S", re.MULTILINE
+)
+"""Files that may set anything: not those that make an environment's programs known."""
+_MISSPELT = 0.85
+"""How alike two names are, of which one is the other misspelt."""
+_ONE_LETTER = 0.93
+"""How alike, where names that are read differ by a word: NCCL_MIN_NCHANNELS, NCCL_MIN_P2P_NCHANNELS."""
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _READ_BY_TRAINERS = frozenset(["NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"])
 """By `llamafactory-cli` and `swift`, which start torchrun with them; torchrun itself reads none of them."""
+_READ_BY_OTHERS = frozenset(
+    [
+        *("FORCE_TORCHRUN", "USE_MCA", "USE_MEGATRON_BRIDGE", "USE_RAY", "USE_MODELSCOPE_HUB"),
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "MUSA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"),
+        *("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "DISABLE_VERSION_CHECK"),
+        *("HF_ENDPOINT", "HF_HUB_OFFLINE", "WANDB_MODE", "WANDB_PROJECT"),
+    ]
+)
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -38,6 +66,10 @@ def _of_script(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
         opening, line = script.unclosed
         yield RULES["shell-unclosed-quote"].found(script.part, line, opening=opening)
         return
+    yield from _spaced_assignments(script)
+    yield from _misspelt_variables(script, started)
+    yield from _misspelt_settings(script, started)
+    yield from _unset_variables(script, started)
     yield from _options_as_commands(script, started)
     yield from _not_exported(script, started)
     yield from _typographic(script, started)
@@ -50,6 +82,79 @@ def _windows_lines(part: Part) -> Iterator[Finding]:
     text = part.text.replace("\r\n", "\n").replace("\r", "").removesuffix("\n")
     edits = (Edit(first_line=1, last_line=len(text.split("\n")), text=text),) if not part.lines else ()
     yield RULES["shell-windows-lines"].found(part, first, edits=edits)
+
+
+def _spaced_assignments(script: Script) -> Iterator[Finding]:
+    """`export A = 1`, `A = 1`: no assignment for bash."""
+    lines = script.part.text.split("\n")
+    of_commands = {one.first_line for one in script.commands if [w.text[:1] for w in one.words[1:2]] == ["="]}
+    for number, line in enumerate(lines, start=1):
+        match = _SPACED_EXPORT.match(line) or (number in of_commands and _SPACED.match(line)) or None
+        if of_list := _SPACED_LIST.match(line):
+            yield RULES["shell-spaced-assignment.list"].found(script.part, number, name=of_list[1], rest=of_list[2])
+        if match is None:
+            continue
+        edit = Edit(first_line=number, last_line=number, text=f"{match[1]}{match[2]}={line[match.end() :].lstrip()}")
+        yield RULES["shell-spaced-assignment"].found(script.part, number, name=match[2], edits=(edit,))
+
+
+def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
+    """`$NAME` in a command that starts training, where the script sets another name that is nearly the same."""
+    names = set(_SET.findall(script.part.text)) | {one.name for one in script.variables}
+    lines = script.part.text.split("\n")
+    if _SOURCES.search(script.part.text):
+        return
+    for number in sorted(_lines(started)):
+        line = lines[number - 1] if number <= len(lines) else ""
+        for match in _PLAIN_USE.finditer(line):
+            close = get_close_matches(match[1], names, n=1, cutoff=_MISSPELT)
+            if match[1] not in names and close:
+                yield RULES["shell-misspelt-variable"].found(script.part, number, name=match[1], close=close[0])
+
+
+def _misspelt_settings(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
+    """`NNODE=2`: a variable that nothing reads, nearly of the name of one that trainers read and nobody sets."""
+    read, listed = _READ_BY_TRAINERS | _READ_BY_OTHERS, known_names() | {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}
+    own = {one.name: one for launch in started for one in launch.variables if one.part is script.part}
+    used = set(_USED.findall(script.part.text))
+    for name, variable in own.items():
+        if name in read | listed or name in used:
+            continue
+        close = get_close_matches(name, read - own.keys(), n=1, cutoff=_MISSPELT) or get_close_matches(
+            name, listed - own.keys(), n=1, cutoff=_ONE_LETTER
+        )
+        if close and close[0][0] == name[0] and _is_slip(name, close[0]):
+            yield RULES["shell-misspelt-variable.setting"].found(script.part, variable.line, name=name, close=close[0])
+
+
+def _is_slip(name: str, close: str) -> bool:
+    """Whether letters differ rather than whole words, as those of PYTORCH_NPU_ALLOC_CONF and PYTORCH_HIP_ALLOC_CONF."""
+    if name.replace("_", "") == close.replace("_", ""):
+        return True
+    pairs = zip_longest(name.split("_"), close.split("_"), fillvalue="")
+    return all(get_close_matches(one, [other], cutoff=0.6) for one, other in pairs)
+
+
+def _unset_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
+    """`$name` that the script sets nowhere: of a whole script, and with small letters, as the environment has none."""
+    text = script.part.text
+    if script.part.lines or not started or _SOURCES.search(text) or "<<" in text:
+        return
+    ends = re.search(r"^\s*set\s+(?:-[a-z]*u|-o\s+nounset)", text, re.MULTILINE) is not None
+    names, seen = set(_SET.findall(text)), _lines(started)
+    for number, line in enumerate(text.split("\n"), start=1):
+        for match in _PLAIN_USE.finditer("" if line.lstrip().startswith("#") else line):
+            name = match[1]
+            if name in names or not re.fullmatch("[a-z][a-z0-9_]+", name) or not (ends or number in seen):
+                continue
+            if number in seen and get_close_matches(name, names, n=1, cutoff=_MISSPELT):
+                continue  # misspelt
+            names.add(name)
+            if not re.search(
+                rf"'[^']*\${{?{name}[^']*'|\b(?:printf -v|getopts|local|declare|typeset)\b.*\b{name}\b", text
+            ):
+                rule = RULES["shell-unset-variable" if ends else "shell-unset-variable.empty"]
+                yield rule.found(script.part, number, name=name)
 
 
 def _options_as_commands(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:

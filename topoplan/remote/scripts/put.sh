@@ -4,6 +4,8 @@
 # All happens from within directories that have been looked at, where no path can be turned to another place meanwhile.
 # shellcheck shell=bash disable=SC2015
 set -eu
+sums=$5
+as_told() { printf %s "$sums" | sha256sum --check --strict "$1"; }
 refuse() { printf '%s\n' "$1" >&2; exit 1; }
 mkdir -p -- "$1"
 cd -- "$1"
@@ -21,10 +23,14 @@ while [ "${rest#*/}" != "$rest" ]; do
     cd -- "./$part"
     is_ours || refuse "$PWD: $(whose)"
 done
+# It may have been put there before, and nobody heard that it was.
+if [ -d "./$rest" ] && [ ! -L "./$rest" ] && (
+    cd -- "./$rest" && is_ours && [ ! -e .topoplan ] && as_told --status 2>/dev/null
+); then exit; fi
 [ ! -e "./$rest" ] && [ ! -L "./$rest" ] || refuse "$PWD/$rest: File exists"
 mkdir -m 700 -- "./$3"
 trap 'rm -rf -- "./$3"' EXIT
 # A host that was cut off does not see the end of standard input, and nothing appears that nobody waits for any more.
-(cd -- "./$3" && timeout "$4" tar -x -p -m --no-same-owner -f - && printf %s "$5" | sha256sum --check --strict --quiet)
+(cd -- "./$3" && timeout "$4" tar -x -p -m --no-same-owner -f - && as_told --quiet)
 [ "$SECONDS" -lt "$4" ]
 mv -T -- "./$3" "./$rest"

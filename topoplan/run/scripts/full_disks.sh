@@ -1,6 +1,9 @@
 # File systems of the run on which nothing more can be written. Words: run directory. It says of each what it lacks, its
-# size in KiB or files, and where it is mounted. The script has the other places.
+# size in KiB or files, and where it is mounted. The script has the other places. That of the run directory could be
+# written when it was put there.
 cd -- "$1" 2>/dev/null && is_ours || exit 0
+trial=$(LC_ALL=C mktemp .topoplan/trial-XXXXXXXX 2>&1) && rm -- "$trial"
+case $trial in *'Read-only file system') say full "writes 0 $PWD" ;; esac
 eval "$(grep -hE '^(output_dir|export (HF_HOME|TMPDIR))=' ./*.sh)" 2>/dev/null
 for place in . .. "$output_dir" "$HF_HOME" "${TMPDIR:-/tmp}" "$HOME" /dev/shm; do
     case $place in . | .. | /*) ;; *) continue ;; esac

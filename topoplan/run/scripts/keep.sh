@@ -1,13 +1,14 @@
 # The first process of a job, which leads a session of its own. Words: the script, what the run is called here, and a
 # Python where there is no python3. Standard input: supervise.py as a string of JSON, and a line for it, both empty where
-# there is nothing to supervise; then the environment, as shell text.
+# there is nothing to supervise; then the environment, as shell text, and a line that says that this is all.
 # It records itself and says so on its outputs, which are the starter's until then; then it runs the script and waits
 # for it. A signal to the whole session ends the script, not this: a trap that does something is not inherited, unlike
 # one that ignores. The exit code goes into a file that has its room on the disk already.
 script=$1 run=$2 python=$3 supervisor=
 IFS= read -r supervise
 IFS= read -r peers
-environment=$(cat)
+environment=$(timeout 60 cat)
+case $environment in *"$WHOLE") ;; *) exit 1 ;; esac
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
 look_at $$ && IFS= read -r boot </proc/sys/kernel/random/boot_id || exit 1
 # Not the shell's own printf: that of dash does not say why it cannot write.
@@ -23,7 +24,7 @@ if [ "$peers" ] && command -v "$python" >/dev/null; then
     # Not as a word, which everybody would see among the processes.
     supervisor=$(
         printf '%s\n' "$supervise" "$peers" |
-            "$python" -I -c 'import json; exec(json.loads(input()))' $$ "$ticks" "$boot"
+            timeout 40 "$python" -I -c 'import json; PROGRAM = input(); exec(json.loads(PROGRAM))' $$ "$ticks" "$boot"
     )
 fi
 code=$?

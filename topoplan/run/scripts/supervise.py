@@ -4,13 +4,15 @@ later. The first process of the job starts it before the script, and tells it by
 They meet at the master port, before the trainer listens there: node 0 lets the others in, closes the port and keeps
 their connections. Then each says how its job ended, and node 0 passes on that one failed. A connection that breaks
 without a word is a failure too: everything was killed there, or the machine is gone. Who hears of one ends its own job
-a while later. Until then the client may do so, who knows more, and ranks may say what they see.
+a while later. Until then the client may do so, who knows more, and ranks may say what they see. That this program alone
+is killed is no failure: another process holds the connections too, and starts it again.
 """
 
 import contextlib
 import json
 import os
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,8 +20,11 @@ import sys
 import time
 from pathlib import Path
 
-KEEPER, TICKS, BOOT = sys.argv[1:]
-"""The first process of the job: its id, start and boot."""
+PROGRAM = globals()["PROGRAM"]
+"""The text of this, as a string of JSON."""
+KEEPER, TICKS, BOOT, *HELD = sys.argv[1:]
+"""The first process of the job: its id, start and boot. And the connections, each with a name, where there was one of
+these before, which was killed."""
 TOLD = json.loads(sys.stdin.readline())
 NAME = "node-%02d"
 ME = NAME % TOLD["node"]
@@ -29,6 +34,12 @@ TRY_S = 0.1
 LOOK_S = 1.0
 LONGEST = 1000
 """Bytes of one line, of which there is never more."""
+
+
+HOLD = """
+read -r over || eval "exec $COMMAND" < <(printf '%s\\n' "$PROGRAM" "$TOLD")
+"""
+"""Holds the connections. Standard input says when this program ends by itself; else it is started again."""
 
 
 class Over(Exception):  # noqa: N818  no error
@@ -146,6 +157,31 @@ def is_there(pid: str) -> bool:
     return True
 
 
+def hold(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
+    """Start who holds the connections too."""
+    held = {peer.connection.fileno(): peer.name for peer in peers}
+    words = Path("/proc/self/cmdline").read_text().split("\0")[: -1 - len(HELD)]
+    words += [f"{number}:{name}" for number, name in held.items()]
+    told = {"COMMAND": " ".join(map(shlex.quote, words)), "PROGRAM": PROGRAM, "TOLD": json.dumps(TOLD)}
+    return subprocess.Popen(
+        ["bash", "-c", HOLD], stdin=subprocess.PIPE, pass_fds=list(held), env={**os.environ, **told}
+    )  # fmt: skip
+
+
+def held() -> "list[Peer]":
+    """Those of the one before."""
+    pairs = (one.split(":") for one in HELD)
+    return [Peer(socket.socket(fileno=int(number)), name) for number, name in pairs]
+
+
+def ending() -> str:
+    """How the job ended, by its own record, for who was not told; empty where nothing says so."""
+    with contextlib.suppress(OSError):
+        code = Path(".topoplan", "exit").read_text().split()[:1]
+        return WELL if code == ["0"] else f"{FAILED} {ME} failed"
+    return ""
+
+
 def end_job(why: str) -> None:
     """Start the program that ends it, which will end this one too; it is none of the job's."""
     place = Path("/")
@@ -226,31 +262,50 @@ def told(number: int, frame: object) -> None:
     raise Over(WELL if number == signal.SIGUSR1 else f"{FAILED} {ME} {how}")
 
 
+def go_on(peers: "list[Peer]") -> int:
+    """Watch with them until the job has ended, and say how."""
+    holder = None
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        with contextlib.suppress(OSError):
+            holder = hold(peers)
+        Supervisor(peers).watch()
+        word = ending()
+    except Over as over:
+        word = str(over)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    for peer in peers if word else ():
+        peer.say(word)
+    with contextlib.suppress(OSError, Over):
+        if holder is not None:
+            holder.communicate(b"over\n")
+    return 0
+
+
 def main() -> int:
     """Meet the others; then go on in a process of its own, whose id is told to the first one."""
     for one in SIGNALS:
         signal.signal(one, told)
     peers = []  # type: list[Peer]
     try:
+        if HELD:
+            return go_on(held())
         with contextlib.suppress(OSError):
             peers = welcome() if TOLD["node"] == 0 else join()
         if len(peers) < (TOLD["nodes"] - 1 if TOLD["node"] == 0 else 1):
             note("not all nodes were met in time; where one fails, not all learn of it by themselves")
         if not peers:
             return 0
+        # What comes until it is ready is not lost: on a busy machine the job may have ended by then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         own = os.fork()
         if own:
             os.write(1, b"%d" % own)
             os._exit(0)
     except Over:
         return 128 + signal.SIGTERM
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        Supervisor(peers).watch()
-    except Over as over:
-        for peer in peers:
-            peer.say(str(over))
-    return 0
+    return go_on(peers)
 
 
 sys.exit(main())

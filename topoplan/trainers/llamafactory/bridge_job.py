@@ -8,6 +8,7 @@ fp32).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -15,7 +16,7 @@ from topoplan.specs.job import Job
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag, layout_of, nothing
 from topoplan.trainers.data_parallel import refuse
 from topoplan.trainers.llamafactory.carried import carried
-from topoplan.trainers.llamafactory.key_list import bridge_keys
+from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_job import packs
 from topoplan.trainers.megatron_keys import DEGREES, MEMORY
 
@@ -33,11 +34,6 @@ ROWS = by_key(
     *MEMORY.values(),
     Row("cross_entropy_loss_fusion", "cross_entropy_fusion", flag, show=nothing),
 )
-
-
-def defaults() -> Mapping[str, Any]:
-    """LLaMA-Factory's own; what the provider of a model has on is off here."""
-    return {name: key.default for name, key in bridge_keys().items()}
 
 
 def _layout(reading: Reading) -> Layout:
@@ -72,7 +68,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
 CODEC = Codec(
     reads="bridge",
     rows=ROWS,
-    defaults=defaults,
+    defaults=partial(defaults_of, "bridge"),
     length="cutoff_len",
     layout=_layout,
     job=_job,

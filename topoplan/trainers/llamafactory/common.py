@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topoplan.catalog.releases import releases
 from topoplan.specs.job import Job
+from topoplan.specs.spec import Spec
 from topoplan.trainers import made_up
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.llamafactory.key_list import missing_template
 from topoplan.trainers.requirements import Versions
 from topoplan.trainers.trainer import Checkpoints
+from topoplan.trainers.usual import slow_precision
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
 """What each process runs: launcher.py calls `run_exp` as a module; `read_args` takes argv[1] as the YAML, and what
@@ -75,3 +78,16 @@ def dataset_directory(values: Mapping[str, Any]) -> str | None:
     if directory == "ONLINE" or directory.startswith("REMOTE:") or values.get("tokenized_path"):
         return None
     return directory
+
+
+def usual_warnings(spec: Spec) -> Iterator[str]:
+    """What is right to write, whichever engine trains, and may still surprise."""
+    job = spec.job
+    if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
+        yield (
+            f"the trainer takes no files as data sets: enter {job.dataset} in dataset_info.json and set job.dataset to"
+            " the name there"
+        )
+    if job.template is not None and (missing := missing_template(job.template)):
+        yield missing
+    yield from slow_precision(spec)

@@ -29,12 +29,6 @@ UNKNOWN_MODEL = Model(name="", model_type="", hidden_size=0, vocab_size=0, layer
 """Stands where no model is known; only rules that look at none may be asked then."""
 
 
-def degree(configuration: Configuration, name: str) -> int | None:
-    """`tensor`, `pipeline` and so on: the parallel size, 1 where it is not set, None where it is no size."""
-    value = whole(configuration, f"{name}_size", 1)
-    return value if value is not None and 1 <= value <= _MOST else None
-
-
 def spec_and_layout(configuration: Configuration, model: Model) -> tuple[Spec, Layout] | None:
     """What the layout rules look at; None where a degree or a count is none."""
     keys = Keys(configuration, {})

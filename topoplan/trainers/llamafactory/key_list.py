@@ -8,7 +8,6 @@ one version of a package: what bundles are written for, and what is newer (`cata
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +18,7 @@ from packaging.version import Version
 from topoplan.catalog import key_list
 from topoplan.catalog.releases import releases
 from topoplan.errors import SpecError, nearest
+from topoplan.reading.values import range_missed
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 
 _GONE = {
@@ -62,6 +62,20 @@ class Key:
     ignored: bool
     """The parser takes it, and the Megatron workflow never reads it."""
 
+    @classmethod
+    def of(cls, name: str, entry: Mapping[str, Any], package: str = "") -> Key:
+        """From an entry of a list, which names its package itself where the list is of several."""
+        return cls(
+            name=name,
+            types=tuple(entry["types"]),
+            nullable=entry.get("nullable", False),
+            choices=tuple(entry.get("choices", ())),
+            default=entry.get("default"),
+            package=package or entry["from"],
+            since=entry.get("since", ""),
+            ignored=entry.get("ignored", False),
+        )
+
 
 TrainerPath = str
 """Who trains by these keys: "mca", mcore_adapter (USE_MCA=1); "bridge", Megatron Bridge
@@ -89,20 +103,7 @@ class Templates:
 @cache
 def known_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts with USE_MCA=1."""
-    return {name: _key(name, entry) for name, entry in key_list("llamafactory")["keys"].items()}
-
-
-def _key(name: str, entry: Mapping[str, Any]) -> Key:
-    return Key(
-        name=name,
-        types=tuple(entry["types"]),
-        nullable=entry.get("nullable", False),
-        choices=tuple(entry.get("choices", ())),
-        default=entry["default"],
-        package=entry["from"],
-        since=entry.get("since", ""),
-        ignored=entry.get("ignored", False),
-    )
+    return {name: Key.of(name, entry) for name, entry in key_list("llamafactory")["keys"].items()}
 
 
 @cache
@@ -110,7 +111,7 @@ def plain_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts without Megatron: DeepSpeed, FSDP or plain data parallel training."""
     shared = {name: replace(key, ignored=False) for name, key in known_keys().items() if key.package != "mcore_adapter"}
     return shared | {
-        name: _key(name, entry) for name, entry in key_list("llamafactory")["keys_without_megatron"].items()
+        name: Key.of(name, entry) for name, entry in key_list("llamafactory")["keys_without_megatron"].items()
     }
 
 
@@ -118,7 +119,12 @@ def plain_keys() -> Mapping[str, Key]:
 def bridge_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts with USE_MEGATRON_BRIDGE=1."""
     own = key_list("llamafactory")["keys_with_bridge"]
-    return {**plain_keys(), **{name: _key(name, entry) for name, entry in own.items()}}
+    return {**plain_keys(), **{name: Key.of(name, entry) for name, entry in own.items()}}
+
+
+def defaults_of(path: TrainerPath) -> Mapping[str, Any]:
+    """LLaMA-Factory's own values of the keys of a path."""
+    return {name: key.default for name, key in keys_for(path).items()}
 
 
 def keys_for(path: TrainerPath) -> Mapping[str, Key]:
@@ -130,6 +136,13 @@ def keys_for(path: TrainerPath) -> Mapping[str, Key]:
 def removed_keys() -> Mapping[str, str]:
     """Keys that transformers had, and the first version that no longer has them."""
     removed: Mapping[str, str] = key_list("llamafactory")["removed_from_transformers"]
+    return removed
+
+
+@cache
+def own_removed_keys() -> Mapping[str, str]:
+    """The same of LLaMA-Factory itself, from 0.8 on."""
+    removed: Mapping[str, str] = key_list("llamafactory")["removed"]
     return removed
 
 
@@ -193,16 +206,17 @@ def templates() -> Templates:
     )
 
 
+def listed_template(model: str) -> str | None:
+    """The template in LLaMA-Factory's list of models, by the id of one or the last part of its path."""
+    known = templates().by_model
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    by_last_part = {name.rpartition("/")[2].lower(): template for name, template in known.items()}
+    return known.get(model) or by_last_part.get(last)
+
+
 def default_template(model: str, model_type: str) -> str | None:
-    """The template that LLaMA-Factory lists for a model, by its id or the last part of its path, else by its type."""
-    known = templates()
-    if model in known.by_model:
-        return known.by_model[model]
-    last_part = model.rstrip("/").rpartition("/")[2].lower()
-    for name, template in known.by_model.items():
-        if name.rpartition("/")[2].lower() == last_part:
-            return template
-    return known.by_model_type.get(model_type)
+    """The template of the list, else by the type of the model."""
+    return listed_template(model) or templates().by_model_type.get(model_type)
 
 
 _NO_TEMPLATE = ("none", "null", "no", "auto", "false")
@@ -292,24 +306,10 @@ def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str 
 def typed_value(key: Key, value: Any) -> Verdict:
     """`value` in the type that the key declares and in its range, or what is wrong with it."""
     verdict = _typed(key, value)
-    expected = "" if verdict.trouble else _range_missed(key.name, verdict.value)
+    expected = "" if verdict.trouble else range_missed(key_list("ranges")["ranges"].get(key.name), verdict.value)
     if not expected:
         return verdict
     return Verdict(value=value, trouble="type", what=f"{key.name} is {value}", expected=f"{_expected(key)} {expected}")
-
-
-def _range_missed(name: str, value: Any) -> str:
-    """The range of a key that a number is not in, in words; empty where it is."""
-    bounds = key_list("ranges")["ranges"].get(name)
-    if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    missed = {"least": operator.lt, "most": operator.gt, "above": operator.le, "below": operator.ge}
-    if not any(missed[word](value, bound) for word, bound in bounds.items()):
-        return ""
-    return " and ".join(f"{_BOUNDS[word]} {bound}" for word, bound in bounds.items())
-
-
-_BOUNDS = {"least": "of at least", "most": "at most", "above": "above", "below": "below"}
 
 
 def _typed(key: Key, value: Any) -> Verdict:

@@ -23,10 +23,10 @@ from topoplan.trainers.llamafactory.common import (
     launcher,
 )
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
-from topoplan.trainers.llamafactory.key_list import trainer_versions
+from topoplan.trainers.llamafactory.key_list import templates, trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable
 from topoplan.trainers.llamafactory.mca_job import CODEC
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals, refusals
+from topoplan.trainers.llamafactory.mca_refusals import job_refusals, refusals
 from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
 from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
@@ -127,7 +127,7 @@ def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
 
 
 def _model_warnings(model: Model) -> Iterator[str]:
-    if model.model_type not in SUPPORTED_MODEL_TYPES:
+    if model.model_type not in templates().supported_model_types:
         yield f"the MCA trainer does not support model_type {model.model_type!r}"
     if model.model_type == "qwen3_next":
         yield "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"

@@ -5,8 +5,9 @@ Defaults are those of the key list of `catalog/trainer_keys`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -15,9 +16,9 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
 from topoplan.trainers.llamafactory.carried import carried
-from topoplan.trainers.llamafactory.key_list import known_keys
+from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.mca_refusals import job_refusals
+from topoplan.trainers.llamafactory.mca_refusals import STAGES, job_refusals
 from topoplan.trainers.megatron_keys import (
     DEGREES,
     ETP,
@@ -29,16 +30,8 @@ from topoplan.trainers.megatron_keys import (
     expert_tensor,
     with_comment,
 )
+from topoplan.trainers.usual import why_accumulation
 from topoplan.units import shown
-
-STAGES = ("pt", "sft", "dpo")
-"""That have a Megatron workflow (LLaMA-Factory `train/tuner.py`)."""
-
-
-def _why_accumulation(spec: Spec, layout: Layout) -> str:
-    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
-    what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
-    return f"micro batch * this * dp {layout.dp} = {batch} {what} a step"
 
 
 def _why_method(_: Spec, layout: Layout) -> str:
@@ -78,7 +71,7 @@ ROWS = by_key(
             else "Megatron's micro batch"
         ),
     ),
-    Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=_why_accumulation),
+    Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=why_accumulation),
     *MEMORY.values(),
     with_comment(
         "recompute_granularity",
@@ -115,11 +108,6 @@ LAYOUT_KEYS = (*DEGREES, "per_device_train_batch_size", "gradient_accumulation_s
 """In the order of the section of train.yaml."""
 
 
-def defaults() -> Mapping[str, Any]:
-    """LLaMA-Factory's own."""
-    return {name: key.default for name, key in known_keys().items()}
-
-
 def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
     if (method := reading.keys.value("finetuning_type")) != "full":
         yield f"finetuning_type {method} trains all weights in this trainer"
@@ -136,22 +124,15 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         )
     if keys.text("optimizer") != "adam":
         keys.fail("optimizer", f"optimizer {keys.text('optimizer')} is not predicted", expected="expected adam")
-    packing = keys.given("packing")
     apart = stage == "sft" and (keys.flag("neat_packing") or keys.flag("sequence_packing"))
     # train/mca/workflow.py::_freeze_model_parameters; run_pt does not call it.
-    freezes = stage != "pt" and model.vision is not None and model.model_type in FREEZABLE_MODEL_TYPES
+    freezes = stage != "pt" and model.model_type in FREEZABLE_MODEL_TYPES
     job = Job(
         seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         precision=_precision(keys),
-        stage=stage,
-        packing=apart or packs(stage, packing),
-        freeze_vision_tower=freezes and keys.flag("freeze_vision_tower"),
-        freeze_multi_modal_projector=freezes and keys.flag("freeze_multi_modal_projector"),
-        freeze_language_model=freezes and keys.flag("freeze_language_model"),
-        image_max_pixels=keys.degree("image_max_pixels"),
+        **of_stage(reading, stage, apart=apart, freezes=freezes),
         mtp_num_layers=keys.value("mtp_num_layers") and keys.degree("mtp_num_layers"),
-        trainer={"neat_packing": True} if apart else {},
         pin={"cp": 1} if apart else {},  # its sub-sequences are no multiples of 2 * cp (mca_user_keys.py)
     )
     check_something_trained(keys, "freeze_language_model", job)
@@ -183,10 +164,35 @@ def packs(stage: Any, packing: Any) -> bool:
     return stage == "pt" if packing is None else bool(packing)
 
 
+def of_stage(reading: Reading, stage: str, *, apart: bool, freezes: bool) -> dict[str, Any]:
+    """Keys of a job that are read alike on both paths: its stage, how it packs, parts that are frozen, images.
+
+    `apart`: samples of a packed sequence attend to their own alone. `freezes`: the trainer knows the model's parts.
+    """
+    keys = reading.keys
+    parts = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
+    return {
+        "stage": "sft" if stage == "kto" else stage,
+        "reference_forwards": _reference_forwards(keys, stage),
+        "packing": apart or packs(stage, keys.given("packing")),
+        "trainer": {"neat_packing": True} if apart else {},
+        "image_max_pixels": keys.degree("image_max_pixels"),
+        **{part: freezes and reading.model.vision is not None and keys.flag(part) for part in parts},
+    }
+
+
+def _reference_forwards(keys: Keys, stage: str) -> int | None:
+    """Where it is not the usual number of the stage."""
+    if stage == "kto":
+        return 3  # train/kto/trainer.py: both models see the sample, and with another's answer once more
+    # hparams/finetuning_args.py, use_ref_model
+    return 0 if stage == "dpo" and keys.value("pref_loss") in ("orpo", "simpo") else None
+
+
 CODEC = Codec(
     reads="mca",
     rows=ROWS,
-    defaults=defaults,
+    defaults=partial(defaults_of, "mca"),
     length="cutoff_len",
     layout=lambda reading: layout_of(ROWS, reading, backend="mca"),
     job=_job,

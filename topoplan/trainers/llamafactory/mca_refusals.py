@@ -13,32 +13,13 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
+from topoplan.trainers.llamafactory.key_list import templates
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.shared_refusals import FP8_RECIPES, mca_finetuning, megatron_optimizer, missing_precision
 from topoplan.trainers.traits import MCA
 
-SUPPORTED_MODEL_TYPES = frozenset(
-    {
-        "deepseek_v3",
-        "glm4_moe",
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_moe",
-        "qwen3_next",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-    }
-)
-"""MCA_SUPPORTED_MODELS in LLaMA-Factory 0.9.5, `extras/constants.py`."""
-
-_STAGES = ("pt", "sft", "dpo")
+STAGES = ("pt", "sft", "dpo")
+"""That have a Megatron workflow (LLaMA-Factory `train/tuner.py`)."""
 
 MTP_MODEL_TYPES = frozenset({"deepseek_v3", "glm4_moe"})
 """Types whose multi-token-prediction weights the adapter loads under megatron-core 0.16: convert_mtp_name in
@@ -49,12 +30,13 @@ megatron-core (mtp_model_layer), and qwen3_next drops the weights."""
 def job_refusals(spec: Spec) -> Iterator[Refusal]:
     """A model or a job that no layout would help."""
     model, job, gpu, where = spec.model, spec.job, spec.cluster.gpu, spec.path or ""
-    if model.model_type not in SUPPORTED_MODEL_TYPES:
+    supported = templates().supported_model_types
+    if model.model_type not in supported:
         yield Refusal(
             "model-type",
             f"the MCA trainer does not support model_type {model.model_type!r} ({model.name})",
             where=where,
-            expected=f"expected one of {', '.join(sorted(SUPPORTED_MODEL_TYPES))}",
+            expected=f"expected one of {', '.join(supported)}",
             remedy="`topoplan predict` with backend megatron still predicts it",
             kind=ModelError,
             is_predicted=True,
@@ -153,15 +135,16 @@ def _token_prediction(spec: Spec) -> Iterator[Refusal]:
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """A model, job or layout that the trainer would refuse, or train otherwise than planned."""
     job, model = spec.job, spec.model
-    if model.model_type not in SUPPORTED_MODEL_TYPES:
+    supported = templates().supported_model_types
+    if model.model_type not in supported:
         yield Refusal(
             "model-type",
             f"LLaMA-Factory's Megatron path does not train {model.model_type!r}",
             where=model.name,
-            expected="it knows " + ", ".join(sorted(SUPPORTED_MODEL_TYPES)),
+            expected="it knows " + ", ".join(supported),
             kind=ModelError,
         )
-    if job.stage not in _STAGES:
+    if job.stage not in STAGES:
         yield Refusal("stage", f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
     yield from mca_finetuning(job, "job.finetuning")
     yield from preferences(spec)

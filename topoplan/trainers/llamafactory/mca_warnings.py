@@ -10,7 +10,8 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.padding import pad_multiple
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import can_export
-from topoplan.trainers.llamafactory.key_list import missing_template, trainer_versions
+from topoplan.trainers.llamafactory.common import usual_warnings
+from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable
 from topoplan.trainers.traits import MCA
 
@@ -30,20 +31,11 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
             "job.samples is not in the spec (--set samples=N), so the steps of warm-up are a guess: a run that has no"
             " more steps than these ends in an assertion of Megatron's scheduler"
         )
-    if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
-        found.append(
-            f"the trainer takes no files as data sets: enter {job.dataset} in dataset_info.json and set job.dataset to"
-            " the name there"
-        )
     pad = pad_multiple(MCA.padding, job)
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad
         found.append(f"cutoff_len {job.seq_len} is no multiple of {pad}: full sequences are padded to {longest} tokens")
-    if job.template is not None and (missing := missing_template(job.template)):
-        found.append(missing)
-    if spec.cluster.gpu.architecture == "volta" and job.precision == "bf16":
-        found.append(f"{spec.cluster.gpu.name} has no bf16 units: precision fp16 is the faster one")
-    return found
+    return [*found, *usual_warnings(spec)]
 
 
 def _weights(spec: Spec) -> Iterator[str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.values import Keys, as_whole, is_for_training
+from topoplan.reading.values import as_whole, is_for_training
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key
@@ -27,11 +28,13 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
+from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.llamafactory.carried import carried
-from topoplan.trainers.llamafactory.key_list import plain_keys
-from topoplan.trainers.llamafactory.mca_job import STAGES, packs
+from topoplan.trainers.llamafactory.key_list import defaults_of
+from topoplan.trainers.llamafactory.mca_job import of_stage
+from topoplan.trainers.llamafactory.mca_refusals import STAGES
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
-from topoplan.trainers.megatron_keys import check_something_trained
+from topoplan.trainers.megatron_keys import check_something_trained, targets
 from topoplan.trainers.sharding import Sharding
 from topoplan.units import shown
 
@@ -51,11 +54,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "optim_target_modules": ("",),
 }
 """Keys that change memory or time in ways that no formula here has, and the values that leave them off."""
-
-
-def defaults() -> Mapping[str, Any]:
-    """LLaMA-Factory's own."""
-    return {name: key.default for name, key in plain_keys().items()}
 
 
 def _allocates(reading: Reading, _: str) -> bool:
@@ -114,14 +112,14 @@ def _assumptions(reading: Reading, _: Layout, __: Job) -> Iterator[str]:
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     """Raises NotPredictedError for what is not predicted."""
-    keys, model, sharding = reading.keys, reading.model, reading.sharding
+    keys, sharding = reading.keys, reading.sharding
     refuse(keys, _OFF)
     if not keys.flag("do_train"):
         others = [key for key in ("do_predict", "do_eval") if keys.flag(key)]
         if others or not is_for_training(keys.configuration):
             keys.not_predicted((*others, "model_name_or_path"), "a run that does not train")
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type")
-    if stage not in STAGES:
+    if stage not in (*STAGES, "kto"):
         keys.not_predicted(("stage",))
     if method not in ("full", "freeze", "lora"):
         keys.not_predicted(("finetuning_type",))
@@ -138,27 +136,19 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         keys.fail(
             "freeze_trainable_layers", f"freeze_trainable_layers is {shown(layers)}", expected="expected a number"
         )
-    # model/model_utils/visual.py: parts of the types that it knows.
-    freezes = model.vision is not None and model.model_type in FREEZABLE_MODEL_TYPES
     apart = stage == "sft" and keys.flag("neat_packing")
     job = Job(
         seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         precision="fp16" if keys.flag("fp16") else "bf16",
         finetuning="qlora" if bits else str(method),
-        stage=stage,
-        packing=apart or packs(stage, keys.given("packing")),
+        **of_stage(reading, stage, apart=apart, freezes=reading.model.model_type in FREEZABLE_MODEL_TYPES),
         lora_rank=keys.count("lora_rank"),
-        lora_target=_targets(keys),
+        lora_target=targets(keys, "lora_target") or ("all",),
         quantization_bit=bits,
         freeze_trainable_layers=layers,
         pure_bf16=pure and not _keeps_fp32(sharding),
         optimizer=optimizer_of(keys),
-        freeze_vision_tower=freezes and keys.flag("freeze_vision_tower"),
-        freeze_multi_modal_projector=freezes and keys.flag("freeze_multi_modal_projector"),
-        freeze_language_model=freezes and keys.flag("freeze_language_model"),
-        image_max_pixels=keys.degree("image_max_pixels"),
-        trainer={"neat_packing": True} if apart else {},
     )
     check_something_trained(keys, "freeze_language_model", job)
     return job
@@ -173,20 +163,15 @@ def _keeps_fp32(sharding: Sharding) -> bool:
     return (sharding.backend == "fsdp2" and sharding.casts) or sharding.zero_stage in (1, 2)
 
 
-def _targets(keys: Keys) -> tuple[str, ...]:
-    names = keys.value("lora_target")
-    words = names if isinstance(names, list) else str(names).split(",")
-    return tuple(str(word).strip() for word in words if str(word).strip()) or ("all",)
-
-
 CODEC = Codec(
     reads="plain",
     rows=ROWS,
-    defaults=defaults,
+    defaults=partial(defaults_of, "plain"),
     length="cutoff_len",
     shards=True,
     layout=_layout,
     job=_job,
     carries=carried,
+    findings=fault_findings,
     assumptions=_assumptions,
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from topoplan.errors import LayoutError, ModelError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.mca_refusals import STAGES
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.shared_refusals import offload, pure_fp16, quantized_weights
 
@@ -33,7 +34,6 @@ LIGER_MODEL_TYPES = frozenset(
 )
 """Types that it has Liger's kernels for (model/model_utils/liger_kernel.py); for others it warns and does without."""
 
-_STAGES = ("pt", "sft", "dpo")
 _PRECISIONS = ("bf16", "fp16")
 
 
@@ -78,7 +78,7 @@ def _splits(layout: Layout) -> Iterator[Refusal]:
 
 def _job(spec: Spec) -> Iterator[Refusal]:
     job, model = spec.job, spec.model
-    if job.stage not in _STAGES:
+    if job.stage not in STAGES:
         yield Refusal("stage", f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
     if job.precision not in _PRECISIONS:
         yield Refusal(

@@ -38,11 +38,12 @@ def path_of(configuration: Configuration, variables: Sequence[Variable]) -> Trai
     mca, bridge = _enabled("USE_MCA", variables), _enabled("USE_MEGATRON_BRIDGE", variables)
     if mca or bridge:
         return "mca" if mca else "bridge"
-    keys, plain = configuration.source.data.keys(), plain_keys().keys()
-    of_bridge = bridge_keys().keys() - plain - known_keys().keys()
-    if bridge is None and (configuration.get("use_megatron_bridge") is True or keys & of_bridge):
+    special = [key for key in configuration.source.data if key not in plain_keys()]
+    of_mca = [key for key in special if key in known_keys()]
+    of_bridge = [key for key in special if key in bridge_keys() and key not in of_mca]
+    if bridge is None and (configuration.get("use_megatron_bridge") is True or of_bridge):
         return "bridge"
-    return "mca" if mca is None and keys & (known_keys().keys() - plain) else "plain"
+    return "mca" if mca is None and of_mca else "plain"
 
 
 def _enabled(name: str, variables: Sequence[Variable]) -> bool | None:
@@ -60,7 +61,7 @@ def _usual(text: str, module: bool) -> str:
 def _runs(script: str, keys: Collection[str], first: str) -> bool:
     if MODEL_KEY in keys and not _KEYS_OF_SCRIPTS.isdisjoint(keys):
         return True
-    return _SCRIPT.fullmatch(script) is not None and first.endswith((".yaml", ".yml"))
+    return _SCRIPT.fullmatch(script) is not None and (first.endswith((".yaml", ".yml")) or first == "--config")
 
 
 LLAMAFACTORY = Recogniser(
@@ -73,7 +74,7 @@ LLAMAFACTORY = Recogniser(
     usual=_usual,
     programs=r"llamafactory-cli|llamafactory\.launcher",
     command="llamafactory-cli",
-    methods=r"train|(?s:.*)\.(?:yaml|yml|json)",
+    methods=r"train|sft|dpo|rm|(?s:.*)\.(?:yaml|yml|json)",
     runs=_runs,
     family="llamafactory",
     takes_deepspeed=True,

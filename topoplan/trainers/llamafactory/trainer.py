@@ -14,9 +14,9 @@ from topoplan.trainers.trainer import Trainer
 _LOG = Log(
     bar=tqdm_bar(),
     loss=loss_key("loss"),
-    steps=re.compile(r'"current_steps": (?P<step>[0-9]{1,12}), "total_steps": (?P<total>[0-9]{1,12})'),
+    steps=re.compile(r'"current_steps": ?(?P<step>[0-9]{1,12}), ?"total_steps": ?(?P<total>[0-9]{1,12})'),
     elapsed=re.compile(
-        r'"elapsed_time": "(?:(?P<days>[0-9]{1,6}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2}):'
+        r'"elapsed_time": ?"(?:(?P<days>[0-9]{1,6}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2}):'
         r'(?P<seconds>[0-9]{2})"'
     ),
     allocated=value_of("vram_allocated", "gib"),

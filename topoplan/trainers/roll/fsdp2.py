@@ -6,12 +6,13 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag
 from topoplan.trainers.data_parallel import read_layout, recompute_row, refuse
+from topoplan.trainers.megatron_keys import targets
 from topoplan.trainers.roll import role
 from topoplan.trainers.sharding import Sharding
 
 _DEFAULTS = {
     "gradient_accumulation_steps": 1,
-    "lora_rank": 8,
+    "lora_rank": role.LORA_RANK,
     "param_dtype": "bf16",
     "reduce_scatter_during_grad_accumulation": True,
 }
@@ -19,11 +20,12 @@ _OFF = {
     "ep_size": (1,),
     "apply_tiled_mlp": (False,),
     "reshard_after_forward": (True,),
-    "freeze_module_prefix": ("",),
     "additional_target": ("",),
     "param_dtype": ("bf16", "bfloat16"),
 }
 """Keys that change memory or time in ways that no formula here has, and the values that leave them off."""
+_FREEZES = {"model.visual": (role.VISION, role.PROJECTOR), "visual": (role.VISION, role.PROJECTOR)}
+"""Of transformers' models, which have the merger in the tower; its name from 4.52 on, and before."""
 
 ROWS = by_key(
     Row("ulysses_size", "ulysses"),
@@ -36,7 +38,6 @@ ROWS = by_key(
 
 def _layout(reading: Reading) -> Layout:
     keys = reading.keys
-    role.refuse_batches_by_tokens(keys)
     refuse(keys, _OFF)
     size = keys.degree("fsdp_size")
     if 1 < size < reading.world:
@@ -47,18 +48,19 @@ def _layout(reading: Reading) -> Layout:
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     keys = reading.keys
-    target = str(keys.value("lora_target") or "")
-    targets = ("all",) if "all-linear" in target else tuple(one.strip() for one in target.split(","))
+    adapted = targets(keys, "lora_target")
     return Job(
         seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         precision="fp16" if keys.flag("fp16") else "bf16",
         stage=str(keys.value("stage")),
-        finetuning="lora" if target else "full",
+        finetuning="lora" if adapted else "full",
         lora_rank=keys.count("lora_rank"),
-        lora_target=targets if target else ("all",),
+        lora_target=adapted or ("all",),
+        **role.packed(keys),
         # model_providers.py loads the weights in param_dtype, and AdamW steps on these.
-        pure_bf16=not target,
+        pure_bf16=not adapted,
+        **({} if adapted else role.frozen(keys, _FREEZES)),
         pin={"backend": "fsdp2"},
     )
 

@@ -9,37 +9,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.job import Job
 from topoplan.trainers.codec import Reading
 from topoplan.trainers.data_parallel import refuse
 from topoplan.trainers.llamafactory import mca_job
+from topoplan.trainers.megatron_keys import targets
 from topoplan.trainers.roll import role
 from topoplan.trainers.shared_refusals import missing_precision
 
-_TOWER = "vision_model"
 _FREEZES = {
-    _TOWER: ("freeze_vision_tower", "freeze_multi_modal_projector"),
-    f"{_TOWER}.blocks": ("freeze_vision_tower",),
-    f"{_TOWER}.patch_embed": ("freeze_vision_tower",),
+    "vision_model": (role.VISION, role.PROJECTOR),
+    "vision_model.blocks": (role.VISION,),
+    "vision_model.patch_embed": (role.VISION,),
 }
-"""Prefixes of freeze_module_prefix, and what LLaMA-Factory calls it: mcore_adapter has the merger in vision_model."""
-
-
-def _view(configuration: Configuration, setup: Setup) -> Configuration:
-    found = role.view(configuration, setup)
-    data = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False, **found.source.data}
-    prefixes = str(data.get("freeze_module_prefix", "")).split(",")
-    if all(one.strip() in _FREEZES for one in prefixes):
-        data |= {key: True for one in prefixes for key in _FREEZES[one.strip()]}
-        del data["freeze_module_prefix"]
-    return replace(found, source=replace(found.source, data=data))
+"""mcore_adapter has the merger in vision_model."""
 
 
 def _layout(reading: Reading) -> Layout:
     keys = reading.keys
-    role.refuse_batches_by_tokens(keys)
-    refuse(keys, dict.fromkeys(("lora_target", "freeze_module_prefix"), ("",)))
+    refuse(keys, {"additional_target": ("",)})
     if keys.flag("overlap_param_gather"):
         what = "overlap_param_gather is on, which ROLL stops at (megatron_strategy.py asserts it)"
         keys.fail("overlap_param_gather", what, expected="expected false")
@@ -49,15 +37,25 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    job = mca_job.CODEC.job(reading, layout, seq_len)
-    return replace(job, pin={**job.pin, "backend": "mca", "overlap_param_gather": False})
+    job, keys = mca_job.CODEC.job(reading, layout, seq_len), reading.keys
+    adapted = targets(keys, "lora_target") if keys.given("lora_target") else ()
+    return replace(
+        job,
+        # models/model_providers.py: adapters on mcore_adapter's layers (adapters/lora_layer.py), or else frozen parts.
+        finetuning="lora" if adapted else "full",
+        lora_rank=(keys.count("lora_rank") or role.LORA_RANK) if adapted else None,
+        lora_target=adapted or ("all",),
+        **role.packed(keys),
+        **({} if adapted else role.frozen(keys, _FREEZES)),
+        pin={**job.pin, "backend": "mca", "overlap_param_gather": False},
+    )
 
 
 CODEC = replace(
     mca_job.CODEC,
     reads="roll-megatron_train",
     length=role.LENGTH,
-    view=_view,
+    view=role.view,
     gpus=role.gpus,
     layout=_layout,
     job=_job,

@@ -6,17 +6,28 @@ Sources, at ROLL 8eb27cc: `roll/configs/` (base_config.py, worker_config.py, mod
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
+from typing import Any
 
+from topoplan.layout.layout import Layout
 from topoplan.reading.nested import flattened
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole
+from topoplan.specs.job import Job
+from topoplan.trainers.codec import Reading
 from topoplan.trainers.roll.reading import role_of
 
 LENGTH = "sequence_length"
+VISION, PROJECTOR = "freeze_vision_tower", "freeze_multi_modal_projector"
+"""Keys of a job."""
 _DEVICES = "device_mapping"
-_OF_ROLE = (_DEVICES, "use_sequence_packing", "use_dynamic_batching_in_train")
+_TOKENS = "max_tokens_per_microbatch_in_train"
+_OF_ROLE = (_DEVICES, "use_sequence_packing", "use_dynamic_batching_in_train", _TOKENS)
+_PACKED = "max_packed_sequence_length_train"
+LORA_RANK = 8
+"""`model_args.py`, lora_rank."""
 _MICRO_BATCH = 8
 """`training_args.py`, per_device_train_batch_size."""
 
@@ -28,7 +39,7 @@ def view(configuration: Configuration, setup: Setup) -> Configuration:
     blocks = [f"{role}.{name}" for name in ("model_args", "training_args", "strategy_args.strategy_config")]
     names = {name: f"{role}.{name}" for name in _OF_ROLE}
     names |= {name: name for name in (LENGTH, "prompt_length", "response_length")}
-    names["packing_algorithm"] = f"{role}.sequence_packing_args.algorithm"
+    names |= {name: f"{role}.sequence_packing_args.{name}" for name in ("algorithm", _PACKED)}
     flat = flattened(configuration, setup, blocks, names)
     found = flat.source.data
     both = [as_whole(found.get(name)) for name in ("prompt_length", "response_length")]
@@ -40,15 +51,44 @@ def view(configuration: Configuration, setup: Setup) -> Configuration:
         "stage": "dpo" if "chosen_key" in data else "sft",
         "per_device_train_batch_size": found.get("per_device_train_batch_size", _MICRO_BATCH),
     }
-    return replace(flat, source=replace(flat.source, data={**found, **said}))
+    return replace(flat, source=replace(flat.source, data={**found, **said, **_by_tokens({**found, **said})}))
+
+
+def _by_tokens(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What micro batches are that ROLL cuts by their tokens, of samples that all have full length.
+
+    utils/dynamic_batching.py pads as many samples to one length as the limit has room for; load_balance of
+    utils/sequence_packing.py lays them end to end.
+    """
+    tokens, limit, packed = (as_whole(data.get(key)) for key in (LENGTH, _TOKENS, _PACKED))
+    samples = data["per_device_train_batch_size"] * (as_whole(data.get("gradient_accumulation_steps")) or 1)
+    if data.get("use_dynamic_batching_in_train") and tokens and limit and limit >= tokens:
+        size = min(limit // tokens, samples)
+        return {"per_device_train_batch_size": size, "gradient_accumulation_steps": ceil(samples / size)}
+    if data.get("use_sequence_packing") and data.get("algorithm") == "load_balance" and tokens and packed:
+        return {
+            LENGTH: packed,
+            "packing": True,
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": ceil(samples * tokens / packed),
+        }
+    return {}
+
+
+def devices(mapping: object) -> int:
+    """How many devices a mapping holds, whose text ROLL evaluates as Python. Raises ValueError."""
+    try:
+        return _count(ast.parse(str(mapping), mode="eval").body)
+    except (SyntaxError, RecursionError) as error:
+        raise ValueError from error
 
 
 def gpus(keys: Keys) -> int | None:
-    """How many devices the role is mapped to: ROLL evaluates the text as Python."""
+    """How many devices the role is mapped to."""
     written = keys.given(_DEVICES)
     try:
-        return _count(ast.parse(str(written), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
+        return devices(written)
+    except ValueError:
         keys.fail(_DEVICES, f"{_DEVICES} is {written}", expected="expected list(range(0,8)) or a list of numbers")
 
 
@@ -72,14 +112,29 @@ def _number(node: ast.expr) -> int:
     raise ValueError
 
 
-def refuse_batches_by_tokens(keys: Keys) -> None:
-    """Raise NotPredictedError where micro batches are cut by their tokens."""
-    if keys.flag("use_dynamic_batching_in_train"):
-        keys.not_predicted(("use_dynamic_batching_in_train",))
-    if keys.flag("use_sequence_packing") and keys.given("packing_algorithm") not in (None, "none"):
-        keys.not_predicted(("packing_algorithm",), "sequence packing by load_balance")
+def frozen(keys: Keys, towers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The parts of a model that sees, and whether freeze_module_prefix has them: `towers` says what a prefix freezes.
+
+    Raises NotPredictedError for another prefix.
+    """
+    written = str(keys.given("freeze_module_prefix") or "")
+    prefixes = [one.strip() for one in written.split(",") if one.strip()]
+    if not towers.keys() >= set(prefixes):
+        keys.not_predicted(("freeze_module_prefix",))
+    found = {part for one in prefixes for part in towers[one]}
+    return {part: part in found for part in (VISION, PROJECTOR)}
 
 
-def assumptions(*_: object) -> Iterator[str]:
-    """What is predicted of a pipeline of several roles."""
+def packed(keys: Keys) -> dict[str, Any]:
+    """Keys of a job whose samples share sequences, and attend to their own alone."""
+    return {"packing": True, "trainer": {"neat_packing": True}} if keys.flag("packing") else {}
+
+
+def assumptions(reading: Reading, layout: Layout, job: Job) -> Iterator[str]:
+    """What is predicted of a pipeline of several roles, and of micro batches that are cut by their tokens."""
     yield "predicted is a step of the role that trains: other roles leave the GPUs while it runs"
+    if reading.keys.flag("use_dynamic_batching_in_train"):
+        samples = f"{layout.micro_batch_size} samples of {job.seq_len:,} tokens"
+        yield f"micro batches, which ROLL cuts by their tokens, are taken to be {samples}"
+    if job.packing:
+        yield f"samples fill packs of {job.seq_len:,} tokens, and are all as long as they may be"

@@ -71,7 +71,7 @@ class Arguments:
     """What a command takes."""
 
     types: Mapping[str, Mapping[str, Any] | None]
-    """None where only the name is known: transformers' own."""
+    """None where only the name is known."""
     renamed: Mapping[str, str]
     """Names of version 3, and those that version 4 has for them."""
     gone: frozenset[str]
@@ -96,14 +96,22 @@ def arguments_of(command: Command) -> Arguments:
     """What a command takes."""
     document = key_list("ms_swift")
     types: dict[str, Mapping[str, Any] | None] = {}
+    chosen: dict[str, tuple[Any, ...]] = {}
     section = "megatron" if command.startswith("megatron") else "sft"
     if section == "sft":
         # Which transformers is installed is not known: what 4 or 5 has is taken.
-        types |= {name: None for name, key in plain_keys().items() if key.package == "transformers"}
+        types |= {
+            name: {"types": key.types, "choices": key.choices, "nullable": key.nullable}
+            for name, key in plain_keys().items()
+            if key.package == "transformers"
+        }
+        chosen = {name: key.choices for name, key in plain_keys().items() if key.choices}
         types |= dict.fromkeys((*removed_keys(), *_FROM_TRANSFORMERS))
     types |= {**document["shared"], **document[section]}
+    for name in chosen.keys() & types.keys():  # which ms-swift declares as text, and hands on
+        types[name] = {"choices": chosen[name], **(types[name] or {"types": ["str"]})}
     if command == "swift rlhf":
-        types |= {name: types.get(name) for name in document["rlhf"]}
+        types |= {name: types.get(name) or document["rlhf_types"].get(name) for name in document["rlhf"]}
     types |= {f"no_{name}": None for name, entry in types.items() if entry and entry["types"] == ["bool"]}
     return Arguments(
         types=types,
@@ -168,13 +176,4 @@ def _key(name: str, command: Command) -> Key | None:
     entry = arguments_of(command).types[name]
     if entry is None:
         return plain_keys().get(name)
-    return Key(
-        name=name,
-        types=tuple(entry["types"]),
-        nullable=entry.get("nullable", False),
-        choices=tuple(entry.get("choices", ())),
-        default=None,
-        package="ms-swift",
-        since=entry.get("since", ""),
-        ignored=False,
-    )
+    return Key.of(name, entry, "ms-swift")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
-from topoplan.reading.setup import Configuration
-from topoplan.reading.values import as_whole
+from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
 from topoplan.specs.source import plain_scalar
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
 from topoplan.trainers.codec import Reading
 from topoplan.trainers.model_directory import model_directory
-from topoplan.trainers.models import model_of
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
 from topoplan.trainers.train_yaml import head
@@ -36,16 +32,11 @@ BRIDGE = "1.6.5"
 """The mcore-bridge beside which it was tried."""
 
 
-def model_of_task(configuration: Configuration, reference: str, tokens: int) -> tuple[Model, str]:
-    """The model that a configuration names, as a classifier where it is trained as one. Raises ModelError.
-
-    model/register.py: AutoModelForSequenceClassification, whose last layer has an output a label.
-    """
-    model, named = model_of(configuration, reference, tokens)
-    if configuration.get("task_type") != "seq_cls":
-        return model, named
-    labels = as_whole(plain_scalar(str(configuration.get("num_labels")))) or 1
-    return replace(model, num_labels=labels, tie_word_embeddings=False), named
+def labels_of(keys: Keys) -> int:
+    """Outputs of the last layer where a classifier or a reward model is trained (model/register.py); else 0."""
+    if keys.given("rlhf_type") == "rm":
+        return 1  # arguments/rlhf_args.py::_init_rm, megatron/arguments/rlhf_args.py
+    return (as_whole(keys.given("num_labels")) or 1) if keys.given("task_type") == "seq_cls" else 0
 
 
 def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:
@@ -67,7 +58,7 @@ def model_entries(spec: Spec) -> list[Entry]:
 def of_images(reading: Reading) -> dict[str, Any]:
     """What a file says of a vision-language model's parts and its images: keys of a job."""
     if reading.model.vision is None:
-        return dict.fromkeys(_FREEZES.values(), False)
+        return {}
     found: dict[str, Any] = {part: reading.keys.flag(key) for key, part in _FREEZES.items()}
     # qwen_vl_utils reads the variable where the template is given no number.
     variable = reading.launch.variable("MAX_PIXELS") if reading.launch else None

@@ -17,6 +17,8 @@ from topoplan.trainers.codec import Reading
 _ANSWER = 512
 """`max_completion_length` where it is left out (rlhf_trainers/arguments.py)."""
 LENGTH = "max_length"
+_WITHOUT_REFERENCE = ("cpo", "simpo", "orpo", "rm")
+"""Methods on pairs of answers whose loss asks no other model (rlhf_trainers/, megatron/trainers/rlhf_mixin.py)."""
 
 
 def with_answers(configuration: Configuration, _: Setup) -> Configuration:
@@ -35,12 +37,14 @@ def job_of(keys: Keys) -> Mapping[str, Any]:
     Raises NotPredictedError for other methods, and for what stays on the GPUs while the policy is trained.
     """
     kind = keys.given("rlhf_type")
-    if kind == "dpo":
-        return {"stage": "dpo"}
+    if kind in _WITHOUT_REFERENCE:
+        return {"stage": "dpo", "reference_forwards": 0}
     if keys.given("ref_model") not in (None, keys.given("model")):
         keys.not_predicted(("ref_model",))
-    if kind == "kto" and keys.configuration.trainer == "swift":
-        # rlhf_trainers/kto_trainer.py: both models see the sample, and with another's answer once more.
+    if kind in ("dpo", None):
+        return {"stage": "dpo"}
+    if kind == "kto":
+        # kto_trainer.py of both: both models see the sample, and with another's answer once more.
         return {"stage": "sft", "reference_forwards": 1 if keys.given("loss_type") == "apo_zero_unpaired" else 3}
     if kind != "grpo":
         keys.not_predicted(("rlhf_type",))

@@ -35,7 +35,7 @@ from topoplan.trainers.megatron_keys import (
     with_comment,
 )
 from topoplan.trainers.swift import grpo
-from topoplan.trainers.swift.common import TASKS, model_of_task, of_images
+from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
@@ -282,7 +282,8 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         trainer={"padding_free": True} if of_stage["stage"] == "dpo" and keys.flag("packing") else {},
         mtp_num_layers=keys.count("mtp_num_layers") or 0,
         lora_rank=keys.count("lora_rank"),
-        lora_target=targets(keys) if method == "lora" else ("all",),
+        lora_target=(targets(keys, "target_modules") if method == "lora" else ()) or ("all",),
+        num_labels=labels_of(keys),
         **of_stage,
         **of_images(reading),
         pin={
@@ -304,7 +305,6 @@ CODEC = Codec(
     defaults=lambda: DEFAULTS,
     length="max_length",
     view=grpo.with_answers,
-    model=model_of_task,
     layout=_layout,
     job=_job,
     findings=fault_findings,  # LLaMA-Factory's are told without a cluster

@@ -65,7 +65,6 @@ def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
         yield Refusal("packing", what, where="job.packing")
     yield from _weights(job, layout)
     yield from quantized_weights(job)
-    yield from _packed_weights(job)
     yield from _sequence_split(spec.model, layout)
     yield from _shards(spec, layout)
 
@@ -129,15 +128,6 @@ def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
         yield Refusal("optimizer", what, where="layout.offload_optimizer")
 
 
-def _packed_weights(job: Job) -> Iterator[Refusal]:
-    """Of QLoRA, as they are made."""
-    bits = job.quantization_bit or 4
-    if job.finetuning == "qlora" and bits not in (4, 8):
-        # swift/arguments/base_args/quant_args.py, get_quantization_config
-        what = f"quantization_bit {bits}"
-        yield Refusal("packed-weights", what, where="job.quantization_bit", expected="expected 4 or 8")
-
-
 def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
     """How `sequence_parallel_size` is made of Ulysses and ring attention (sequence_parallel.py, _init_device_mesh)."""
     if layout.cp > 1:
@@ -188,6 +178,11 @@ def megatron_job_refusals(spec: Spec) -> Iterator[Refusal]:
     yield from finetuning(spec.job, spec.model, spec.path or "")
     yield from megatron_optimizer(spec.job, spec.path or "")
     if spec.job.finetuning == "lora":
+        if spec.job.stage not in _STAGES:
+            what = (
+                f"stage {spec.job.stage} with LoRA on Megatron is what ms-swift alone trains, and no files are written"
+            )
+            yield Refusal("adapter-stage", f"{what} for it yet", where=spec.path or "", is_predicted=True)
         yield from (replace(refusal, is_predicted=True) for refusal in _model_type(spec.model))
 
 
@@ -228,9 +223,6 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
             where=where,
             expected="expected bf16 or fp16",
         )
-    if job.stage == "dpo":
-        what = "stage dpo with LoRA is not predicted with backend megatron"
-        yield Refusal("adapter-preferences", what, where=where)
     if job.freeze_language_model or (
         model.vision is not None and not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
     ):

@@ -27,10 +27,12 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
+from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.megatron_keys import check_something_trained, targets
 from topoplan.trainers.swift import grpo
-from topoplan.trainers.swift.common import TASKS, model_of_task, of_images
+from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
+from topoplan.trainers.usual import why_accumulation
 
 DEFAULTS: Mapping[str, Any] = {
     "tuner_type": "lora",  # base_args/base_args.py
@@ -104,11 +106,6 @@ def _presets(layout: Layout) -> tuple[str, str]:
     return zero_preset(layout, "zero"), fsdp
 
 
-def _why_accumulation(_: Spec, layout: Layout) -> str:
-    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
-    return f"micro batch * this * dp {layout.dp} = {batch} sequences a step"
-
-
 def _why_checkpointing(_: Spec, layout: Layout) -> str:
     if layout.recompute.granularity != "full":
         return "on by default"
@@ -135,7 +132,7 @@ ROWS = by_key(
         lambda reading, key: (
             reading.keys.count(key) or ceil(_BATCH / reading.parts["micro_batch_size"] / reading.world)
         ),
-        _why_accumulation,
+        why_accumulation,
     ),
     replace(
         _CHECKPOINTING,
@@ -187,11 +184,12 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         packing=keys.flag("packing"),
         trainer={"padding_free": True} if of_stage["stage"] == "dpo" and keys.flag("packing") else {},
         lora_rank=keys.count("lora_rank"),
-        lora_target=targets(keys),
+        lora_target=targets(keys, "target_modules") or ("all",),
         quantization_bit=bits,
         # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
         pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
         optimizer=optimizer_of(keys),
+        num_labels=labels_of(keys),
         **of_stage,
         **of_images(reading),
     )
@@ -229,10 +227,10 @@ CODEC = Codec(
     defaults=lambda: DEFAULTS,
     length="max_length",
     needs_length=False,
-    model=model_of_task,
     shards=True,
     view=grpo.with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
+    findings=fault_findings,
     assumptions=lambda reading, *_: grpo.assumptions(reading),
 )

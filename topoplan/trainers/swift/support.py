@@ -9,6 +9,7 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
 from topoplan.trainers.swift.samples import is_file, is_hub_name, samples_of
 from topoplan.trainers.traits import SHARDED
+from topoplan.trainers.usual import slow_precision
 
 
 def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
@@ -36,5 +37,4 @@ def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
             "experts get no adapters, as predicted: from transformers 5 on those of a layer are one tensor and no"
             " linear layers; before, all-linear has them too, with more memory"
         )
-    if spec.cluster.gpu.architecture == "volta" and job.precision == "bf16":
-        yield f"{spec.cluster.gpu.name} has no bf16 units: precision fp16 is the faster one"
+    yield from slow_precision(spec)

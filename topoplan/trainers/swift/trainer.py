@@ -113,11 +113,7 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
         checkpoint=_megatron_checkpoint(spec, values),
         steps=_megatron_steps(spec.job, values),
         words=_readme(spec, "ms-swift on Megatron-core (mcore_bridge)"),
-        # Merged adapters lie beside them, in `checkpoint-N-merged`.
-        checkpoints=Checkpoints(
-            directories="checkpoint-*[0-9]" if spec.job.finetuning == "lora" else "checkpoint-*",
-            whole="latest_checkpointed_iteration.txt",
-        ),
+        checkpoints=Checkpoints(whole="latest_checkpointed_iteration.txt"),
         also={"flash-attn": _FLASH},
     )
 
@@ -250,14 +246,14 @@ _LOG = Log(
     bar=tqdm_bar("(?:Train:)?"),
     loss=loss_key("loss"),
     steps=re.compile(
-        r"""["'](?:global_step/max_steps|iteration)["']: ["'](?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12})["']""",
+        r"""["'](?:global_step/max_steps|iteration)["']: ?["'](?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12})["']""",
     ),
     elapsed=re.compile(
-        r"""["']elapsed_time["']: ["'](?:(?P<days>[0-9]{1,6})d )?(?:(?P<hours>[0-9]{1,2})h )?"""
+        r"""["']elapsed_time["']: ?["'](?:(?P<days>[0-9]{1,6})d )?(?:(?P<hours>[0-9]{1,2})h )?"""
         r"""(?:(?P<minutes>[0-9]{1,2})m )?(?P<seconds>[0-9]{1,2})s["']"""
     ),
     mean_time=re.compile(
-        rf"""["']train_speed\((?:s/it\)["']: ["']?(?P<s>{FIGURE})|iter/s\)["']: ["']?(?P<per_s>{FIGURE}))"""
+        rf"""["']train_speed\((?:s/it\)["']: ?["']?(?P<s>{FIGURE})|iter/s\)["']: ?["']?(?P<per_s>{FIGURE}))"""
     ),
     reserved=value_of(r"memory\(GiB\)", "gib"),
 )

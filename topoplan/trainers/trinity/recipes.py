@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from topoplan.engines.data_parallel.layouts import FULL
 from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.engines.data_parallel.rules import ulysses_degrees
 from topoplan.engines.prediction import Memory
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import FULL, Layout
+from topoplan.specs import known
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
@@ -122,22 +122,13 @@ def memory_of(model: Model, cluster: Cluster, max_model_len: int, layout: Layout
         profile=profile,
         traits=TRINITY if layout.offload else TRINITY_FSDP1,
     )
-    return sharded_memory(case, layout, with_moments=True)
+    return sharded_memory(case, layout, all_stages=True)
 
 
 def usual_machine(gpu: Gpu, gpus: int) -> Cluster:
     """As many of a card's usual machines as hold `gpus` GPUs."""
-    return Cluster(
-        name=gpu.name,
-        nodes=-(-gpus // gpu.gpus_per_node),
-        gpus_per_node=gpu.gpus_per_node,
-        gpu=gpu,
-        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s,
-        nvlink_domain_gpus=gpu.nvlink_domain_gpus,
-        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
-        nics_per_node=gpu.nics_per_node,
-        nic_bytes_per_s=gpu.nic_bytes_per_s,
-    )
+    machines = known.machines(gpu, -(-gpus // gpu.gpus_per_node), gpu.gpus_per_node, gpu.name)
+    return replace(machines, nvlink_domain_gpus=gpu.nvlink_domain_gpus)
 
 
 def cell(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Cell:

@@ -16,6 +16,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.shared_refusals import offload
 
 TRINITY, VERL = "0.6.0", "0.7.1"
 """The versions that are written for. verl 0.8 has a backend of its own in Trinity-RFT, which leaves rope_scaling out
@@ -88,19 +89,4 @@ def _layout(spec: Spec, layout: Layout) -> Iterator[Refusal]:
             expected=f"expected one of {', '.join(map(str, degrees))} (verl asserts that heads divide)",
             kind=LayoutError,
         )
-    if spec.job.global_batch_size % layout.dp:
-        yield Refusal(
-            "batch",
-            f"{spec.job.global_batch_size} sequences do not divide by dp {layout.dp}",
-            where=layout.id,
-            remedy="change global_batch_size or ulysses",
-            kind=LayoutError,
-        )
-    if layout.offload and spec.cluster.host_memory_bytes is None:
-        yield Refusal(
-            "host-memory",
-            "offload puts parameters, gradients and optimizer into host memory, and the spec does not say how"
-            " much there is",
-            where="host_memory",
-            remedy="add host_memory: 2TiB, or what a node has",
-        )
+    yield from offload(spec, layout)

@@ -11,19 +11,26 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from topoplan.reading import interpolation
 from topoplan.reading.finding import Finding
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import as_number, at
+from topoplan.reading.values import as_number, as_whole, at
 from topoplan.specs.source import KeyPath
-from topoplan.trainers.trinity.filled import filled_count
-from topoplan.trainers.trinity.table import RULES
 
+RULES = read_rules(__package__, "rules.toml")
 ULYSSES = ("trainer", "ulysses_sequence_parallel_size")
 _DEGREES = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
 _ROLLOUT: KeyPath = ("explorer", "rollout_model")
 _VERL_ACTOR: KeyPath = ("trainer", "trainer_config", "actor_rollout_ref", "actor")
 _NO_ENGINE_OF_ITS_OWN = ("external", "tinker")
 _WITH_TASKS = ("both", "explore", "colocate")
+
+
+def filled(setup: Setup, configuration: Configuration, path: KeyPath) -> Any:
+    """A value, filled in from what the scripts set; None where that is not known."""
+    data = configuration.source.data
+    return interpolation.filled(at(data, path), data, setup.environment)
 
 
 class _Read:
@@ -33,7 +40,10 @@ class _Read:
         self.setup, self.configuration, self.data = setup, configuration, configuration.source.data
 
     def count(self, path: KeyPath, default: int | None = None) -> int | None:
-        return filled_count(self.setup, self.configuration, path, default)
+        """What is known of a whole number; `default` where nothing is written."""
+        if at(self.data, path) is None:
+            return default
+        return as_whole(filled(self.setup, self.configuration, path))
 
     def get(self, *path: str | int) -> Any:
         return at(self.data, path)
@@ -146,10 +156,6 @@ def _styles(read: _Read) -> Iterator[Finding]:
     if style == "fully_async" and read.get("buffer", "explorer_input", "eval_tasksets"):
         place: KeyPath = ("buffer", "explorer_input", "eval_tasksets")
         yield RULES["trinity-evaluation-without-sync"].at(read.configuration, place)
-    interval: KeyPath = ("synchronizer", "sync_interval")
-    every = read.count(interval, 1)
-    if every is not None and every < 1:
-        yield RULES["trinity-below-one"].at(read.configuration, interval, value=every)
     adapters = read.get("model", "lora_configs")
     if isinstance(adapters, list) and len(adapters) > 1:
         yield RULES["trinity-adapters"].at(read.configuration, ("model", "lora_configs"), count=len(adapters))
@@ -163,8 +169,7 @@ def _gpus(read: _Read) -> Iterator[Finding]:
     for key in (*_DEGREES, "engine_num"):
         size = read.count((*_ROLLOUT, key), 1)
         if size is not None and size < 1:
-            yield RULES["trinity-below-one"].at(read.configuration, (*_ROLLOUT, key), value=size)
-            return
+            return  # told of the key itself
     cluster, engines, engine = read.cluster(), read.engines(), read.engine(_ROLLOUT)
     if read.mode == "colocate":
         yield from _colocated(read, cluster)

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from topoplan.operators.divisors import divisors_of
+from topoplan.operators.divisors import sizes_divided
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath
+from topoplan.trainers.around import around
+from topoplan.trainers.key_classes import KeyClasses
 from topoplan.trainers.models import model_at_hand
-from topoplan.trainers.trinity.filled import filled
-from topoplan.trainers.trinity.key_rules import key_findings
-from topoplan.trainers.trinity.refused import ULYSSES, refused_findings
+from topoplan.trainers.relations import read_relations
+from topoplan.trainers.trinity.refused import RULES, ULYSSES, filled, refused_findings
 from topoplan.trainers.trinity.support import trained_positions
-from topoplan.trainers.trinity.table import RULES
 
 _ROPE: KeyPath = ("model", "rope_scaling")
 _SIZE = ULYSSES[-1]
+_RELATIONS = read_relations("topoplan.trainers.trinity", "relations.toml")
+_KEYS = KeyClasses(
+    listed="trinity",
+    top="Config",
+    unknown=RULES["trinity-unknown-key"],
+    wrong=RULES["trinity-wrong-value"],
+    removed=RULES["trinity-removed-key"],
+)
+"""OmegaConf holds a file against the classes of `common/config.py`."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -31,10 +40,13 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for configuration in setup.of("trinity"):
         name = filled(setup, configuration, ("model", "model_path"))
         model = model_at_hand(name, configuration.part)
-        of_keys = list(key_findings(configuration))
+        of_keys = list(_KEYS.findings(configuration))
         yield from of_keys
         is_old = any(finding.rule == "trinity-removed-key" for finding in of_keys)
         yield from refused_findings(setup, configuration, is_old=is_old)
+        known = around(setup, configuration)
+        refused, unwise = RULES["trinity-refused-together"], RULES["trinity-refused-together.unwise"]
+        yield from _RELATIONS.findings(refused, configuration, known, unwise=unwise)
         yield from _rope(setup, configuration, model)
         yield from _sequence_parallel(setup, configuration, model)
 
@@ -76,22 +88,20 @@ def _rope(setup: Setup, configuration: Configuration, model: Model | None) -> It
 def _sequence_parallel(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
     if model is None:
         return
-    divisors = divisors_of(model)
     for path in _places(configuration.source.data):
         size = as_whole(filled(setup, configuration, path))
         if size is None or size < 2:
             continue
-        equation = next(
-            (f"heads {heads} % {_SIZE} {size} = {heads % size}" for heads in divisors.heads if heads % size), None
-        ) or next(
-            (
-                f"KV heads {heads} % {_SIZE} {size} = {heads % size}, and {size} % {heads} = {size % heads}"
-                for heads in divisors.kv_heads
-                if heads % size and size % heads
-            ),
-            None,
-        )
-        if equation:
+        equations = [
+            f"heads {heads} % {_SIZE} {size} = {heads % size}"
+            for heads in sizes_divided(model, "heads")
+            if heads % size
+        ] + [
+            f"KV heads {heads} % {_SIZE} {size} = {heads % size}, and {size} % {heads} = {size % heads}"
+            for heads in sizes_divided(model, "KV heads")
+            if heads % size and size % heads
+        ]
+        for equation in equations[:1]:
             yield RULES["trinity-sequence-parallel"].at(configuration, path, equation=equation, model=model.name)
 
 

@@ -71,7 +71,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         ),
         checkpoint=_checkpoint(spec, values),
         # trainer/verl_trainer.py, save_checkpoint; verl's find_latest_ckpt_path reads the note of the last one.
-        checkpoints=Checkpoints(directories="global_step_*", tracker="latest_checkpointed_iteration.txt"),
+        checkpoints=Checkpoints(directories="global_step_", tracker="latest_checkpointed_iteration.txt"),
         steps=training_steps(spec.job),
         pauses=Pauses(save_every=values["trainer"].get("save_interval")),
         readme=ReadmeWords(

@@ -23,6 +23,17 @@ from topoplan.units import shown
 INFO = "dataset_info.json"
 _PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 _IN_PAIRS = ("rm", "dpo")
+_OWN = {
+    True: (
+        *("dpo_en_demo", "dpo_zh_demo", "dpo_mix_en", "dpo_mix_zh", "ultrafeedback", "coig_p", "rlhf_v"),
+        *("vlfeedback", "rlaif_v", "orca_pairs", "nectar_rm", "orca_dpo_de"),
+    ),
+    False: (
+        *("identity", "alpaca_en_demo", "alpaca_zh_demo", "glaive_toolcall_en_demo", "glaive_toolcall_zh_demo"),
+        *("mllm_demo", "kto_en_demo", "wiki_demo", "c4_demo"),
+    ),
+}
+"""Names in LLaMA-Factory's own list, in pairs or not, for those who have no list of their own here."""
 
 
 def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
@@ -33,6 +44,7 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
     info = find(configuration.part, f"{directory}/{INFO}")
     known = None if info is None else _read(info)
     if info is None or known is None:
+        yield from _not_here(configuration, directory, is_there=info is not None)
         return
     for key in ("dataset", "eval_dataset"):
         for name in filter(None, (one.strip() for one in (words(configuration, key) or "").split(","))):
@@ -43,6 +55,18 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
                 yield RULES["llamafactory-undefined-dataset"].at(
                     configuration, key, name=shown(name), info=str(info), remedy=remedy
                 )
+
+
+def _not_here(configuration: Configuration, directory: str, *, is_there: bool) -> Iterator[Finding]:
+    """What can be said without the list: that there is one in `data`, or of LLaMA-Factory's own sets."""
+    is_path = ":" not in directory and directory != "ONLINE"
+    if not is_there and is_path and directory != "data" and find(configuration.part, f"data/{INFO}") is not None:
+        yield RULES["llamafactory-undefined-dataset.list"].at(configuration, "dataset_dir", directory=directory)
+    elif not is_there and directory == "data":
+        for name in filter(None, (one.strip() for one in (words(configuration, "dataset") or "").split(","))):
+            ranked = next((is_ranked for is_ranked, names in _OWN.items() if name in names), None)
+            if ranked is not None:
+                yield from _of_stage(configuration, "dataset", name, ranked=ranked)
 
 
 def _read(info: Path) -> Mapping[str, Any] | None:
@@ -60,7 +84,11 @@ def _entry(configuration: Configuration, key: str, name: str, entry: Any, direct
     if isinstance(file, str) and not is_elsewhere and not is_there(below(directory, file)):
         rule = RULES["llamafactory-undefined-dataset.file"]
         yield rule.at(configuration, key, name=shown(name), file=file, directory=str(directory))
-    stage, ranked = configuration.get("stage", "sft"), bool(entry.get("ranking"))
+    yield from _of_stage(configuration, key, name, ranked=bool(entry.get("ranking")))
+
+
+def _of_stage(configuration: Configuration, key: str, name: str, *, ranked: bool) -> Iterator[Finding]:
+    stage = configuration.get("stage", "sft")
     if ranked != (stage in _IN_PAIRS):
         kind = "pairs of answers" if ranked else "no pairs of answers"
         yield RULES["llamafactory-undefined-dataset.stage"].at(

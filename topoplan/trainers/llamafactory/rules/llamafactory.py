@@ -1,25 +1,29 @@
 """What LLaMA-Factory refuses, and what it takes and a user would not want.
 
 Sources, at LLaMA-Factory 0.9.5: `data/parser.py`, `data/template.py`, `model/model_utils/checkpointing.py`,
-`train/sft/workflow.py`; and what `llamafactory_keys` and `llamafactory_refusals` name.
+`train/sft/workflow.py`; and what `llamafactory_keys` and `relations.toml` name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import flag, is_complete, is_for_training, number, whole, words
-from topoplan.trainers.llamafactory.key_list import newer_than, templates
+from topoplan.reading.values import flag, is_complete, is_for_training, number, value_of, whole, words
+from topoplan.trainers.around import around
+from topoplan.trainers.llamafactory.key_list import listed_template, newer_than, templates
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.data_sets import data_set_findings
+from topoplan.trainers.llamafactory.rules.keys import RENAMED
 from topoplan.trainers.llamafactory.rules.llamafactory_keys import key_findings
-from topoplan.trainers.llamafactory.rules.llamafactory_refusals import refusals, strategy
 from topoplan.trainers.llamafactory.rules.megatron_bridge import bridge_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.models import model_at_hand
+from topoplan.trainers.relations import read_relations
 from topoplan.units import shown
 
 _ENDINGS_OF_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt")
@@ -32,6 +36,7 @@ _KEYS_OF_A_METHOD = (
     (_FREEZE_KEYS, "freeze", ("full", "lora", "oft")),
 )
 """Keys, the method that reads them, and those that do not."""
+_RELATIONS = read_relations(__package__, "relations.toml")
 _HIGHEST_FULL_LEARNING_RATE = 1e-4
 _FEWEST_SAVE_STEPS = 10
 
@@ -40,8 +45,8 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong in the LLaMA-Factory configurations, whichever way they are trained."""
     for configuration in setup.of("llamafactory"):
         yield from key_findings(setup, configuration)
-        for key, refusal, remedy in refusals(setup, configuration):
-            yield RULES["llamafactory-refused-together"].at(configuration, key, refusal=refusal, remedy=remedy)
+        known, unwise = around(setup, configuration), RULES["llamafactory-unwise-together"]
+        yield from _RELATIONS.findings(RULES["llamafactory-refused-together"], configuration, known, unwise=unwise)
         yield from bridge_findings(setup, configuration)
         yield from _data_sets(configuration)
         yield from data_set_findings(configuration)
@@ -78,15 +83,13 @@ def _template(configuration: Configuration) -> Iterator[Finding]:
             configuration, "template", template=template, newer=newer, since=since
         )
     if template not in known.names:
-        yield RULES["llamafactory-unknown-template"].at(
-            configuration,
-            "template",
-            version=known.version,
-            template=shown(template),
-            remedy=nearest(template, known.names),
-        )
+        version, remedy = known.version, nearest(template, known.names)
+        if not _has_template(configuration, template):
+            yield RULES["llamafactory-unknown-template"].at(
+                configuration, "template", version=version, template=shown(template), remedy=remedy
+            )
         return
-    listed = _listed_template(configuration)
+    listed = listed_template(words(configuration, MODEL_KEY) or "")
     if listed is None or listed == template or template in _PLAIN_TEMPLATES:
         return
     rule = RULES["llamafactory-template-of-another-model"]
@@ -97,11 +100,13 @@ def _template(configuration: Configuration) -> Iterator[Finding]:
     yield rule.at(configuration, "template", template=template, listed=listed)
 
 
-def _listed_template(configuration: Configuration) -> str | None:
-    """The template in LLaMA-Factory's own list of models; nothing is derived from the architecture."""
-    last = (words(configuration, "model_name_or_path") or "").rstrip("/").rpartition("/")[2].lower()
-    by_name = {name.rpartition("/")[2].lower(): template for name, template in templates().by_model.items()}
-    return by_name.get(last)
+def _has_template(configuration: Configuration, name: str) -> bool:
+    """Whether the LLaMA-Factory that the file lies in registers a template of its own."""
+    for directory in Path(configuration.part.name).absolute().parents:
+        source = directory / "src" / "llamafactory" / "data" / "template.py"
+        with suppress(OSError, ValueError):
+            return f'name="{name}"' in source.read_text(encoding="utf-8")
+    return False
 
 
 def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
@@ -126,10 +131,10 @@ def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
 def _saving(configuration: Configuration) -> Iterator[Finding]:
     """Checkpoints and evaluation."""
     every, limit = number(configuration, "save_steps"), number(configuration, "max_steps")
-    saves = strategy(configuration, "save_strategy", "steps") == "steps"
+    saves = _strategy(configuration, "save_strategy", "steps") == "steps"
     if saves and every is not None and 1 <= every < _FEWEST_SAVE_STEPS and not (limit and 0 < limit <= 10 * every):
         yield RULES["llamafactory-frequent-saves"].at(configuration, "save_steps", every=every)
-    if strategy(configuration, "eval_strategy", "no") == "no" and is_complete(configuration):
+    if _strategy(configuration, "eval_strategy", "no") == "no" and is_complete(configuration):
         held_out = [key for key in ("eval_dataset", "val_size") if configuration.get(key)]
         if held_out and not flag(configuration, "do_eval") and not flag(configuration, "do_predict"):
             yield RULES["llamafactory-evaluation-unused"].at(configuration, held_out[0])
@@ -171,13 +176,22 @@ def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     if trains and have.get("dataset") is None:
         yield RULES["llamafactory-missing-key.dataset"].at(configuration, "do_train")
     works = trains or flag(configuration, "do_eval") or flag(configuration, "do_predict")
-    evaluates = strategy(configuration, "eval_strategy", "no") != "no"
+    evaluates = _strategy(configuration, "eval_strategy", "no") != "no"
     trains_anyway = {"mca": configuration.get("stage") != "pt", "bridge": True}
     if not works and not evaluates and not trains_anyway.get(setup.path_of(configuration) or ""):
         yield RULES["llamafactory-nothing-to-do"].at(configuration, "do_train" if "do_train" in have else None)
     if trains and have.get("output_dir") is None:
         yield RULES["llamafactory-missing-key.output"].at(configuration, None)
     if have.get("template") is None and configuration.get("stage", "sft") != "pt" and trains:
-        listed = _listed_template(configuration)
+        listed = listed_template(words(configuration, MODEL_KEY) or "")
         remedy = f"write template: {listed}, which LLaMA-Factory lists for this model" if listed else ""
         yield RULES["llamafactory-missing-key.template"].at(configuration, None, remedy=remedy)
+
+
+def _strategy(configuration: Configuration, key: str, default: str) -> str | None:
+    """A strategy where it is one; None for what another rule refuses."""
+    names = (key, *(old for old, new in RENAMED.items() if new == key))
+    value = next((value_of(configuration, name) for name in names if name in configuration.source.data), default)
+    if value is False:
+        return "no"  # what was meant by the bare word
+    return value if value in ("no", "steps", "epoch", "best") else None

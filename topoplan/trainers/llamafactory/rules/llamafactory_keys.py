@@ -19,6 +19,7 @@ from topoplan.trainers.llamafactory.key_list import (
     known_keys,
     needed_transformers,
     newer_than,
+    own_removed_keys,
     plain_keys,
     removed_keys,
     templates,
@@ -29,6 +30,11 @@ from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.llamafactory.rules.yaml_values import misread
 from topoplan.trainers.newer_keys import newer_keys
 from topoplan.units import shown
+
+_OF_EVALUATION = frozenset(["task", "task_dir", "batch_size", "lang", "n_shot", "save_dir", "download_mode"])
+"""Of `llamafactory-cli eval` (hparams/evaluation_args.py)."""
+_VALUES_OF_BEFORE = {("quantization_method", "bitsandbytes"): "0.9.3"}
+"""A key with a value -> the first LLaMA-Factory that calls it otherwise."""
 
 
 def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
@@ -44,6 +50,8 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
         if key in RENAMED:
             edits = _renamed(configuration, key)
             yield RULES["llamafactory-renamed-key"].at(configuration, key, renamed=RENAMED[key], edits=edits)
+        elif key in _OF_EVALUATION and "task" in configuration.source.data:
+            continue
         elif key not in known:
             yield _unknown_key(configuration, key, path)
         elif any(secrets_in({key: value})):
@@ -76,6 +84,8 @@ def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> F
     if key in removed_keys():
         edits = () if value_of(configuration, key) else drop(configuration, (key,))  # what is off is lost with nothing
         return RULES["llamafactory-removed-key"].at(configuration, key, version=removed_keys()[key], edits=edits)
+    if key in own_removed_keys():
+        return RULES["llamafactory-removed-key.own"].at(configuration, key, version=own_removed_keys()[key])
     if path != "mca" and key in known_keys() and known_keys()[key].package == "mcore_adapter":
         return RULES["llamafactory-unknown-key.mca"].at(configuration, key)
     if path != "bridge" and key in bridge_keys() and key not in plain_keys():
@@ -92,7 +102,7 @@ def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> F
 
 def _wrong_type(setup: Setup, configuration: Configuration, key: str, path: TrainerPath) -> Finding | None:
     """A value of another kind than the key declares; what YAML made of it is explained by `yaml_values.py`."""
-    if misread(setup, configuration, key):
+    if misread(setup, configuration, key) or (key in _SPLIT and isinstance(configuration.get(key), list)):
         return None
     value = taken = value_of(configuration, key)
     if configuration.from_command and isinstance(text := configuration.get(key), str):
@@ -101,11 +111,20 @@ def _wrong_type(setup: Setup, configuration: Configuration, key: str, path: Trai
     filled_in = isinstance(taken, str) and (is_open(taken) if configuration.from_command else "${" in taken)
     if verdict.trouble != "type" or filled_in:
         return None
+    if version := _VALUES_OF_BEFORE.get((key, str(taken))):
+        return RULES["llamafactory-wrong-value.before"].at(configuration, key, verdict=verdict.what, version=version)
     rule = RULES["llamafactory-wrong-value.argument" if configuration.from_command else "llamafactory-wrong-value"]
     remedy = "; ".join(filter(None, (verdict.expected, "" if isinstance(value, bool) else verdict.remedy)))
     return rule.at(configuration, key, verdict=verdict.what, remedy=remedy)
 
 
+_SPLIT = frozenset(
+    [
+        *("dataset", "eval_dataset", "interleave_probs", "lora_target", "oft_target", "additional_target"),
+        *("galore_target", "apollo_target", "freeze_trainable_modules", "freeze_extra_modules"),
+    ]
+)
+"""Text that split_arg of `hparams/` cuts at commas, which takes a list as it is."""
 _BOOLEAN_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 """transformers `hf_argparser.py::string_to_bool`."""
 

@@ -19,10 +19,10 @@ from topoplan.reading.values import flag, value_of, words
 from topoplan.specs.model import Model
 from topoplan.trainers.llamafactory.key_list import judge_key, known_keys, megatron_settings, templates
 from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.mca_job import STAGES
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.llamafactory.mca_refusals import STAGES
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.mca_layout import layout_findings, recompute_findings
+from topoplan.trainers.llamafactory.rules.mca_layouts import layouts_findings
 from topoplan.trainers.llamafactory.rules.mca_training import training_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.model_directory import is_hub_id
@@ -60,19 +60,19 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _ignored(configuration)
         yield from _method(configuration)
         yield from _hub_id(setup, configuration, model)
-        if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
-            model_types = ", ".join(sorted(SUPPORTED_MODEL_TYPES))
-            yield RULES["mca-model-type"].at(
-                configuration, "model_name_or_path", model_type=model.model_type, model_types=model_types
-            )
+        supported = templates().supported_model_types
+        built = model if model and model.model_type in supported else None
         if model is not None:
             yield from _freezes(configuration, model)
-        if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
-            model = None
-        yield from layout_findings(configuration, model, planned=setup.bundle_of(configuration) is not None)
+        if model is not None and built is None:
+            yield RULES["mca-model-type"].at(
+                configuration, MODEL_KEY, model_type=model.model_type, model_types=", ".join(supported)
+            )
+        yield from layout_findings(configuration, built, planned=setup.bundle_of(configuration) is not None)
         yield from recompute_findings(configuration)
-        yield from training_findings(configuration, model)
+        yield from training_findings(configuration, built)
         yield from _additional(configuration)
+        yield from layouts_findings(setup, configuration, model)
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:

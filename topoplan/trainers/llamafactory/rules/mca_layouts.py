@@ -17,12 +17,11 @@ from topoplan.reading.values import flag, is_complete
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
+from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.layout_keys import KEYS_OF_RULE
 from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
-from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
-from topoplan.trainers.llamafactory.reading import MODEL_KEY
-from topoplan.trainers.models import model_at_hand
+from topoplan.trainers.llamafactory.key_list import templates
 
 _WITHOUT_MODEL = ("overlap", "optimizer", "interleaving", "sequence-length")
 _WITHOUT_CLUSTER = (
@@ -52,31 +51,28 @@ RULES = {**_TABLE} | {
 }
 
 
-def findings(setup: Setup) -> Iterator[Finding]:
-    """The layout rules that are broken, and checkpoints that nothing else reads."""
-    for configuration in setup.of("llamafactory"):
-        if not setup.uses_mca(configuration):
-            continue
-        model = model_at_hand(configuration.get(MODEL_KEY), configuration.part)
-        if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
-            model = None
-        asked = spec_and_layout(configuration, model or UNKNOWN_MODEL)
-        if asked is not None:
-            try:
-                yield from _broken_rules(configuration, model, *asked)
-            except LayoutError as error:
-                key = "pipeline_model_parallel_layout"
-                yield RULES["mca-pipeline-split.text"].at(configuration, key, error=error.what, remedy=error.remedy)
-        yield from _not_exported(configuration, asked if model is not None else None)
+def layouts_findings(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
+    """The layout rules that are broken, checkpoints that nothing else reads, and known faults of the packages."""
+    asked = spec_and_layout(configuration, model or UNKNOWN_MODEL)
+    is_built = model is not None and model.model_type in templates().supported_model_types
+    if asked is not None:
+        try:
+            yield from _broken_rules(configuration, *asked, with_model=is_built)
+        except LayoutError as error:
+            key = "pipeline_model_parallel_layout"
+            yield RULES["mca-pipeline-split.text"].at(configuration, key, error=error.what, remedy=error.remedy)
+    yield from _not_exported(configuration, asked if is_built else None)
+    if asked is not None:
+        yield from fault_findings(setup, configuration, *asked)
 
 
-def _broken_rules(configuration: Configuration, model: Model | None, spec: Spec, layout: Layout) -> Iterator[Finding]:
+def _broken_rules(configuration: Configuration, spec: Spec, layout: Layout, *, with_model: bool) -> Iterator[Finding]:
     case = case_of(spec, layout.backend)
-    stages_known = model is not None
+    stages_known = with_model
     told: set[str] = set()
     for rule in LAYOUT_RULES:
         keys = KEYS_OF_RULE.get(rule.name, ())
-        if rule.name not in (_WITHOUT_CLUSTER if model else _WITHOUT_MODEL) or told & set(keys):
+        if rule.name not in (_WITHOUT_CLUSTER if with_model else _WITHOUT_MODEL) or told & set(keys):
             continue
         if rule.name in _NEED_STAGES and not stages_known:
             continue
@@ -91,7 +87,7 @@ def _broken_rules(configuration: Configuration, model: Model | None, spec: Spec,
                 continue  # told already
         key = next((key for key in keys if key in configuration.source.data), None)
         told |= {key} if key else set()
-        what = f"{equation}{f' ({model.name})' if model else ''}"
+        what = f"{equation}{f' ({spec.model.name})' if with_model else ''}"
         yield RULES[f"mca-{rule.name}"].at(configuration, key, what=what)
 
 

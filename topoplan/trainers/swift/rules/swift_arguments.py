@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from topoplan.catalog import key_list
 from topoplan.errors import nearest
 from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import as_number
+from topoplan.reading.values import as_number, range_missed
 from topoplan.specs.secrets import secrets_in
 from topoplan.trainers.newer_keys import newer_keys
 from topoplan.trainers.swift.arguments import COMMANDS, Command, arguments_of, swift_versions
@@ -30,6 +31,8 @@ def command_of(setup: Setup, configuration: Configuration) -> Command:
         return "megatron sft"
     launch = launch_of(setup, configuration)
     words = (launch.program.rpartition(".")[2], *launch.arguments[:1]) if launch else ()
+    if {"sft", "pt"} & {*words}:
+        return "swift sft"
     return "swift rlhf" if "rlhf" in words or configuration.get("rlhf_type") is not None else "swift sft"
 
 
@@ -77,9 +80,13 @@ def _unknown(configuration: Configuration, key: str, command: Command) -> Findin
 def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any] | None) -> Finding | None:
     """Values that argparse refuses: another choice, or no number where one is wanted."""
     value = configuration.get(key)
-    if entry is None or value is None or "list" in entry["types"] or not isinstance(value, str):
+    found = _number(value) if isinstance(value, str) else as_number(value)
+    bounds = key_list("ranges")["ranges"].get(key) if key != "eval_steps" else None  # -1 where nothing evaluates
+    if missed := range_missed(bounds, found):
+        return RULES["swift-wrong-value.range"].at(configuration, key, value=shown(value), missed=missed)
+    if entry is None or "list" in entry["types"] or "dict" in entry["types"] or not isinstance(value, str | float):
         return None
-    choices, types = entry.get("choices", ()), entry["types"]
+    choices, types, value = entry.get("choices", ()), entry["types"], str(value)
     if "$" in value or re.fullmatch("<.+>", value) or (value in ("None", "null", "") and entry.get("nullable")):
         return None  # a variable of the shell, what a reader is to fill in, or nothing
     if choices and value not in choices:
@@ -87,8 +94,10 @@ def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any
         return RULES["swift-wrong-value"].at(
             configuration, key, value=shown(value), choices=", ".join(choices), close=f"; {close}" if close else ""
         )
-    if set(types) <= {"int", "float"} and as_number(_number(value)) is None:
-        return RULES["swift-wrong-value.number"].at(configuration, key, value=shown(value))
+    is_whole = re.fullmatch(r"[+-]?[\d_]+", value.strip()) is not None
+    if set(types) <= {"int", "float"} and (as_number(found) is None or ("float" not in types and not is_whole)):
+        wanted = "a number" if "float" in types else "a whole number"
+        return RULES["swift-wrong-value.number"].at(configuration, key, value=shown(value), wanted=wanted)
     if types == ["bool"] and value.lower() not in ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"):
         return RULES["swift-wrong-value.switch"].at(configuration, key, value=shown(value))
     return None

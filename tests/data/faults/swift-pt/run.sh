@@ -1,0 +1,2 @@
+#!/bin/bash
+swift pt pt.yaml

@@ -1,0 +1,120 @@
+"""What trials left that ran as jobs of Slurm (`bundle/trials_job.py`), each job in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
+from topoplan.bundle.trials_job import JOB_OVER, RESULT, RESULTS
+from topoplan.errors import TopoplanError
+from topoplan.planner.tuning import Tried
+from topoplan.run.attempts import WORTH_IT
+from topoplan.run.diagnose import diagnose
+from topoplan.run.measurement import ended_in, ends_of, lesson_in, path_of_file
+from topoplan.trainers.trainer import PLAN_FILE
+
+_JOB = "job-"
+_END_BYTES = 1 << 20
+"""What is read of a log for why it ended."""
+_WHY = {
+    "time": "too few steps came before it was ended",
+    "steps": "too few steps came before it was ended",
+    "hang": "nothing was logged any more: it hangs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a trial of a job left."""
+
+    directory: Path
+    """Of its bundle."""
+    recorded: RecordedPlan
+    result: Mapping[str, Any]
+    """What the job's script wrote when it was over; empty before."""
+    may_come: bool
+    """It is not over, and its job may yet run it or go on with it."""
+
+
+def next_job(directory: Path) -> Path:
+    """Where the next job goes."""
+    return directory / f"{_JOB}{max([0, *map(_number, _jobs(directory))]) + 1}"
+
+
+def queued(directory: Path) -> Iterator[Left]:
+    """The trials of all jobs of a directory in the order in which they ran, but for bundles that cannot be read."""
+    for job in sorted(_jobs(directory), key=_number):
+        found = []
+        for bundle in (path.parent for path in job.glob(f"*/{PLAN_FILE}")):
+            try:
+                recorded, result = read_plan_file(bundle), _result(bundle)
+            except TopoplanError:
+                continue
+            may_come = not result and not (job / JOB_OVER).exists()
+            found.append(Left(directory=bundle, recorded=recorded, result=result, may_come=may_come))
+        yield from sorted(found, key=lambda one: (one.result.get("began", float("inf")), one.directory.name))
+
+
+def tried_of_queued(trial: Left, recorded: RecordedPlan) -> Tried | None:
+    """What came of a trial; None where nothing is known yet. `recorded` may have another profile than its bundle."""
+    spec, plan, logs = recorded.spec, recorded.plan, trial.directory / RESULTS
+    nodes = [logs / f"node-{node:02d}.log" for node in range(spec.cluster.nodes)]
+    file = path_of_file(trial.directory, str(trial.directory), spec, plan)
+    texts = list(ends_of([*([Path(file)] if file else []), *nodes]))
+    name = f"trial {trial.directory}"
+    found = Tried(
+        plan=plan,
+        lesson=lesson_in(texts, name, spec, plan),
+        ended=ended_in(texts, name, spec, plan),
+        took_s=float(trial.result.get("seconds", 0.0)),
+    )
+    if found.lesson or found.ended or not trial.result:
+        return found if found.lesson or found.ended else None
+    return replace(found, **_went_wrong(trial, nodes, logs))
+
+
+def _went_wrong(trial: Left, nodes: list[Path], logs: Path) -> dict[str, Any]:
+    """Why it gave no step, and whether that was its plan's fault."""
+    result = trial.result
+    if why := _WHY.get(str(result.get("ended"))):
+        return {"why": why}
+    tails = {node: _end(path).split("\n") for node, path in enumerate(nodes)}
+    ends = {node: _end(path.with_suffix(".code")).strip() for node, path in enumerate(nodes)}
+    codes = {node: int(code) for node, code in ends.items() if code.isdecimal()}
+    gpus = trial.recorded.spec.cluster.gpus_per_node
+    if first := diagnose(tails, codes, ranks_per_node=gpus):
+        why = f"node-{first.node:02d} ended with exit code {codes.get(first.node)}: {first.cause}"
+        return {"why": why, "is_lost": first.kind in WORTH_IT and first.kind != "hang"}
+    said = [line for line in _end(logs / "srun.log").split("\n") if line.strip()]
+    return {"why": said[-1] if said else f"ended with exit code {result.get('code')}, without a word", "is_lost": True}
+
+
+def _end(path: Path) -> str:
+    """Of a file, as it is; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _END_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _result(bundle: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((bundle / RESULTS / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _jobs(directory: Path) -> list[Path]:
+    return [path for path in directory.glob(f"{_JOB}*") if _number(path)]
+
+
+def _number(job: Path) -> int:
+    text = job.name.removeprefix(_JOB)
+    return int(text) if text.isdecimal() else 0

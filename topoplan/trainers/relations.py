@@ -1,0 +1,325 @@
+"""What a trainer refuses of keys that are each right alone: relations, told in a table of the trainer's wing.
+
+    [defaults]                                   # of the trainer, where a relation needs them
+    steps_per_generation = 1
+    [values]                                     # worked out of keys, under a name of their own
+    generation_batch = "global_batch_size * steps_per_generation"
+    [[refused]]
+    at = ["num_generations"]                     # the first of these keys that is written has the finding
+    when = "generation_batch % num_generations"
+    what = "num_generations {num_generations} does not divide the {generation_batch} samples of a step"
+    remedy = "choose a divisor"
+
+A refusal of several keys is told once, with `keys` and KEY where the name of each stands. `[[unwise]]` is of the same
+form, and tells what is taken and does not do what it seems to. `[choices]` and `numbers` hold values of single keys
+that no key list of the catalog knows. `when` is an expression in Python's grammar on keys (`block.key` in a block),
+values, and what `around` knows of the launch and the model. It is of three values: what only the shell or the machine
+knows is unknown, and so is all that depends on it. `each` names blocks by patterns (`rewards.*`); in `when` their keys
+are `it.key`. `env.NAME` is a variable of the command that its script sets.
+
+`shared = "megatron_core.toml"` adds the rows of that table, which lies beside this module and is of what several
+trainers build on. Where `shared_within` names blocks, its keys are theirs.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from topoplan.reading.finding import Finding
+from topoplan.reading.interpolation import filled
+from topoplan.reading.rules import Rule
+from topoplan.reading.setup import Configuration
+from topoplan.reading.values import FALSE_WORDS, as_whole, word_boolean
+from topoplan.specs.source import KeyPath, at, path_of, plain_scalar
+from topoplan.trainers.around import UNKNOWN
+from topoplan.units import shown
+
+Names = Callable[[str], Any]
+Functions = Mapping[str, Callable[..., Any]]
+
+_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
+}
+_COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le},
+    **{ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not},
+    ast.In: lambda value, among: value in among,
+    ast.NotIn: lambda value, among: value not in among,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """One thing that is refused, or unwise."""
+
+    at: tuple[str, ...]
+    when: ast.expr
+    what: str
+    remedy: str = ""
+    each: tuple[str, ...] = ("",)
+    is_refused: bool = True
+    within: bool = False
+    """All keys are those of the block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relations:
+    """A table."""
+
+    defaults: Mapping[str, Any]
+    values: Mapping[str, ast.expr]
+    choices: Mapping[str, tuple[str, ...]]
+    """Key -> values, of keys that no list of the catalog has."""
+    numbers: tuple[str, ...]
+    """Keys that take whole numbers alone."""
+    refused: tuple[Relation, ...]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Relations:
+        """From what TOML holds."""
+        told = [(one, True) for one in document["refused"]] + [(one, False) for one in document.get("unwise", ())]
+        if "shared" in document:
+            within = {"each": document["shared_within"], "within": True} if "shared_within" in document else {}
+            told += [({**one, **within}, True) for one in _table("topoplan.trainers", document["shared"])["refused"]]
+        return cls(
+            defaults=document.get("defaults", {}),
+            values={key: _parsed(text) for key, text in document.get("values", {}).items()},
+            choices={key: tuple(values) for key, values in document.get("choices", {}).items()},
+            numbers=tuple(document.get("numbers", ())),
+            refused=tuple(relation for one, is_refused in told for relation in _relations(one, is_refused)),
+        )
+
+    def findings(
+        self,
+        rule: Rule,
+        configuration: Configuration,
+        around: Mapping[str, Any],
+        functions: Functions = MappingProxyType({}),
+        unwise: Rule | None = None,
+    ) -> Iterator[Finding]:
+        """What is refused in a configuration, in the words of a rule that says `{refusal}` and `{remedy}`; what is
+        unwise, in those of another."""
+        yield from self._wrong_values(rule, configuration, around)
+        functions = {**_FUNCTIONS, **functions}
+        for relation in self.refused:
+            for block in (one for pattern in relation.each for one in _blocks(configuration.source.data, pattern)):
+                read = _Read(self, configuration, around, functions, block, within=relation.within)
+                if (found := read.value(relation.when)) is UNKNOWN or not read.is_true(found):
+                    continue
+                what = read.text(relation.what)
+                its, place = rule if relation.is_refused else unwise or rule, read.place(relation.at)
+                if relation.is_refused or place is not None:  # nobody means a default to do something
+                    yield its.at(configuration, place, refusal=what, remedy=relation.remedy)
+
+    def _wrong_values(self, rule: Rule, configuration: Configuration, around: Mapping[str, Any]) -> Iterator[Finding]:
+        read = _Read(self, configuration, around, {}, ())
+        for key in (*self.choices, *self.numbers):
+            value = read.value(_parsed(key))
+            choices = self.choices.get(key, ())
+            if (
+                value is UNKNOWN
+                or value is None
+                or isinstance(value, list)
+                or str(value) in choices
+                or (not choices and as_whole(value) is not None)
+            ):
+                continue
+            remedy = f"expected one of {', '.join(choices)}" if choices else "expected a whole number"
+            yield rule.at(configuration, path_of(key), refusal=f"{key} is {_said(value)}", remedy=remedy)
+
+
+def read_relations(package: str, name: str) -> Relations:
+    """The table of that name in a package."""
+    return Relations.of(_table(package, name))
+
+
+@lru_cache
+def _table(package: str, name: str) -> Mapping[str, Any]:
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _relations(told: Mapping[str, Any], is_refused: bool) -> Iterator[Relation]:
+    """One, or one for each of its `keys`."""
+    told = {"is_refused": is_refused, **told}  # a copy
+    for key in told.pop("keys", ("KEY",)):
+        own = told | {name: told[name].replace("KEY", key) for name in ("when", "what", "remedy") if name in told}
+        places = tuple(one.replace("KEY", key) for one in told["at"])
+        yield Relation(**{**own, "at": places, "when": _parsed(own["when"])})
+
+
+@lru_cache(maxsize=1 << 12)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _blocks(data: Any, pattern: str, path: KeyPath = ()) -> Iterator[KeyPath]:
+    head, _, rest = pattern.partition(".")
+    if not head:
+        yield path
+        return
+    held = at(data, path)
+    keys = held.keys() if isinstance(held, Mapping) else range(len(held)) if isinstance(held, list) else ()
+    for key in keys:
+        if head in ("*", key) and isinstance(at(data, (*path, key)), Mapping | list):
+            yield from _blocks(data, rest, (*path, key))
+
+
+class _Read:
+    """The expressions of a table, on one configuration and one of its blocks."""
+
+    def __init__(
+        self,
+        table: Relations,
+        configuration: Configuration,
+        around: Mapping[str, Any],
+        functions: Functions,
+        block: KeyPath,
+        *,
+        within: bool = False,
+    ) -> None:
+        self.table, self.configuration, self.around, self.block = table, configuration, around, block
+        self.base = block if within else ()
+        self.functions = functions
+
+    def place(self, keys: tuple[str, ...]) -> KeyPath | None:
+        """The first key that is written, and not with its default where another one is."""
+        values = {key: at(self.configuration.source.data, self._path(key)) for key in keys}
+        written = [key for key, value in values.items() if value is not None]
+        telling = [key for key in written if values[key] != self.table.defaults.get(key)]
+        return next((self._path(key) for key in (*telling, *written)), self.block or None)
+
+    def text(self, template: str) -> str:
+        return re.sub(r"\{([^{}]+)\}", lambda match: _said(self.value(_parsed(match[1]))), template)
+
+    def value(self, node: ast.expr) -> Any:
+        """UNKNOWN where it depends on what is not known, or on values of a wrong type, which other rules refuse."""
+        try:
+            return self._value(node)
+        except (TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
+            return UNKNOWN
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self._value(one) for one in items]
+            case ast.BoolOp(op=ast.And(), values=parts):
+                return self._joined(parts, ends=False)
+            case ast.BoolOp(values=parts):
+                return self._joined(parts, ends=True)
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                found = self.value(inner)
+                return UNKNOWN if found is UNKNOWN else not self.is_true(found)
+            case ast.Compare(left=left, ops=[compared], comparators=[right]):
+                return self._applied(_COMPARISONS[type(compared)], self.value(left), self.value(right))
+            case ast.BinOp(left=left, op=done, right=right):
+                return self._applied(_number_of(_ARITHMETIC[type(done)]), self.value(left), self.value(right))
+            case ast.Call(func=ast.Name(id=name), args=inner, keywords=[]):
+                return self._applied(self.functions[name], *(self.value(one) for one in inner))
+            case ast.Name(id=name):
+                return self._name(name)
+        return self._name(ast.unparse(node))
+
+    def _joined(self, parts: list[ast.expr], *, ends: bool) -> Any:
+        found: Any = None
+        is_open = False
+        for part in parts:
+            value = self.value(part)
+            if value is UNKNOWN:
+                is_open = True
+            elif self.is_true(value) is ends:
+                return value
+            else:
+                found = value
+        return UNKNOWN if is_open else found
+
+    @staticmethod
+    def _applied(function: Callable[..., Any], *values: Any) -> Any:
+        return UNKNOWN if any(one is UNKNOWN for one in values) else function(*values)
+
+    @staticmethod
+    def is_true(value: Any) -> bool:
+        """As the trainers' parsers take it."""
+        return value.lower() not in FALSE_WORDS and bool(value) if isinstance(value, str) else bool(value)
+
+    def _path(self, name: str) -> KeyPath:
+        first, *rest = path_of(name)
+        return (*self.block, *rest) if first == "it" else (*self.base, first, *rest)
+
+    def _name(self, name: str) -> Any:
+        if name in self.table.values:
+            return self.value(self.table.values[name])
+        path = self._path(name)
+        value = self._written(path)
+        if value is not None:
+            return value
+        if name in self.around:
+            return self.around[name]
+        if self.around.get("is_piece"):
+            return UNKNOWN  # what is left out here may stand elsewhere
+        return self.table.defaults.get(name)
+
+    def _written(self, path: KeyPath) -> Any:
+        configuration, data = self.configuration, self.configuration.source.data
+        value = at(data, path)
+        if not isinstance(value, str):
+            return value
+        if (word := word_boolean(configuration, path)) is not None:
+            return word
+        if "$" in value:
+            meant = None if configuration.from_command else filled(value, data, self.around["environment"])
+            return UNKNOWN if meant is None else meant
+        return plain_scalar(value) if configuration.from_command else value
+
+
+def _number_of(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def of_numbers(left: Any, right: Any) -> Any:
+        if isinstance(left, list) and isinstance(right, list):
+            return [*left, *right]
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in (left, right)):
+            raise TypeError
+        return function(left, right)
+
+    return of_numbers
+
+
+def _items(value: Any) -> list[Any]:
+    """A list, or the items of a text with commas or blanks between them."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [one for one in re.split(r"[,\s]+", str(value)) if one]
+
+
+_FUNCTIONS: Functions = {
+    **{"len": len, "sum": sum, "max": max, "ceil": math.ceil},
+    "items": _items,
+    "keys": list,
+    "has_word": lambda value, words: any(word in str(value).lower() for word in words),
+    "items_in": lambda items, among: any(one in among for one in items),
+    "others": lambda items, known: [one for one in items if one not in known],
+    "ends_in": lambda items, names: [one for one in items if str(one).rpartition(".")[2] in names],
+    "last_parts": lambda items: [str(one).rpartition(".")[2] for one in items],
+    "is_word": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*", value) is not None,
+    "number": lambda value, place: float(_items(value)[place]),
+    "is_whole_number": lambda value: float(value).is_integer(),
+}
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else shown(value)
