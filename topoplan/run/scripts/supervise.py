@@ -164,8 +164,12 @@ def hold(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
     words += [f"{number}:{name}" for number, name in held.items()]
     told = {"COMMAND": " ".join(map(shlex.quote, words)), "PROGRAM": PROGRAM, "TOLD": json.dumps(TOLD)}
     return subprocess.Popen(
-        ["bash", "-c", HOLD], stdin=subprocess.PIPE, pass_fds=list(held), env={**os.environ, **told}
-    )  # fmt: skip
+        ["bash", "-c", HOLD],
+        stdin=subprocess.PIPE,
+        pass_fds=list(held),
+        env={**os.environ, **told},
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
+    )
 
 
 def held() -> "list[Peer]":
@@ -266,10 +270,11 @@ def go_on(peers: "list[Peer]") -> int:
     """Watch with them until the job has ended, and say how."""
     holder = None
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        # A signal that came while it is started would leave nobody who could tell it that this ends by itself.
         with contextlib.suppress(OSError):
             holder = hold(peers)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         Supervisor(peers).watch()
         word = ending()
     except Over as over:
