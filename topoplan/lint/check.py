@@ -1,4 +1,4 @@
-"""The whole of `topoplan check`: files in; findings, predictions and corrected copies out."""
+"""The whole of `topoplan check`: turn files into findings, predictions and corrected copies."""
 
 from __future__ import annotations
 
@@ -35,41 +35,43 @@ _ALL = Choice()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was found."""
+    """The result of a check."""
 
     setup: Setup
     findings: tuple[Finding, ...]
-    """Errors first, then by place."""
+    """Sorted by severity, errors first, then by place."""
     predictions: tuple[Prediction, ...]
-    """One for each configuration that names a model, where something can be said of it."""
+    """One for each configuration that names a model, if a cluster was given."""
     cluster: Cluster | None
     choice: Choice
     """Which findings were asked for."""
     ignored: int
-    """Findings that were left out."""
+    """Number of findings that the choice left out."""
     not_understood: tuple[Part, ...]
-    """YAML and JSON that is no configuration of a known trainer."""
+    """YAML and JSON parts that no known trainer recognizes as its configuration."""
 
     def count(self, severity: Severity) -> int:
-        """How many findings of a severity there are."""
+        """Return the number of findings of a severity."""
         return sum(one.severity == severity for one in self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """What `--fix` makes of it."""
+    """The result of `--fix`."""
 
     copies: tuple[Copy, ...]
-    """Not written yet."""
+    """Corrected copies that have yet to be written to disk."""
     after: Checked
-    """The same check of the corrected text; its parts keep the names of the originals."""
+    """The check of the corrected text; its parts keep the names of the originals."""
 
 
 def check(paths: Sequence[str], against: Against | None = None, choice: Choice = _ALL) -> Checked:
-    """Read files, directories of bundles, or `-` for standard input, and look at all that they hold together.
+    """Check files, bundle directories, or `-` for standard input, together as one setup.
 
-    With a cluster each configuration is predicted on it and held against the best plan; told is what the choice takes.
-    Raises InputError for what cannot be read.
+    With a cluster, each configuration is predicted on it and compared with the best plan. `choice` selects the findings
+    that are reported.
+
+    Raises InputError for a path that cannot be read.
     """
     against = against or Against()
     for path in paths:
@@ -99,7 +101,7 @@ def _refuse_links(directory: Path) -> None:
 
 
 def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checked:
-    """The same for what was read already."""
+    """Check a setup that has already been read; see `check`."""
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
     for configuration in setup.whole:
@@ -125,18 +127,18 @@ def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checke
 
 
 def fix(checked: Checked, against: Against) -> Fixed:
-    """Corrected copies of what was checked, as far as its findings say how."""
+    """Return corrected copies of what was checked, applying every edit that its findings carry."""
     wanted, setup = _corrected(checked)
     return Fixed(copies=wanted, after=check_setup(setup, against, checked.choice) if wanted else checked)
 
 
 def corrections(checked: Checked) -> int:
-    """How many corrections `fix` makes: of what was found, and of what only that brings to light."""
+    """Return how many findings `fix` corrects, including those that only appear after earlier corrections."""
     return len({id(finding) for copy in _corrected(checked)[0] for one in copy.corrections for finding in one.findings})
 
 
 def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
-    """The copies, and what they hold together."""
+    """Return the corrected copies and the setup that they form together."""
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
         setup = replace(setup_of(parts, recognisers()), versions=checked.setup.versions)
@@ -152,16 +154,16 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
         read = setup_of([new.get(part, part) for part in parts], recognisers())
         setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs, unread=setup.unread)
     except SpecError:
-        return (), setup  # nothing that starts or configures a training would be left
+        return (), setup  # the corrected text would no longer start or configure any training
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
     return copies(done, tuple(_files(setup)), reads=reads), setup
 
 
 def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
-    """Parts that make a corrected file: a whole file alone, and of a document what can be run.
+    """Yield the groups of parts that form a corrected file: a whole file alone, or the runnable pieces of a document.
 
-    That is each configuration that names a model, or any where none does, and each command with the blocks above it
-    that only set variables: the blocks of a document are one session in a shell.
+    Runnable pieces are each configuration that names a model (every configuration if none does) and each command
+    together with the blocks above it that only set variables, because the blocks of a document form one shell session.
     """
     whole = {configuration.part for configuration in setup.configurations if setup.is_whole(configuration)}
     starts = {launch.part for launch in setup.launches}
@@ -186,13 +188,14 @@ def _rule_findings(setup: Setup) -> Iterable[Finding]:
             if found.line in overridden.get(id(found.part), ()):
                 continue
             if finding := judged(found, setup.versions):
-                # What corrects a script breaks a recipe.
+                # Edits that are right for a shell script would break a Makefile recipe.
                 yield replace(finding, edits=()) if finding.part.is_makefile else finding
 
 
 def _overridden(setup: Setup) -> dict[int, set[int]]:
-    """By the id of a part: lines of which nothing is left, as each command that reads the file says all keys there
-    otherwise behind it."""
+    """Return, by the id of a part, the lines with no effect because every command that reads the file overrides their
+    keys.
+    """
     lines: dict[int, set[int]] = {}
     for configuration in setup.configurations:
         readers = [launch for launch in setup.launches if launch.reads is configuration]
@@ -206,11 +209,12 @@ def _overridden(setup: Setup) -> dict[int, set[int]]:
 
 
 def _in_order(findings: Iterable[Finding], setup: Setup, choice: Choice) -> tuple[Finding, ...]:
-    """Those that are chosen: errors first, then in the order of files and lines; each one once."""
+    """Return the chosen findings without duplicates, errors first, then in the order of files and lines."""
     order: dict[str, int] = {}
     for part in setup.parts:
         order.setdefault(part.name, len(order))
-    # What a script writes with a here-document is told of; a copy of the script would have to hold it corrected.
+    # A file that a script writes with a here-document is reported on, but has no copy: the script itself would have to
+    # change.
     told = (replace(one, edits=()) if one.part.file else one for one in findings if choice.takes(one, setup))
     return tuple(
         sorted(
@@ -225,7 +229,7 @@ def _in_order(findings: Iterable[Finding], setup: Setup, choice: Choice) -> tupl
 
 
 def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:
-    """A broken rule of the layout that a rule on the keys has told already, at the same place."""
+    """Whether a broken layout rule has already been reported at the same place by a rule on the keys."""
     return (finding.rule.startswith("layout-") and finding.line is not None) and any(
         (one.severity, one.part, one.line) == ("error", finding.part, finding.line) for one in found
     )

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, where it stands, why it matters and what to do."""
+"""Findings: what is wrong with a configuration, where, why it matters and what to do."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Literal
 from topoplan.reading.parts import Part
 
 Severity = Literal["error", "warning", "note"]
-"""error: it will not start, or trains something else than is written. warning: it works, worse than it could or only by
-luck. note: worth knowing."""
+"""error: training will not start, or does something other than what is written. warning: it works, but worse than it
+could or only by luck. note: worth knowing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """Lines of a part's text and what takes their place."""
+    """A range of lines of a part's text and its replacement."""
 
     first_line: int
-    """From 1, in the text of the part."""
+    """Line number in the text of the part, counted from 1."""
     last_line: int
-    """The last one that is replaced; `first_line - 1` inserts before `first_line`."""
+    """The last line to replace; `first_line - 1` inserts the text before `first_line`."""
     text: str
-    """New lines without the last line break; empty removes the old ones."""
+    """New lines without the final line break; empty text deletes the old lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,23 +29,24 @@ class Finding:
     """One thing that is wrong or worth knowing."""
 
     rule: str
-    """Name of the rule, for programs: `mca-ignored-key`."""
+    """Identifier of the rule in JSON output, such as `mca-ignored-key`."""
     severity: Severity
     part: Part
     line: int | None = None
-    """In the text of the part, from 1; None where it is about the whole of it, or about something that is missing."""
+    """Line in the text of the part, from 1; None if the finding is about the whole part or something missing from
+    it."""
     what: str
-    """One sentence without a full stop: what is written there, and what it does."""
+    """One sentence without a full stop: what is written, and what it does."""
     why: str = ""
-    """The reason, where `what` does not say it."""
+    """The reason, if `what` does not give it."""
     remedy: str = ""
-    """What to do."""
+    """What to do about it."""
     holds: str = ""
-    """At which versions of a package it is so, as pip writes them: `ms-swift>=4`; empty: at all that are known."""
+    """Package versions to which the finding applies, in pip's syntax: `ms-swift>=4`; empty for all known versions."""
     edits: tuple[Edit, ...] = ()
-    """How `--fix` does it; empty where only a person can."""
+    """Edits with which `--fix` corrects it; empty if only a person can."""
 
     @property
     def place(self) -> str:
-        """`file:line`, or the file alone."""
+        """`file:line`, or only the file if there is no line."""
         return self.part.place(self.line)

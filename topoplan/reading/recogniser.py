@@ -1,4 +1,4 @@
-"""How a trainer's files and commands are known: a value that each wing of the trainers fills in."""
+"""How a trainer's files and commands are recognized: a value that each trainer's subpackage fills in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from topoplan.reading.setup import Configuration, Variable
 
 SURE = 1000.0
-"""A claim that needs no comparison with those of others."""
+"""A claim so certain that it need not be compared with the claims of other trainers."""
 
 
 def _no_program(_text: str, _module: bool) -> str:
@@ -29,56 +29,58 @@ def _one_path(_configuration: Configuration, _variables: Sequence[Variable]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recogniser:
-    """What tells that a configuration or a command is one trainer's."""
+    """How to tell that a configuration or a command belongs to one trainer."""
 
     trainer: str
-    """Whose keys its configurations hold, as rules and translations name it."""
+    """Name of the trainer, as rules and translations use it."""
     package: str = ""
-    """As pip lists it, by whose version its files are judged."""
+    """Name of its pip package, whose version selects the rules that apply."""
     claim: Callable[[Mapping[str, Any], int], float]
-    """How surely a document is its own, of so many keys that are known (`keys`): 2 for each key that tells, below 1 for
-    a guess, 0 for none."""
+    """Score a document by its keys, given how many of `keys` it has: 2 per distinctive key, below 1 for a guess, 0 for
+    no match."""
     keys: Callable[[], Collection[str]] = frozenset
-    """Keys by which pasted text is known to be a configuration."""
+    """Keys by which pasted text is recognized as a configuration."""
     model_keys: tuple[str, ...] = ()
-    """Where the model may be named, `block.key` in a block, the first that is there; a configuration without any is a
-    piece of one."""
+    """Keys that may name the model (`block.key` for one inside a block); the first one present counts. A configuration
+    with none of them is an excerpt."""
     names: tuple[str, ...] = ()
-    """Of its commands, as they are typed."""
+    """Its commands, as typed."""
     usual: Callable[[str, bool], str] = _no_program
-    """The name by which rules know a program, from how a command calls it and whether that is a module; empty for any
-    that is of others."""
+    """Map a program, as a command calls it, and whether it is a module, to the name that rules use; empty for a foreign
+    program."""
     programs: str = ""
-    """Programs whose arguments are its keys, by their usual names, as a pattern."""
+    """Pattern of the programs, by the names that `usual` gives, that take the trainer's keys as arguments."""
     command: str = ""
-    """The one of them that takes a method first."""
+    """The program among them that takes a subcommand first."""
     methods: str = ""
-    """The methods with which it trains, as a pattern."""
+    """Pattern of the subcommands that train."""
     file_options: tuple[str, ...] = ()
-    """Options that name its file, in one or as directory and name; then no option of a command is a key of its own."""
+    """Options that name its configuration file, as one path or as directory and name; with them, no other option is a
+    key."""
     has_blocks: bool = False
-    """Its commands take their keys as `block.key=value`."""
+    """True if its commands take keys as `block.key=value`."""
     runs: Callable[[str, Collection[str], str], bool] = _runs_none
-    """Whether any other script of Python trains with it: by its name, the keys among its arguments, and the first."""
+    """Whether a Python script trains with it, given the script's name, the keys among its arguments, and the first
+    argument."""
     family: str = ""
-    """What the programs that train have in their names; empty where it has none of its own."""
+    """Text that occurs in the names of all programs that train with it; empty if there is no such text."""
     takes_deepspeed: bool = False
-    """Its key `deepspeed` names or holds a configuration of DeepSpeed's."""
+    """True if its key `deepspeed` names or contains a DeepSpeed configuration."""
     unpredicted: tuple[str, str, str] | None = None
-    """What is said, why, and what to do, where a prediction of its files was asked for; None where there are any."""
+    """Message, reason and remedy if a prediction is asked for but its files are not predicted; None if they are."""
     path: Callable[[Configuration, Sequence[Variable]], str | None] = _one_path
-    """Which of its ways to train is meant, where it has several."""
+    """Return which of its training paths a configuration takes, if it has several."""
 
 
 Recognisers = tuple[Recogniser, ...]
 
 
 def of_program(recognisers: Recognisers, program: str) -> Recogniser | None:
-    """Whose keys the arguments of a program are, by its usual name."""
+    """Return the recogniser of the trainer whose keys a program takes as arguments, by the program's usual name."""
     return next((one for one in recognisers if one.programs and re.fullmatch(one.programs, program)), None)
 
 
 @cache
 def keys_of(recognisers: Recognisers) -> frozenset[str]:
-    """All keys by which pasted text is known to be a configuration."""
+    """Return all keys by which pasted text is recognized as a configuration."""
     return frozenset().union(*(one.keys() for one in recognisers))

@@ -1,6 +1,7 @@
-"""The rules of `topoplan check`: what each of them says, told once in a table beside the code that finds it.
+"""The rules of `topoplan check`: each rule's texts stand in a table beside the code that detects it.
 
-A table is TOML with a section a rule, under its id; a dot and a word follow where one id has several texts:
+A table is a TOML file with one section per rule, named by the rule's id. If a rule has several texts, a dot and a word
+follow the id:
 
     [swift-warmup-ratio]
     level = "error"
@@ -8,9 +9,9 @@ A table is TOML with a section a rule, under its id; a dot and a word follow whe
     remedy = "use --warmup_steps for a number of steps"
     fix.name = "warmup_steps"
 
-`holds` says at which versions of a package it is so: it is a note where nobody says which version it is.
-`reads` and `source` at the top of a file hold for its rules that have none of their own. What stands in braces is
-filled in where the rule is found; `{key}` is always the key of the place.
+`holds` names the package versions to which the rule applies; the finding is a note if the version is unknown. `reads`
+and `source` at the top of a file are the defaults of its rules. Placeholders in braces are filled in when the rule
+fires; `{key}` is always the key at fault.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ class Rule:
     """One text of one rule."""
 
     id: str
-    """For programs and `--select`: `swift-warmup-ratio`."""
+    """Identifier in JSON output and for `--select`, such as `swift-warmup-ratio`."""
     level: Severity
     reads: str
-    """What it looks at, for the documentation."""
+    """What the rule examines, for the documentation."""
     what: str
-    """One sentence without a full stop, as a template: what is written there, and what it does."""
+    """Template of one sentence without a full stop: what is written, and what it does."""
     why: str = ""
     remedy: str = ""
     holds: str = ""
-    """At which versions of a package it is so, `ms-swift>=4`; empty: at all that are known."""
+    """Package versions to which the rule applies, such as `ms-swift>=4`; empty for all known versions."""
     source: str = ""
-    """File and function of the trainer or tool that it follows."""
+    """File and function of the trainer or tool that the rule is derived from."""
     fix: Mapping[str, Any] = field(default_factory=dict)
-    """How `--fix` corrects the key: `drop = true`, or the `name` and `value` that it gets."""
+    """How `--fix` corrects the key: `drop = true`, or the `name` and `value` to replace it with."""
 
     def at(
         self,
@@ -57,7 +58,7 @@ class Rule:
         edits: tuple[Edit, ...] | None = None,
         **said: Any,
     ) -> Finding:
-        """A finding at a key at the top, at a path, or about the whole of a configuration."""
+        """Return a finding at a top-level key, at a path, or about the configuration as a whole."""
         path: KeyPath = (place,) if isinstance(place, str) else place or ()
         if edits is None:
             edits = self._edits(configuration, path)
@@ -65,7 +66,8 @@ class Rule:
         return self.found(configuration.part, configuration.line(*path), edits=edits, **said)
 
     def on(self, launch: Launch, where: int | Option | Variable | None = None, /, **said: Any) -> Finding:
-        """A finding on a launch: at a line, an option, a variable of the same part, or else at its first line."""
+        """Return a finding on a launch: at a line, an option, a variable set in the same part, or else its first
+        line."""
         if isinstance(where, Variable) and where.part is not launch.part:
             where = None
         line = where if isinstance(where, int | None) else where.line
@@ -84,7 +86,7 @@ class Rule:
         edits: tuple[Edit, ...] = (),
         **words: Any,
     ) -> Finding:
-        """A finding at a line; `words` fill in the texts, and what is given takes the place of the rule's own."""
+        """Return a finding at a line; `words` fill in the templates, and texts given here override the rule's own."""
         return Finding(
             rule=self.id,
             severity=level or self.level,
@@ -106,7 +108,7 @@ class Rule:
 
 
 def read_rules(package: str, name: str) -> Mapping[str, Rule]:
-    """The table of that name in a package: section -> rule."""
+    """Read a table of rules from a package. Returns rules by section name."""
     document = tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
     shared = {key: document.pop(key) for key in ("reads", "source") if key in document}
     rules: dict[str, Rule] = {}

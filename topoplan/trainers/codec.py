@@ -1,4 +1,4 @@
-"""A trainer's keys and the parts of a layout: one row a key, which writes it, shows it, and reads it back."""
+"""Conversion between a trainer's keys and layouts: one row per key, which writes it, shows it and reads it back."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Reading:
     keys: Keys
     model: Model
     world: int
-    """GPUs that it runs on."""
+    """Number of GPUs that it runs on."""
     launch: Launch | None = None
     """The command that starts it."""
     sharding: Sharding = field(default_factory=Sharding)
-    """Where data alone is split."""
+    """How states are sharded, for data-parallel backends."""
     parts: dict[str, Any] = field(default_factory=dict)
-    """Parts of the layout: those of the rows above."""
+    """Parts of the layout that the preceding rows have read."""
 
     @property
     def is_moe(self) -> bool:
@@ -45,7 +45,7 @@ class Reading:
 
     @property
     def replicas(self) -> int:
-        """The data parallel size that the degrees above leave."""
+        """The data-parallel size that remains after the degrees read so far."""
         split: int = math.prod(self.parts.get(name, 1) for name in ("tp", "pp", "cp", "ulysses"))
         return max(1, self.world // split)
 
@@ -56,17 +56,17 @@ Comment: TypeAlias = str | Callable[[Spec, Layout], str]
 
 
 def degree(reading: Reading, key: str) -> int:
-    """A whole number, 1 where it is not given. Raises SpecError for anything else."""
+    """Read a whole number, 1 if the key is absent. Raises SpecError for any other value."""
     return reading.keys.degree(key)
 
 
 def flag(reading: Reading, key: str) -> bool:
-    """A switch."""
+    """Read a boolean."""
     return reading.keys.flag(key)
 
 
 def nothing(spec: Spec, layout: Layout) -> None:
-    """Writes no key."""
+    """Write no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,19 @@ class Row:
 
     key: str
     part: str = ""
-    """Of the layout, that `read` gives; empty where another row's reads this key too."""
+    """The part of the layout that `read` returns; empty if another row reads this key too."""
     read: Read = degree
-    """From the key's name. Raises SpecError for a wrong type, NotPredictedError for what no layout has."""
+    """Read the part, given the key's name. Raises SpecError for a wrong type, NotPredictedError for an unsupported
+    value."""
     comment: Comment = ""
-    """Why the line is there."""
+    """Comment that explains the line in the file."""
     write: Write | None = None
-    """The value in a file, None where the key is left out; the part as it is unless told otherwise."""
+    """Return the value for a file, None to leave the key out; by default the part's value in the layout."""
     show: Write | None = None
-    """The value where a layout is told in the trainer's words; as it is written unless told otherwise."""
+    """Return the value for display in the trainer's terms; by default the value for a file."""
 
     def value(self, spec: Spec, layout: Layout) -> Any:
-        """In a file of the trainer; None: left out."""
+        """Return the value in a file of the trainer; None if the key is left out."""
         return getattr(layout, self.part) if self.write is None else self.write(spec, layout)
 
 
@@ -94,12 +95,12 @@ Rows: TypeAlias = Mapping[str, Row]
 
 
 def by_key(*rows: Row) -> Rows:
-    """Rows by their keys, in order; a later one of a key takes the place of an earlier one."""
+    """Return rows by key, in order; a later row replaces an earlier one for the same key."""
     return {row.key: row for row in rows}
 
 
 def entries(rows: Rows, keys: Iterable[str], spec: Spec, layout: Layout) -> list[Entry]:
-    """The lines of a file for these keys, without those that are left out."""
+    """Return the file's lines for these keys, skipping those that are left out."""
     found = []
     for row in (rows[key] for key in keys):
         if (value := row.value(spec, layout)) is not None:
@@ -109,14 +110,14 @@ def entries(rows: Rows, keys: Iterable[str], spec: Spec, layout: Layout) -> list
 
 
 def shown(rows: Rows, spec: Spec, layout: Layout) -> dict[str, Any]:
-    """A layout in the trainer's words; None where the key is best left out."""
+    """Return a layout in the trainer's terms; None for a key that is best left out."""
     return {row.key: (row.show or row.value)(spec, layout) for row in rows.values()}
 
 
 def layout_of(rows: Rows, reading: Reading, **further: Any) -> Layout:
-    """The layout that the keys mean, legal or not. Raises what the rows' `read` raises.
+    """Return the layout that the keys describe, legal or not. Raises whatever the rows' `read` raises.
 
-    `further` are parts that no key says. The data parallel size is what the other degrees leave of the GPUs.
+    `further` are parts that no key sets. The data-parallel size is what the other degrees leave of the GPUs.
     """
     parts = reading.parts
     parts.update(further)
@@ -127,42 +128,43 @@ def layout_of(rows: Rows, reading: Reading, **further: Any) -> Layout:
 
 
 def none(*_: object) -> Iterator[Any]:
-    """Nothing to say."""
+    """Yield nothing."""
     return iter(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """What a configuration of a trainer means, for one of its ways to train."""
+    """How to interpret a trainer's configuration, for one of its training paths."""
 
     reads: str
-    """What its configurations are recognised as: the way that a Recogniser's `path` gives, else its `trainer`."""
+    """Which configurations it reads: the training path that a Recogniser's `path` returns, else its `trainer`."""
     rows: Rows
     defaults: Callable[[], Mapping[str, Any]]
-    """Of the trainer: key -> value."""
+    """The trainer's defaults: key -> value."""
     view: Callable[[Configuration, Setup], Configuration] = lambda configuration, _: configuration
-    """A configuration in the keys of the rows, where it has them otherwise. Raises SpecError."""
+    """Return a configuration with the keys that the rows use, if its own are arranged differently. Raises SpecError."""
     length: str = ""
-    """Key of the tokens of a sequence; empty where there is none."""
+    """Key of the sequence length in tokens; empty if there is none."""
     needs_length: bool = True
-    """Without it nothing says how long samples are; else the trainer cuts none."""
+    """True if the sample length is unknown without that key; False if the trainer then leaves samples uncut."""
     shards: bool = False
-    """Files of DeepSpeed, FSDP or accelerate say how states are split."""
+    """True if DeepSpeed, FSDP or accelerate files determine how states are sharded."""
     model: Callable[[Configuration, str, int], tuple[Model, str]] = model_of
-    """The model of that name, empty where none is given, and what was assumed to find it. Raises ModelError."""
+    """Look up a model by name (empty if none is given). Returns it with the assumption made to find it. Raises
+    ModelError."""
     gpus: Callable[[Keys], int | None] | None = None
-    """How many GPUs the file itself is for, where no command says so."""
+    """Number of GPUs that the file itself asks for, for trainers whose command does not give it."""
     layout: Callable[[Reading], Layout]
-    """Raises SpecError for a value of a wrong type, NotPredictedError for what is not predicted."""
+    """Read the layout. Raises SpecError for a value of a wrong type, NotPredictedError for an unsupported value."""
     job: Callable[[Reading, Layout, int], Job]
-    """The same, of sequences of so many tokens."""
+    """Read the job, given the sequence length in tokens. Raises as `layout` does."""
     carries: Callable[[Keys, Job], Mapping[str, Any]] = common
-    """Keys of a spec's job that go along with it and that no layout is read from."""
+    """Further keys for a spec's job that do not affect the layout."""
     refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
-    """Jobs of its files that the trainer refuses."""
+    """Jobs that the trainer refuses to run from its files."""
     findings: Callable[[Setup, Configuration, Spec, Layout], Iterator[Finding]] = none
-    """What rules say that need the whole layout."""
+    """Findings of rules that need the whole layout."""
     follows: tuple[str, ...] = ()
-    """Keys beside the rows that are right for one layout and wrong for another; as they are written for it."""
+    """Keys, besides the rows, whose right value depends on the layout and that are emitted with it."""
     assumptions: Callable[[Reading, Layout, Job], Iterator[str]] = none
-    """Sentences on what the files do not say; empty ones are left out."""
+    """Sentences on what the files leave open; empty ones are dropped."""

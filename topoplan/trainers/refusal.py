@@ -1,4 +1,4 @@
-"""Why a trainer cannot run a job or a layout: said as data, by the search, by `generate` and by `check` alike."""
+"""Why a trainer cannot run a job or a layout, as data for the search, `generate` and `check` alike."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from topoplan.errors import InputError, LayoutError, SpecError
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a trainer would refuse, ignore or train otherwise than planned; phrases as `InputError` takes them."""
+    """What a trainer would refuse, ignore, or train differently from the plan; texts are those of an `InputError`."""
 
     rule: str
-    """For programs."""
+    """Identifier for programs."""
     what: str
     _: KW_ONLY
     where: str = ""
     expected: str = ""
     remedy: str = ""
     kind: type[InputError] | None = None
-    """The class of the error that `generate` ends with; None is LayoutError for a key of the layout, else SpecError."""
+    """Class of the error that `generate` raises; None for LayoutError if `where` is a key of the layout, else
+    SpecError."""
     is_predicted: bool = False
-    """Of a job: memory and time are predicted all the same."""
+    """True if memory and time of a refused job are predicted all the same."""
 
     @property
     def error(self) -> InputError:
-        """What is raised where somebody asked for just this."""
+        """The error to raise if the user explicitly asked for what is refused."""
         kind = self.kind or (LayoutError if self.where.startswith("layout.") else SpecError)
         return kind(self.what, where=self.where, expected=self.expected, remedy=self.remedy)
 
 
 def refuse(refusals: Iterable[Refusal]) -> None:
-    """Raise the first of them, if there is one."""
+    """Raise the first refusal as an error, if there is one."""
     for refusal in refusals:
         raise refusal.error

@@ -1,4 +1,4 @@
-"""The trainers that files are written for, and what they say of a layout."""
+"""The trainers that files can be written for, and which of them can run a layout."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TRAINERS: Sequence[Trainer] = OnDemand(
     "topoplan.trainers.swift.trainer:MS_SWIFT",
     "topoplan.trainers.trinity.trainer:TRINITY_RFT",
 )
-"""The first one that can run a layout is the one that it is written for, where nobody says."""
+"""In order of preference: if the user names no trainer, a layout is written for the first one that can run it."""
 
 TRAINER_RULE = "trainer"
-"""Name of the rule that some trainer, or the spec's where it names one, can run the layout."""
+"""Name of the rule that some trainer, or the one that the spec names, must be able to run the layout."""
 _OTHERS = "take another layout, or another trainer"
 
 
@@ -35,17 +35,17 @@ _OTHERS = "take another layout, or another trainer"
 
 
 def trainer_names() -> tuple[str, ...]:
-    """As `--trainer` takes them."""
+    """Return the names that `--trainer` takes."""
     return tuple(trainer.name for trainer in TRAINERS)
 
 
 def trainer_named(name: str) -> Trainer:
-    """The trainer of that name."""
+    """Return the trainer of that name."""
     return next(trainer for trainer in TRAINERS if trainer.name == name)
 
 
 def trainer_name(name: Any, where: str = "") -> str | None:
-    """`name`, where it is the name of a trainer or None; else raise InputError."""
+    """Return `name` if it is None or the name of a trainer; raise InputError otherwise."""
     if name is None or any(name == trainer.name for trainer in TRAINERS):
         return name  # type: ignore[no-any-return]
     raise InputError(
@@ -57,7 +57,8 @@ def trainer_name(name: Any, where: str = "") -> str | None:
 
 
 def backend_names(text: str, trainer: str | None, where: str = "", *, finetuning: str = "full") -> tuple[str, ...]:
-    """`all`, or names with commas between them. Raises LayoutError for an unknown one, or one that a trainer lacks."""
+    """Parse `all` or a comma-separated list of backends. Raises LayoutError for one that is unknown or not the
+    trainer's."""
     if text.strip() == "all":
         return backends_of(trainer, finetuning)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -79,7 +80,7 @@ def _known_backends(trainer: str | None = None) -> list[str]:
 
 
 def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
-    """What is searched for a trainer: Megatron first, where it has it; without a name that of the usual one."""
+    """Return the backends to search for a trainer, Megatron first; for None, those of the default trainer."""
     return next(one for one in TRAINERS if one.name == name or (name is None and finetuning in one.usual_for)).backends
 
 
@@ -91,25 +92,25 @@ def _ways(name: str | None) -> Iterator[tuple[Trainer, Way]]:
 
 
 def _ways_of(backend: str, name: str | None = None) -> Iterator[tuple[Trainer, Way]]:
-    """Those with a backend; of one trainer where it is named."""
+    """Yield the trainers with a backend and their training paths for it; only the named trainer if one is named."""
     return ((trainer, way) for trainer, way in _ways(name) if backend in way.traits)
 
 
 def has_way(backend: str, name: str | None) -> bool:
-    """A trainer, or any where it is None, has a backend."""
+    """Whether the named trainer, or any trainer for None, has a backend."""
     return any(True for _ in _ways_of(backend, name))
 
 
 def way_of(backend: str, name: str | None = None) -> Way:
-    """How a backend is run where nobody says otherwise: by the trainer of that name, if it has it, else the first."""
+    """Return the training path for a backend: the named trainer's if it has one, else that of the first trainer."""
     _, way = next(_ways_of(backend, name), None) or next(_ways_of(backend))
     return way
 
 
 def traits_of(backend: str, name: str | None) -> Traits:
-    """How a backend's trainer computes; the one that was asked for, where several have the backend.
+    """Return how a backend's trainer computes; `name` selects among trainers that share the backend.
 
-    A layout of backend megatron that no trainer is named for is one of Megatron-LM's own loop.
+    Without a trainer, the backend megatron means Megatron-LM's own training loop.
     """
     if name is None and backend == MEGATRON.name:
         return MEGATRON
@@ -117,26 +118,26 @@ def traits_of(backend: str, name: str | None) -> Traits:
 
 
 def steps_of(job: Job, backend: str, name: str | None) -> int | None:
-    """Optimizer steps of a job as the trainer counts them; None where the spec does not say how many samples."""
+    """Return the optimizer steps of a job as its trainer counts them; None if the number of samples is unknown."""
     return way_of(backend, name).steps(job, job.trainer)
 
 
 def job_refusals(spec: Spec, backend: str) -> Iterator[Refusal]:
-    """Why no layout of a backend would help a job."""
+    """Yield the reasons why no layout of a backend can run a job."""
     yield from way_of(backend).job_refusals(spec)
     yield from missing_precision(spec)
     yield from _foreign_profile(spec, backend)
 
 
 def versions_of(spec: Spec, backend: str, trainer: str | None) -> dict[str, str]:
-    """Package -> version, as far as they are known: those that the trainer's files are for, and those of the hosts."""
+    """Return package -> version as far as known: the versions the trainer's files are for, then those of the hosts."""
     written = way_of(backend, trainer).versions() if trainer else {}
     words = {name: " or ".join(found) if isinstance(found, list) else str(found) for name, found in written.items()}
     return {**words, **spec.cluster.software}
 
 
 def _foreign_profile(spec: Spec, backend: str) -> Iterator[Refusal]:
-    """Constants that were measured with another trainer, or with other versions of its packages."""
+    """Refuse constants that were measured with another trainer, or with other versions of its packages."""
     own = spec.profile
     if own is None or own.calibrated is None or not own.calibrated.trainer:
         return
@@ -154,7 +155,10 @@ def _foreign_profile(spec: Spec, backend: str) -> Iterator[Refusal]:
 
 
 def unpredicted(spec: Spec, backend: str, *, is_of_file: bool = False) -> Iterator[Refusal]:
-    """Why a job is not even predicted under a backend: of a file, whose own trainer runs it, for its profile alone."""
+    """Yield the reasons not to predict a job under a backend.
+
+    A job read from a trainer's file already has a trainer that runs it, so only its profile can be a reason.
+    """
     if not is_of_file:
         yield from (one for one in way_of(backend).job_refusals(spec) if not one.is_predicted)
     yield from _foreign_profile(spec, backend)
@@ -162,21 +166,21 @@ def unpredicted(spec: Spec, backend: str, *, is_of_file: bool = False) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who runs a layout."""
+    """Which trainer runs a layout."""
 
     trainer: Trainer | None
-    """The first one that can; None where there is none."""
+    """The first trainer that can run it; None if there is none."""
     refused: tuple[Trainer, Refusal] | None
-    """What the first one says that cannot."""
+    """The first trainer that cannot run it, with its refusal."""
 
     @property
     def name(self) -> str | None:
-        """Of the trainer."""
+        """The name of the trainer, if there is one."""
         return self.trainer.name if self.trainer else None
 
 
 def verdict(spec: Spec, layout: Layout, name: str | None = None) -> Verdict:
-    """What the trainers say of a layout; each is asked once, until one can run it."""
+    """Ask the trainers in order whether they can run a layout, until one can."""
     said = None
     for trainer, way in _ways_of(layout.backend, name):
         refusal = next(way.refusals(spec, layout), None)
@@ -187,7 +191,7 @@ def verdict(spec: Spec, layout: Layout, name: str | None = None) -> Verdict:
 
 
 def caveats_of(spec: Spec, layout: Layout, trainer: Trainer | None) -> tuple[str, ...]:
-    """Known trouble of a layout with the trainer that runs it: of its packages, and of what it writes."""
+    """Return the known problems of a layout with its trainer, caused by packages or by the files written for it."""
     if trainer is None or (way := trainer.way(layout.backend)) is None:
         return ("none of the trainers that files are written for can run it",)
     return (
@@ -198,15 +202,15 @@ def caveats_of(spec: Spec, layout: Layout, trainer: Trainer | None) -> tuple[str
 
 
 def is_for_others(spec: Spec, layout: Layout) -> bool:
-    """Megatron-LM's own layouts are predicted for trainers that no files are written for, too.
+    """Whether a layout may be predicted for a trainer that no files are written for.
 
-    Adapters are predicted as ms-swift's are.
+    This holds for full fine-tuning with Megatron-LM's layouts; adapters are predicted as in ms-swift.
     """
     return spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full"
 
 
 def broken_by(spec: Spec, layout: Layout, said: Verdict) -> Broken | None:
-    """A verdict as the rule that some trainer can run a layout; None where one can."""
+    """Return a verdict as a broken rule that some trainer must run the layout; None if one can."""
     if said.trainer is not None:
         return None
     if said.refused is None:
@@ -216,7 +220,7 @@ def broken_by(spec: Spec, layout: Layout, said: Verdict) -> Broken | None:
 
 
 def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:
-    """What the first trainer says against a layout, and what would help; None where one can run it."""
+    """Return why no trainer can run a layout and what would help; None if one can."""
     if is_for_others(spec, layout):
         return None
     return broken_by(spec, layout, verdict(spec, layout, spec.trainer))
@@ -226,9 +230,9 @@ def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:
 
 
 def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
-    """The trainer that writes files for a backend; without a name the first one.
+    """Return the trainer that writes files for a backend; without a name, the first one that has it.
 
-    Raises InputError for an unknown trainer, LayoutError for a backend that it cannot train with.
+    Raises InputError for an unknown trainer, and LayoutError for a backend that the trainer lacks.
     """
     name = trainer_name(name)
     if able := next(_ways_of(backend, name), None):
@@ -244,9 +248,10 @@ def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
 
 
 def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trainer, Way]:
-    """The same; without a name the first one that can run the layout, if there is one.
+    """Return the trainer that writes files for a layout; without a name, the first one that can run it, if any.
 
-    Raises SpecError for a job that is predicted, and that no files are written for.
+    Raises SpecError for a job that can be predicted but that no files are written for yet, and otherwise as
+    `written_by`.
     """
     job = spec.job
     for key, is_written in (

@@ -1,24 +1,25 @@
-"""What a trainer refuses of keys that are each right alone: relations, told in a table of the trainer's wing.
+"""Relations between keys: combinations that a trainer refuses though each value is valid alone, listed in TOML tables.
 
-    [defaults]                                   # of the trainer, where a relation needs them
+    [defaults]                                   # the trainer's defaults, as far as relations need them
     steps_per_generation = 1
-    [values]                                     # worked out of keys, under a name of their own
+    [values]                                     # named expressions over keys
     generation_batch = "global_batch_size * steps_per_generation"
     [[refused]]
-    at = ["num_generations"]                     # the first of these keys that is written has the finding
+    at = ["num_generations"]                     # the finding points at the first of these keys that is present
     when = "generation_batch % num_generations"
     what = "num_generations {num_generations} does not divide the {generation_batch} samples of a step"
     remedy = "choose a divisor"
 
-A refusal of several keys is told once, with `keys` and KEY where the name of each stands. `[[unwise]]` is of the same
-form, and tells what is taken and does not do what it seems to. `[choices]` and `numbers` hold values of single keys
-that no key list of the catalog knows. `when` is an expression in Python's grammar on keys (`block.key` in a block),
-values, and what `around` knows of the launch and the model. It is of three values: what only the shell or the machine
-knows is unknown, and so is all that depends on it. `each` names blocks by patterns (`rewards.*`); in `when` their keys
-are `it.key`. `env.NAME` is a variable of the command that its script sets.
+`keys` repeats a relation for several keys; each key's name replaces KEY. `[[unwise]]` has the form of `[[refused]]`,
+for combinations that are accepted but do not do what they appear to. `[choices]` and `numbers` constrain the values of
+single keys that are missing from the key lists of the catalog. `when` is a Python expression over keys (`block.key`
+inside a block), values, and the facts about launch and model that `around` provides. Its logic is three-valued: what
+only the shell or the machine knows is unknown, and so is everything that depends on it. `each` selects blocks by
+patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an environment variable that the script sets for
+the command.
 
-`shared = "megatron_core.toml"` adds the rows of that table, which lies beside this module and is of what several
-trainers build on. Where `shared_within` names blocks, its keys are theirs.
+`shared = "megatron_core.toml"` includes the rows of a table in this directory that several trainers build on. With
+`shared_within`, the keys in those rows are looked up in the named blocks.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """One thing that is refused, or unwise."""
+    """One combination that is refused or unwise."""
 
     at: tuple[str, ...]
     when: ast.expr
@@ -70,24 +71,24 @@ class Relation:
     each: tuple[str, ...] = ("",)
     is_refused: bool = True
     within: bool = False
-    """All keys are those of the block."""
+    """True if all keys are looked up inside the block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relations:
-    """A table."""
+    """A table of relations."""
 
     defaults: Mapping[str, Any]
     values: Mapping[str, ast.expr]
     choices: Mapping[str, tuple[str, ...]]
-    """Key -> values, of keys that no list of the catalog has."""
+    """Key -> allowed values, for keys that are missing from the catalog's key lists."""
     numbers: tuple[str, ...]
-    """Keys that take whole numbers alone."""
+    """Keys that take only whole numbers."""
     refused: tuple[Relation, ...]
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Relations:
-        """From what TOML holds."""
+        """Build the relations from a parsed TOML document."""
         told = [(one, True) for one in document["refused"]] + [(one, False) for one in document.get("unwise", ())]
         if "shared" in document:
             within = {"each": document["shared_within"], "within": True} if "shared_within" in document else {}
@@ -108,8 +109,11 @@ class Relations:
         functions: Functions = MappingProxyType({}),
         unwise: Rule | None = None,
     ) -> Iterator[Finding]:
-        """What is refused in a configuration, in the words of a rule that says `{refusal}` and `{remedy}`; what is
-        unwise, in those of another."""
+        """Yield what is refused in a configuration, as findings of `rule`, whose text contains `{refusal}` and
+        `{remedy}`.
+
+        Unwise combinations become findings of `unwise`, or of `rule` if `unwise` is None.
+        """
         yield from self._wrong_values(rule, configuration, around)
         functions = {**_FUNCTIONS, **functions}
         for relation in self.refused:
@@ -119,7 +123,7 @@ class Relations:
                     continue
                 what = read.text(relation.what)
                 its, place = rule if relation.is_refused else unwise or rule, read.place(relation.at)
-                if relation.is_refused or place is not None:  # nobody means a default to do something
+                if relation.is_refused or place is not None:  # a default is not meant to have an effect
                     yield its.at(configuration, place, refusal=what, remedy=relation.remedy)
 
     def _wrong_values(self, rule: Rule, configuration: Configuration, around: Mapping[str, Any]) -> Iterator[Finding]:
@@ -140,7 +144,7 @@ class Relations:
 
 
 def read_relations(package: str, name: str) -> Relations:
-    """The table of that name in a package."""
+    """Read a table of relations from a package."""
     return Relations.of(_table(package, name))
 
 
@@ -150,7 +154,7 @@ def _table(package: str, name: str) -> Mapping[str, Any]:
 
 
 def _relations(told: Mapping[str, Any], is_refused: bool) -> Iterator[Relation]:
-    """One, or one for each of its `keys`."""
+    """Yield the relation of a section, or one for each of its `keys`."""
     told = {"is_refused": is_refused, **told}  # a copy
     for key in told.pop("keys", ("KEY",)):
         own = told | {name: told[name].replace("KEY", key) for name in ("when", "what", "remedy") if name in told}
@@ -176,7 +180,7 @@ def _blocks(data: Any, pattern: str, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 class _Read:
-    """The expressions of a table, on one configuration and one of its blocks."""
+    """Evaluates a table's expressions for one configuration and one of its blocks."""
 
     def __init__(
         self,
@@ -193,7 +197,7 @@ class _Read:
         self.functions = functions
 
     def place(self, keys: tuple[str, ...]) -> KeyPath | None:
-        """The first key that is written, and not with its default where another one is."""
+        """Return the path of the first key that is present, preferring keys whose value is not the default."""
         values = {key: at(self.configuration.source.data, self._path(key)) for key in keys}
         written = [key for key, value in values.items() if value is not None]
         telling = [key for key in written if values[key] != self.table.defaults.get(key)]
@@ -203,7 +207,8 @@ class _Read:
         return re.sub(r"\{([^{}]+)\}", lambda match: _said(self.value(_parsed(match[1]))), template)
 
     def value(self, node: ast.expr) -> Any:
-        """UNKNOWN where it depends on what is not known, or on values of a wrong type, which other rules refuse."""
+        """Evaluate an expression; UNKNOWN if it depends on unknown values, or on values of a wrong type (other rules
+        refuse those)."""
         try:
             return self._value(node)
         except (TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
@@ -251,7 +256,7 @@ class _Read:
 
     @staticmethod
     def is_true(value: Any) -> bool:
-        """As the trainers' parsers take it."""
+        """Interpret a value as a boolean, as the trainers' parsers do."""
         return value.lower() not in FALSE_WORDS and bool(value) if isinstance(value, str) else bool(value)
 
     def _path(self, name: str) -> KeyPath:
@@ -268,7 +273,7 @@ class _Read:
         if name in self.around:
             return self.around[name]
         if self.around.get("is_piece"):
-            return UNKNOWN  # what is left out here may stand elsewhere
+            return UNKNOWN  # the rest of the configuration may set it
         return self.table.defaults.get(name)
 
     def _written(self, path: KeyPath) -> Any:
@@ -296,7 +301,7 @@ def _number_of(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _items(value: Any) -> list[Any]:
-    """A list, or the items of a text with commas or blanks between them."""
+    """Return a list as it is, or split text at commas and whitespace."""
     if value is None:
         return []
     return value if isinstance(value, list) else [one for one in re.split(r"[,\s]+", str(value)) if one]

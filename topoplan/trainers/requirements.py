@@ -1,6 +1,6 @@
-"""What a run asks of the Python environment of its hosts: packages, their versions, and why.
+"""What a run needs of the Python environment on its hosts: packages, their versions, and why.
 
-One list for the README of a bundle, its node scripts, plan.json, preflight and the warnings of a plan.
+A bundle's README, its node scripts, plan.json, preflight and the warnings of a plan all use this one list.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from topoplan.trainers.known_faults import FAULTS, Fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """Which versions of packages a trainer's files are written for."""
+    """The package versions that a trainer's files are written for."""
 
     title: str
-    """The trainer's name as its makers write it."""
+    """The trainer's name as its makers spell it."""
     bounds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Package -> versions as pip writes them, and what others are."""
+    """Package -> versions in pip's syntax, and what is wrong with other versions."""
     tried: Callable[[], Mapping[str, tuple[str, ...]]] = dict
-    """Package -> versions that it can run with, the usual one first; of packages that have several."""
+    """Package -> versions that the trainer supports, the default first; only packages with several are listed."""
 
     def bound(self, package: str) -> tuple[str, str]:
-        """Of `bounds`; nothing where there is none."""
+        """Return the entry of a package in `bounds`, empty strings if it has none."""
         return self.bounds.get(package, ("", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """One package that has to be there."""
+    """One package that must be installed."""
 
     package: Package
     versions: str = ""
-    """With others the run ends, or does something else than is written; as pip writes them, empty: any will do."""
+    """Versions, in pip's syntax, with which the run works as configured; empty if any version does."""
     why: str = ""
-    """What happens with others."""
+    """What happens with other versions."""
     installs: str = ""
-    """What pip is told to install, where it is narrower."""
+    """Versions to pass to `pip install`, if narrower than `versions`."""
     avoids: tuple[str, ...] = ()
-    """The faults, by their names, that narrowed the versions."""
+    """Names of the faults that narrowed the versions."""
 
     @property
     def pip_words(self) -> str:
-        """What `pip install` is given, quoted for a shell."""
+        """The argument for `pip install`, quoted for a shell."""
         return pip_words(self.package, self.installs or self.versions)
 
     @property
     def remedy(self) -> str:
-        """The command that puts it right."""
+        """The command that installs the package, or the advice to use another Python."""
         if self.package.name == PYTHON:
             return f"make the environment with Python {in_words(self.versions)}"
         return " ".join(filter(None, ("pip install", self.package.options, self.pip_words)))
@@ -61,9 +61,10 @@ class Requirement:
 def requirements_of(
     spec: Spec, layout: Layout, trainer: Versions, wanted: Mapping[str, str]
 ) -> tuple[Requirement, ...]:
-    """What a run of a layout needs: `wanted`, package -> versions to install, narrowed by the faults of others.
+    """Return what a run of a layout needs: `wanted` (package -> versions to install), narrowed to avoid known faults.
 
-    Of a fault that no version which the trainer takes is free of nothing is asked; `environment_warnings` tells it.
+    A fault that none of the trainer's supported versions is free of adds no requirement; `environment_warnings` reports
+    it.
     """
     found, avoided = [], _avoided(spec, _met(spec, layout), trainer)
     for name, installs in wanted.items():
@@ -91,10 +92,10 @@ def requirements_of(
 def install_commands(
     requirements: Iterable[Requirement], brought: Iterable[str] = (), also: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, ...]:
-    """Commands that install them in an order that works, PyTorch first where its version counts.
+    """Return commands that install the requirements in a working order, PyTorch first if its version matters.
 
-    `brought` are installed by others of them; `also` are packages with their versions that a run can do without. What
-    is built against PyTorch, or comes from a repository, has a command of its own.
+    `brought` are packages that other requirements install as dependencies; `also` are optional packages with their
+    versions. Packages that are built against PyTorch or come from a repository get a command of their own.
     """
     further = [
         Requirement(package=packages().get(name) or Package(name=name, module=""), installs=versions)
@@ -112,9 +113,9 @@ def install_commands(
 
 
 def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -> Iterator[str]:
-    """What a layout needs of the environment beyond what is usual, and what goes wrong with all that it can be.
+    """Yield what a layout needs of the environment beyond the usual, and the faults that no environment can avoid.
 
-    Without a trainer that can run the layout, packages may be of any version.
+    Without a trainer that can run the layout, packages may have any version.
     """
     is_written, trainer = trainer is not None, trainer or Versions(title="")
     met = _met(spec, layout)
@@ -124,7 +125,7 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
         if fault in avoided:
             stated = spec.cluster.software.get(fault.package)
             if stated is None and fault.package not in trainer.tried() and is_written:
-                continue  # every bundle of this trainer asks for it
+                continue  # every bundle of this trainer requires it already
             if stated is None or not allows(fault.cure, stated):
                 have = f"; `software` of the spec has {stated}" if stated else ""
                 versions = narrowed((trainer.bound(fault.package)[0], fault.cure))
@@ -135,12 +136,12 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
 
 
 def _met(spec: Spec, layout: Layout) -> list[Fault]:
-    """The faults that a layout alone brings about."""
+    """Return the faults that a layout triggers by itself, whatever else the environment holds."""
     return [fault for fault in FAULTS if fault.met(spec, layout, {})]
 
 
 def _avoided(spec: Spec, met: Iterable[Fault], trainer: Versions) -> list[Fault]:
-    """Those that would end a run or spoil it, and that the environment can be free of."""
+    """Return the faults that would stop a run and that a suitable environment avoids."""
     return [fault for fault in met if fault.level == "stops" and fault.cure and _curable(spec, fault, trainer)]
 
 
@@ -157,7 +158,7 @@ def _python_allows(spec: Spec, package: str, version: str) -> bool:
 
 
 def _free(spec: Spec, fault: Fault, trainer: Versions, avoided: Iterable[Fault]) -> bool:
-    """Whether the environment that a run asks for has no such fault."""
+    """Whether the environment that a run asks for is free of a fault."""
     if not fault.versions:
         return False
     if stated := spec.cluster.software.get(fault.package):
@@ -170,7 +171,7 @@ def _free(spec: Spec, fault: Fault, trainer: Versions, avoided: Iterable[Fault])
 
 
 def _reason(spec: Spec, fault: Fault, trainer: Versions) -> str:
-    """Why a fault that other versions are free of is met all the same."""
+    """Explain why a fault that other versions are free of cannot be avoided."""
     if fault.level != "stops":
         return ""
     tried = trainer.tried().get(fault.package, ())
@@ -182,11 +183,11 @@ def _reason(spec: Spec, fault: Fault, trainer: Versions) -> str:
 
 
 def _python_needed(fault: Fault) -> str:
-    """`3.12 or newer`; empty where any will do."""
+    """Return the Python version that a fault's cure needs, such as `3.12 or newer`; empty if any works."""
     needed = packages()[fault.package].pythons(_least(fault.cure))
     return in_words(needed[0]).replace(" and newer", " or newer") if needed else ""
 
 
 def _least(versions: str) -> str:
-    """The lowest version of bounds that have one: 0.18 of `>=0.18,<0.19`."""
+    """Return the lowest version that bounds allow: 0.18 for `>=0.18,<0.19`; 0 if there is no lower bound."""
     return next((clause.lstrip(">=") for clause in versions.split(",") if clause.startswith(">=")), "0")

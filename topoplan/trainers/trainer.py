@@ -1,7 +1,8 @@
-"""What a trainer is: a value that says everything that the search, the bundle, `check` and a run ask of it.
+"""What a trainer is: one value with everything that the search, bundles, `check` and runs need to know about it.
 
-Each wing makes one, and `trainers/registry.py` lists them. The rest of a bundle (node scripts, job script, hosts.json,
-plan.json, README.md, preflight) is made from these values alone, and nothing asks which trainer it has.
+Each trainer's subpackage defines one, and `trainers/registry.py` lists them. The other files of a bundle (node scripts,
+job script, hosts.json, plan.json, README.md, preflight) are made from these values alone; no code asks which trainer it
+is dealing with.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from topoplan.trainers.requirements import Requirement, Versions
 from topoplan.trainers.trials import Trial
 
 MAIN_FILE = "train.yaml"
-"""The file that a trainer reads first; a bundle has it whatever the trainer."""
+"""The configuration file that the trainer reads first; every bundle has it."""
 
 PLAN_FILE = "plan.json"
-"""Inputs and layout, from which the whole bundle can be written again."""
+"""Inputs and layout, from which the whole bundle can be regenerated."""
 
 DATASET_TO_FILL_IN = "SET_ME"
-"""Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
+"""Placeholder for a dataset that the spec does not name; the node scripts refuse to start while it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,130 +43,134 @@ class TrainerFiles:
     """The trainer's own files of one plan."""
 
     files: Mapping[str, str]
-    """Relative path -> text; MAIN_FILE is among them."""
+    """Relative path -> text, including MAIN_FILE."""
     values: Mapping[str, Any]
-    """What a YAML reader gets from MAIN_FILE."""
+    """MAIN_FILE as a YAML parser reads it."""
     run_name: str
-    """Names this run: model, plan, and a hash of everything in the files."""
+    """Name of the run: model, plan, and a hash of the content of all files."""
     warnings: tuple[str, ...]
-    """Sentences for the reader of the bundle, beside those of the plan."""
+    """Sentences for the reader of the bundle, in addition to the plan's warnings."""
 
     @property
     def text(self) -> str:
-        """MAIN_FILE."""
+        """The text of MAIN_FILE."""
         return self.files[MAIN_FILE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadmeWords:
-    """The parts of README.md that only a trainer can say; Markdown, lines of a list item indented by three spaces."""
+    """Trainer-specific parts of README.md, as Markdown; lines of a list item are indented by three spaces."""
 
     engine: str
-    """What runs: `A run of ...`."""
+    """What runs, to complete `A run of ...`."""
     packages: str
-    """What the Python environment holds: `A Python environment with ..., in the same versions everywhere`."""
+    """Content of the Python environment: `A Python environment with ..., in the same versions everywhere`."""
     install: tuple[str, ...]
-    """Commands that install it, beside PyTorch."""
+    """Commands that install the environment, PyTorch apart."""
     model_note: str = ""
     """A sentence on the model's directory."""
     data_note: str = ""
     """Sentences on how the trainer reads its samples."""
     dataset_entry: tuple[str, str] | None = None
-    """An entry of dataset_info.json and a record of its file, as JSON text."""
+    """An entry of dataset_info.json and a record of the file that it names, as JSON text."""
     dataset_words: str = "to a name in `dataset_info.json`"
-    """Where the spec names no data set: set `dataset` in train.yaml ..."""
+    """Completes `set dataset in train.yaml ...` if the spec names no dataset."""
     progress: str
-    """What is seen while it trains."""
+    """What is visible while it trains."""
     resume: str
-    """How a run that ended goes on from its last checkpoint."""
+    """How to resume a run from its last checkpoint."""
     files: tuple[tuple[str, str], ...] = ()
-    """Rows of the table of files: those of the trainer beside MAIN_FILE, and what they are."""
+    """Rows of the table of files: each trainer file other than MAIN_FILE, with its description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """What a run leaves in its output_dir to go on from: a directory for each checkpoint, whose name ends in the number
-    of its step. The script of each node finds the last whole one, so all have to see the same output_dir."""
+    """The checkpoints in a run's output_dir: one directory each, named with the step number at its end.
+
+    The script of each node looks for the last complete one, so all nodes must see the same output_dir.
+    """
 
     resumable: bool = True
-    """Whether the trainer can go on from one of this layout."""
+    """Whether the trainer can resume this layout from a checkpoint."""
     directories: str = "checkpoint-"
-    """What comes before the number."""
+    """Prefix of the directory names, before the step number."""
     whole: str = "trainer_state.json"
-    """A file in it that is written last: without it, or with a part of it, it is not whole."""
+    """The file that is written last: a checkpoint in which it is missing or truncated is incomplete."""
     tracker: str = ""
-    """A file in output_dir with the step of the last whole one, where there is no such file in each."""
+    """A file in output_dir with the step of the last complete checkpoint, for trainers without a last file in each."""
     takes_any: bool = False
-    """Whether the trainer, where it is told none, takes the one with the highest number, whole or not."""
+    """Whether the trainer, given no checkpoint, resumes from the highest step number, complete or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRun:
-    """What a run wants of a node, and leaves there. Paths are absolute, or relative to the working directory."""
+    """What a run needs on a node and leaves there. Paths are absolute, or relative to the working directory."""
 
     model_dir: str
     output_dir: str
     dataset: str
-    """As the trainer knows it; DATASET_TO_FILL_IN where the spec names none."""
+    """The dataset's name or path for the trainer; DATASET_TO_FILL_IN if the spec names none."""
     dataset_dir: str | None = None
-    """The directory with LLaMA-Factory's dataset_info.json; None where no such file is read."""
+    """The directory of LLaMA-Factory's dataset_info.json; None for trainers that read no such file."""
     dataset_files: tuple[str, ...] = ()
-    """Files of samples that have to be on every node; for trainers that read them by their path."""
+    """Sample files that must exist on every node, for trainers that read them by path."""
     to_fill_in: str | None = None
-    """Key in MAIN_FILE, with its indentation, that is DATASET_TO_FILL_IN where the spec names no data set."""
+    """Key in MAIN_FILE, with its indentation, that holds DATASET_TO_FILL_IN if the spec names no dataset."""
     requirements: tuple[Requirement, ...]
-    """Packages whose lack, or wrong version, each rank would report in its own time, or not at all."""
+    """Packages that, if missing or of a wrong version, the ranks would report one by one, late or not at all."""
     environment: tuple[EnvVar, ...] = ()
-    """Variables of this trainer; those of NCCL, OpenMP and the spec come after them."""
+    """Variables of this trainer; those of NCCL, OpenMP and the spec follow them."""
     model_files: tuple[str, ...] = ("config.json",)
-    """Any of these shows that the model is there."""
+    """Any one of these files shows that the model is present."""
     refuses_quantized: tuple[str, str] | None = None
-    """Why weights with scales beside them cannot be read (a comment), and the message that says so; None: they can."""
+    """Why quantized weights with separate scales cannot be read (a comment), and the message; None if they can be."""
     checkpoint: CheckpointSize
     pauses: Pauses = field(default_factory=Pauses)
     checkpoints: Checkpoints = Checkpoints()
     steps: int | None = None
-    """Optimizer steps of the whole run; None when the spec does not say how many samples there are."""
+    """Optimizer steps of the whole run; None if the spec does not give the number of samples."""
     readme: ReadmeWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way of a trainer to train: layouts of some backends, and what it makes of them."""
+    """One training path of a trainer: the backends whose layouts it runs, and how."""
 
     backends: tuple[str, ...]
-    """What is searched for it, in this order."""
+    """Backends to search, in this order."""
     traits: Mapping[str, Traits]
-    """Backend -> how it computes; those that it takes without being searched for them are here too."""
+    """Backend -> how it computes, including backends that it accepts but that are not searched."""
     packages: Mapping[str, tuple[str, ...]]
-    """Backend -> what it takes beside PyTorch and the trainer itself."""
+    """Backend -> packages it needs besides PyTorch and the trainer itself."""
     job_refusals: Callable[[Spec], Iterator[Refusal]] = none
-    """Jobs that no layout would help. Asked of the first trainer that has a backend, for all that have it."""
+    """Why a job cannot run under any layout. Only the first trainer with a backend is asked, on behalf of all of
+    them."""
     model_warnings: Callable[[Model], Iterator[str]] = none
-    """What a user should know of a model; asked in the same way."""
+    """Sentences that a user of a model should know; only the first trainer with a backend is asked."""
     caveats: Callable[[Spec, Layout], Iterator[str]] = none
-    """Known trouble with what it writes of a layout; the faults of packages are in `known_faults.py`."""
+    """Known problems of the files written for a layout; faults of packages are in `known_faults.py`."""
     refusals: Callable[[Spec, Layout], Iterator[Refusal]]
-    """What it would refuse, silently ignore or train otherwise than planned; the first is what people read."""
+    """What it would refuse, silently ignore, or train differently from the plan; users see the first one."""
     steps: Callable[[Job, Mapping[str, Any]], int | None]
-    """Optimizer steps of a job with these keys of the trainer; None where nobody says how many samples there are."""
+    """Optimizer steps of a job with these trainer keys; None if the number of samples is unknown."""
     files: Callable[[Spec, Layout], TrainerFiles]
-    """Its files, for what is not refused. Raises SpecError for a key of the user that contradicts the layout."""
+    """The files for a layout that is not refused. Raises SpecError for a user's key that contradicts the layout."""
     run: Callable[[Spec, Layout, Mapping[str, Any]], TrainerRun]
-    """What a run wants, from the keys of MAIN_FILE, which a person may have edited since."""
+    """What a run needs, read from the keys of MAIN_FILE, which a person may have edited."""
     start: Callable[[Spec, Layout, int], str]
-    """The end of a node's script, from a comment to `exec`: bash that starts the processes of the node of this number.
-    It finds $python, $bundle_dir, $master_addr, $master_port, $log_dir, and $last_checkpoint, which is empty where
-    there is no whole one; `torchrun_command` is the usual one."""
+    """The end of a node's script, from a comment to `exec`: bash that starts the processes of the node with this
+    number. The variables $python, $bundle_dir, $master_addr, $master_port, $log_dir and $last_checkpoint are set; the
+    last is empty if there is no complete checkpoint. Usually made with `torchrun_command`."""
     versions: Callable[[], Mapping[str, Any]]
-    """Package -> version that the files are for, as plan.json has them."""
+    """Package -> version that the files are written for, as recorded in plan.json."""
     trial: Trial | None = None
-    """How a few steps of a job are measured; None where they are not."""
+    """How to measure a few steps of a job; None if trials are not supported."""
     codec: Codec | None = None
-    """What its files mean, for `check`; None where they are not predicted."""
+    """How to interpret its files, for `check`; None if they are not predicted."""
 
     def written(self, spec: Spec, layout: Layout) -> TrainerFiles:
-        """Its files. Raises what it refuses, as an error, and LayoutError for a layout of another cluster."""
+        """Return the trainer's files. Raises its first refusal as an error, and LayoutError if the layout does not fit
+        the cluster's GPU count."""
         gpus = spec.cluster.world_size
         if layout.world_size != gpus:
             raise LayoutError(f"the layout is for {layout.world_size} GPUs, and the cluster has {gpus}")
@@ -178,30 +183,30 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """One trainer. `trainers/registry.py` lists them."""
+    """One trainer. `trainers/registry.py` lists all of them."""
 
     name: str
-    """As `--trainer` takes it."""
+    """The name that `--trainer` takes."""
     title: str
-    """As its makers write it."""
+    """The name as its makers spell it."""
     ways: tuple[Way, ...]
-    """How it trains: on Megatron first, where it does; no two of them for one backend."""
+    """Its training paths, Megatron first if it has it; each backend belongs to at most one of them."""
     log: Log
     versions: Versions
     recognisers: tuple[Recogniser, ...] = ()
-    """How `check` knows its files and commands."""
+    """How `check` recognizes its files and commands."""
     rules: str = ""
-    """Module of the rules on its files, which `check` alone loads: `findings(setup)`, and their table RULES."""
+    """Module with the rules on its files, imported only by `check`; it has `findings(setup)` and the table RULES."""
     unwritten: tuple[str, ...] = ()
-    """Stages of jobs that it trains and that are predicted, though no files are written for them."""
+    """Stages of jobs that it can train and that are predicted, but that no files are written for."""
     usual_for: tuple[str, ...] = ()
-    """Kinds of fine-tuning for which its backends are searched where nobody names a trainer."""
+    """Kinds of fine-tuning for which its backends are searched if no trainer is named."""
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """What is searched for it."""
+        """The backends that are searched for it."""
         return tuple(backend for way in self.ways for backend in way.backends)
 
     def way(self, backend: str) -> Way | None:
-        """How it trains layouts of a backend; None where it does not."""
+        """Return the training path for a backend; None if the trainer cannot use it."""
         return next((way for way in self.ways if backend in way.traits), None)

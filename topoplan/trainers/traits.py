@@ -1,4 +1,4 @@
-"""Traits that several trainers have: of Megatron-LM, of LLaMA-Factory's adapter, of transformers."""
+"""Traits that several trainers share: those of Megatron-LM, LLaMA-Factory's mcore_adapter, and transformers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ MEGATRON = Traits(
 )
 """Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
 
-Dispatchers: Megatron-LM's `core/transformer/moe/README.md` (table "Token Dispatching", column "Best For") has alltoall
-for "Standard EP > 1 setups", flex with DeepEP for "Cross-node EP" and flex with HybridEP for "Multi-Node NVLink";
-Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has DeepEP for H100 and B200 and HybridEP for
-NVL72. ms-swift's own default is alltoall everywhere: say so in the layout. Padding: ms-swift 4.6
-`megatron/arguments/megatron_args.py` (padding_free is on), `megatron/utils/utils.py::get_packed_seq_params`. That of
-experts: most of Megatron-Bridge's recipes for Blackwell have moe_router_padding_for_quantization, those for Hopper have
-not (067f987, `perf_recipes/`)."""
+Dispatchers: the table "Token Dispatching" of Megatron-LM's `core/transformer/moe/README.md` (column "Best For") gives
+alltoall for "Standard EP > 1 setups", flex with DeepEP for "Cross-node EP" and flex with HybridEP for "Multi-Node
+NVLink". Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) gives DeepEP for H100 and B200 and
+HybridEP for NVL72. ms-swift itself defaults to alltoall everywhere; set that in the layout if it applies.
+
+Padding: ms-swift 4.6 `megatron/arguments/megatron_args.py` (padding_free is on) and
+`megatron/utils/utils.py::get_packed_seq_params`. Padding of experts: most of Megatron-Bridge's recipes for Blackwell
+set moe_router_padding_for_quantization, those for Hopper do not (067f987, `perf_recipes/`)."""
 
 FINE_TUNING = replace(MEGATRON, routes_freely=True, flash_attn=True, router_pads_on=())
-"""The same in fine-tuning, as `megatron sft` of ms-swift does it. Attention: `megatron/arguments/megatron_args.py`
-(attention_backend flash), and version 2.8.3 is what its Quick-start installs."""
+"""MEGATRON for fine-tuning, as `megatron sft` of ms-swift runs it. Attention: `megatron/arguments/megatron_args.py`
+(attention_backend flash); its Quick-start installs version 2.8.3."""
 
 MCA = Traits(
     name="mca",
@@ -46,17 +47,17 @@ HUGGING_FACE = Traits(
     loss=Loss(
         forward_bytes=FORWARD_LOGIT_BYTES,
         backward_bytes=LOGIT_BYTES,
-        # The cast to fp32 (6) and the log softmax (8); its gradients (4 + 12) and the cast back (6).
+        # Bytes per logit. Forward: cast to fp32 (6), log softmax (8). Backward: its gradients (4 + 12), cast back (6).
         forward_moved_bytes=14,
         backward_moved_bytes=22,
     ),
 )
 """transformers' Trainer, as LLaMA-Factory and ms-swift use it. LLaMA-Factory's collators pad to a multiple of 8
-(`train/sft/workflow.py`, `train/dpo/workflow.py`), ms-swift's to the longest sequence itself, which is taken for the
+(`train/sft/workflow.py`, `train/dpo/workflow.py`); ms-swift's pad only to the longest sequence, which is treated as the
 same."""
 
 SHARDED = {"ddp": HUGGING_FACE, "deepspeed": HUGGING_FACE, "fsdp2": HUGGING_FACE}
-"""Backend -> traits of a trainer on transformers."""
+"""Backend -> traits of a trainer that builds on transformers."""
 
 PACKED_APART = dict.fromkeys(SHARDED, replace(HUGGING_FACE, padding=replace(HUGGING_FACE.padding, packs_apart=True)))
-"""The same where packing tells attention where samples begin (ms-swift 4.6 `dataset/packing.py`, position_ids)."""
+"""SHARDED for packing that tells attention where samples begin (ms-swift 4.6 `dataset/packing.py`, position_ids)."""
