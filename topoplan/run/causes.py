@@ -1,8 +1,8 @@
-"""What the last lines of a failed node say, as data: a pattern, the likely cause, what to do, the source of the words.
+"""Known causes of failures, as data: a pattern in a failed node's last lines, the likely cause, the remedy, the source.
 
-Sources: `torch 2.13` printed it in a run made for it; `pytorch#16417` is a thread of pytorch/pytorch, `nccl` of
-NVIDIA/nccl, `llamafactory` of hiyouga/LlamaFactory; else it is the file or manual page that has the message. The first
-pattern that matches a line counts, so that the particular ones stand before the general.
+Sources: `torch 2.13` printed the message in a run made for it; `pytorch#16417` is a thread of pytorch/pytorch, `nccl`
+of NVIDIA/nccl, `llamafactory` of hiyouga/LlamaFactory; otherwise the source is the file or manual page that has the
+message. The first pattern that matches a line counts, so specific patterns come before general ones.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from enum import IntEnum
 
 
 class Weight(IntEnum):
-    """How much a line explains; lower explains more."""
+    """How much a line explains; a lower weight explains more."""
 
     CAUSE = 0
-    """What happened here happened by itself."""
+    """The failure originated here."""
     LINK = 1
     """Trouble on the way to another rank: the network, or a rank there that ended or hangs."""
     ECHO = 2
-    """What is seen when another rank has ended, or when somebody ends the job."""
+    """A consequence of another rank's end, or of somebody ending the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One thing that goes wrong."""
+    """A known cause of failures."""
 
     kind: str
-    """For programs; the same for all patterns with the same remedy."""
+    """Identifier for programs, shared by all patterns with the same remedy."""
     weight: Weight = Weight.CAUSE
     pattern: re.Pattern[str]
-    """Searched in one line. Named groups fill `cause` and `remedy`."""
+    """Searched for in a single line. Named groups fill `cause` and `remedy`."""
     cause: str
-    """A phrase without a full stop."""
+    """The likely cause, as a phrase without a full stop."""
     remedy: str
-    """What to do; the same."""
+    """What to do, as a phrase without a full stop."""
     source: str
 
 
@@ -387,7 +387,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "module",
-        # The error, or python's own word on `-m`; a warning that names a module (torch without NumPy) stops nothing.
+        # The error itself, or python's message for `-m`. A warning that names a module (torch without NumPy) stops
+        # nothing.
         r"(?:ModuleNotFoundError: |python[\d.]*: )No module named ['\"]?(?P<name>[\w.]+)",
         "the Python module {name} is not installed there",
         _INSTALL,

@@ -1,8 +1,9 @@
-"""Which node and rank failed first, and the likely cause: read from the last lines of all nodes.
+"""Find which node and rank failed first, and the likely cause, from the last log lines of all nodes.
 
-When one rank ends, the others end soon after, with errors of their own: connections closed by a peer, collectives that
-time out. Which node's process ended first says little, as torchrun takes its time to stop the other ranks. So each
-node's lines are first weighed by what they explain (`causes.Weight`), and only among equals the earliest end counts.
+When one rank ends, the others end soon after with errors of their own: connections closed by a peer, collectives that
+time out. Which node's process ended first says little, because torchrun takes a while to stop the other ranks. The
+lines of each node are therefore first weighed by how much they explain (`causes.Weight`), and the earliest end decides
+only among equals.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from topoplan.run.waited_for import WaitedFor, waited_for
 from topoplan.units import in_seconds, named
 
 _LINES = 1000
-"""Of each node, so many of the last lines are read."""
+"""Number of last lines that are read per node."""
 _EVIDENCE_LINES = 5
 _EVIDENCE_CHARS = 300
 _STEPS_AFTER = 3
-"""Ranks wait for each other in each step: what one wrote so many steps before the end has ended nothing."""
+"""Ranks wait for each other in every step, so a message from this many steps before the end cannot have caused it."""
 
 _BOX = "\u256d\u2502\u2570"
-"""How the lines of a traceback begin that rich draws in a box."""
+"""First characters of the lines of a traceback that rich draws in a box."""
 _TRACEBACKS = ("Traceback (most recent call last):", "Original Traceback (most recent call last):", _BOX[0])
 _BETWEEN = (
     "During handling of the above exception",
     "The above exception was the direct cause",
-    "Original Traceback",  # torch/_utils.py, ExceptionWrapper: that of a dataloader's worker
+    "Original Traceback",  # torch/_utils.py, ExceptionWrapper: the traceback of a dataloader worker
 )
-"""After an exception: it is not the one to read."""
+"""After such a line, the preceding exception is not the one to report."""
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?::|$)")
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>[0-9]+)')
 # torch/distributed/elastic/multiprocessing/errors/__init__.py, `_FAILURE_FORMAT_TEMPLATE`
@@ -48,7 +49,7 @@ _REFUSED = 2
 """Exit code of a node script that refuses to start the trainer."""
 _ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _FOR_WANT_OF_A_RANK = ("nccl-timeout", "nccl-peer", "abort", "terminated")
-"""Kinds of ends that a rank brings about which is not there."""
+"""Kinds of failures that the absence of another rank brings about."""
 _NOT_THE_CAUSE = ("ChildFailedError", "SystemExit")
 
 
@@ -58,22 +59,22 @@ class Diagnosis:
 
     node: int
     rank: int | None
-    """Over all nodes; None where no rank is to blame, or none was named."""
+    """Global rank; None if no rank is to blame, or none was named."""
     kind: str
-    """Of the cause, for programs: `gpu-memory`, `port`, `exception`, `lost` ..."""
+    """Kind of cause, for programs: `gpu-memory`, `port`, `exception`, `lost` ..."""
     cause: str
-    """One phrase without a full stop."""
+    """The likely cause, as a phrase without a full stop."""
     remedy: str
     """What to do; may be empty."""
     evidence: tuple[str, ...]
-    """The lines that say so, in their order."""
+    """The log lines that support the cause, in log order."""
     certain: bool
-    """False: what is known may be the consequence of a failure that left no trace."""
+    """False if this may be the consequence of a failure that left no trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A reason for a node's end."""
+    """A possible reason for a node's end."""
 
     weight: Weight
     kind: str
@@ -83,20 +84,20 @@ class _Found:
     local: int | None = None
     rank: int | None = None
     place: int = 0
-    """Line number, for the order."""
+    """Line number, for sorting."""
     is_exception: bool = False
-    """The last line of a traceback, and not just a line."""
+    """Whether the line ends a traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Report:
-    """What torchrun says of the rank that failed first on its node."""
+    """torchrun's report on the rank that failed first on its node."""
 
     rank: int
     local: int
     code: int | None
     words: str
-    """Its line on the exit code."""
+    """The report's line on the exit code."""
 
 
 def diagnose(
@@ -110,10 +111,11 @@ def diagnose(
 ) -> Diagnosis | None:
     """The first failure among the nodes; None when no node has failed.
 
-    `tails` are the last lines of each node; `codes` the exit codes of those that have ended, and of no others (None: it
-    left none); a negative one, or one above 128, is a signal. `ended_at_s` is on one clock for all. `lost` says what
-    was seen of nodes that cannot be reached any more; they are not to blame where the others have trouble with peers
-    that run on, by their `addresses`. Leave out what came after the job was told to stop: those ends are no failures.
+    `tails` are the last lines of each node. `codes` are the exit codes of the nodes that have ended, and of no others
+    (None: the node left no code); a negative code, or one above 128, is a signal. `ended_at_s` uses one clock for all
+    nodes. `lost` describes nodes that cannot be reached any more. A lost node is not to blame if the others have
+    trouble with peers that are still running, which are recognized by their `addresses`. Leave out everything after the
+    job was told to stop: those ends are not failures.
     """
     ended_at_s, lost = ended_at_s or {}, lost or {}
     named = _peers_in_trouble(tails, addresses or {}) if lost else set()
@@ -132,12 +134,13 @@ def diagnose(
                 continue
             best = _vanished(lines, report) if code is None else _of_an_ended_node(lines, report, code)
         else:
-            # A rank has ended, and torchrun still stops the others.
+            # A rank has ended, and torchrun is still stopping the others.
             best = _best([each for each in _findings(lines) if each.is_exception and each.rank is not None], report)
         if best is not None:
             weight = float(best.weight)
             if best.kind == "lost":
-                # It explains more than an error on the way to it; but not one on the way to a node that is there.
+                # A lost node explains more than an error on the way to it, but not more than one on the way to a node
+                # that is there.
                 weight += 0.5 + (Weight.ECHO if elsewhere and node not in named else 0)
             found.append(((weight, ended_at_s.get(node, float("inf")), node), node, _with_rank(best, report)))
     if not found:
@@ -160,7 +163,7 @@ def diagnose(
 
 
 def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int, str]) -> set[int]:
-    """Nodes whose addresses stand in what others say of connections."""
+    """Nodes whose addresses occur in the other nodes' messages about connections."""
     said = [
         line
         for lines in tails.values()
@@ -175,7 +178,7 @@ def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int
 
 
 def _report(lines: Sequence[RankLine]) -> _Report | None:
-    """torchrun's own report, the last one of the lines."""
+    """The last report of torchrun in the lines."""
     start = next((place for place in reversed(range(len(lines))) if lines[place].text.startswith(_ROOT)), None)
     if start is None:
         return None
@@ -200,16 +203,18 @@ def _of_an_ended_node(lines: Sequence[RankLine], report: _Report | None, code: i
     if best is not None and best.weight is Weight.CAUSE:
         return best
     if report is not None:
-        # What other ranks say of connections is of no account when the one that ended first says nothing of the kind.
+        # If the rank that ended first reports no connection trouble, what other ranks report of theirs does not matter.
         best = _best([each for each in findings if each.local in (report.local, None)], report)
     by_code = _by_code(lines, report, code)
-    # NCCL and gloo abort; an exit code above 0 says less than any line.
+    # NCCL and gloo abort, so a signal says more than a line; an exit code above 0 says less than any line.
     return by_code if best is None or by_code.kind in ("killed", "shm", "crash") else best
 
 
 def _refusal(lines: Sequence[RankLine]) -> _Found | None:
-    """The last words of a node script that ends with 2: what is wrong, a semicolon, what to do. A trainer may end so
-    too."""
+    """The refusal in the last line of a node script that ended with 2: what is wrong, a semicolon, what to do.
+
+    A trainer may end with 2 too.
+    """
     place = next((place for place in reversed(range(len(lines))) if lines[place].text.strip()), None)
     match = None if place is None else _SCRIPT.match(lines[place].text)
     if place is None or match is None:
@@ -220,7 +225,7 @@ def _refusal(lines: Sequence[RankLine]) -> _Found | None:
 
 
 def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _Found:
-    """What the exit code of a rank alone says, or that of the node where no rank is named."""
+    """The reason that the exit code alone gives: that of the reported rank, or of the node if no rank is named."""
     rank_code = report.code if report is not None and report.code is not None else code
     who = f"rank {report.rank}" if report is not None else "the node's script"
     number = -rank_code if rank_code < 0 else rank_code - 128 if report is None and 128 < rank_code < 193 else 0
@@ -247,7 +252,7 @@ def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _F
 
 
 def _vanished(lines: Sequence[RankLine], report: _Report | None) -> _Found:
-    """A node that ended and left no exit code: nothing was there any more to write one."""
+    """The reason for a node that ended without an exit code: nothing was left to write one."""
     best = _best(_findings(lines), report)
     if best is not None and best.weight is Weight.CAUSE:
         return best
@@ -285,7 +290,7 @@ def _hung(late: WaitedFor) -> _Found:
 
 
 def _best(findings: Iterable[_Found], report: _Report | None) -> _Found | None:
-    """The one that explains most; of the rank that torchrun blames, if there are several; then the first."""
+    """The finding that explains most; among equals, one of the rank that torchrun blames, then the earliest."""
 
     def order(found: _Found) -> tuple[int, bool, bool, bool, int]:
         local = report.local if report is not None else None
@@ -298,7 +303,7 @@ def _best(findings: Iterable[_Found], report: _Report | None) -> _Found | None:
 def _findings(lines: Sequence[RankLine]) -> list[_Found]:
     found = []
     for place, line in enumerate(lines):
-        # What is indented is the text of a program, or belongs to a line that is read itself.
+        # An indented line is part of a program's text, or belongs to a line that is read itself.
         if line.text and not line.text[0].isspace() and "NCCL INFO" not in line.text:
             for cause in CAUSES:
                 if match := cause.pattern.search(line.text):
@@ -316,7 +321,7 @@ def _findings(lines: Sequence[RankLine]) -> list[_Found]:
 
 
 def _steps(lines: Sequence[RankLine]) -> list[int]:
-    """The step of the training that was seen last, at each line; at those before the first one, that."""
+    """For each line, the last training step seen so far; lines before the first step get that first step."""
     progress, found = Progress(), [0]
     for line in lines:
         progress.feed(0, line.text, 0.0)
@@ -342,7 +347,7 @@ def _found(cause: Cause, match: re.Match[str], lines: Sequence[RankLine], place:
 
 
 def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
-    """A traceback with an exception that no pattern knows."""
+    """The finding for a traceback whose exception matches no pattern."""
     line = lines[end]
     match = _EXCEPTION.match(line.text)
     if match is None or match["type"].endswith(_NOT_THE_CAUSE):
@@ -366,9 +371,10 @@ def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
 
 
 def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
-    """First and last line of each traceback, and whether it is not the reason of a next one.
+    """First and last line of each traceback, and whether it is not merely the reason of a later one.
 
-    Those of several ranks may be mixed. A deep one may have lost its beginning, and of a SyntaxError there is none.
+    Tracebacks of several ranks may be interleaved. A long one may have lost its beginning, and one of a SyntaxError has
+    none.
     """
     starts: dict[tuple[int | None, int | None], int] = {}
     ends: dict[tuple[int | None, int | None], int] = {}
@@ -386,11 +392,11 @@ def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
 
 
 def _with_rank(found: _Found, report: _Report | None) -> _Found:
-    """The rank over all nodes, from the report where the line has the local one only."""
+    """The finding with its global rank, which is derived from the report if the line names only the local rank."""
     if report is None or found.rank is not None or found.kind in ("lost", "script"):
         return found
     if found.local is None:
-        # The agent's own lines name no rank; those by the exit code are about the reported one.
+        # The agent's own lines name no rank; findings from an exit code are about the reported rank.
         return replace(found, rank=report.rank) if found.place == 0 else found
     return replace(found, rank=report.rank - report.local + found.local)
 
@@ -403,13 +409,13 @@ def _evidence_of(lines: Sequence[RankLine], start: int, end: int) -> tuple[str, 
 
 
 def _following(lines: Sequence[RankLine], place: int) -> Iterator[str]:
-    """The next two lines of the same writer, as far as they belong to this one."""
+    """The next two lines of the same writer, as far as they belong to this line."""
     more = [each.text for each in lines[place + 1 : place + 30] if each.writer == lines[place].writer][:2]
     return itertools.takewhile(lambda text: text.strip() and not _is_other(text), more)
 
 
 def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str, ...]:
-    """The last ones of the rank that torchrun blames, or of all; its own report is not among them."""
+    """The last lines of the rank that torchrun blames, or of all ranks, without torchrun's own report."""
     kept = []
     for line in lines:
         if line.local is None and (_AGENT.match(line.text) or line.text.startswith(_TRACEBACKS)):
@@ -424,12 +430,12 @@ def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str,
 
 
 def _is_other(text: str) -> bool:
-    """Whether something else begins with this line."""
+    """Whether this line begins something else."""
     return bool(_AGENT.match(text)) or text.startswith((*_TRACEBACKS, *_BETWEEN))
 
 
 def _filled(template: str, groups: Mapping[str, str | None]) -> str:
-    """`{name}` is the group; `{name:some text with %s}` is that text, or nothing where the group is not there."""
+    """Fill a template: `{name}` is the group; `{name:text with %s}` is that text, or nothing if the group is absent."""
 
     def value(match: re.Match[str]) -> str:
         found = groups.get(match[1]) or ""

@@ -1,4 +1,4 @@
-"""Which node of a run that is watched failed first, and why."""
+"""Which node of a watched run failed first, and why."""
 
 from __future__ import annotations
 
@@ -20,51 +20,56 @@ from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched, failed_at, how_it_failed
 
 FAILED = 1
-"""Exit code where no script left one."""
+"""Exit code if no script left one."""
 LAST_WORDS_S = 0.2
-"""After a failure, time for what others wrote before it to arrive: it may name the cause."""
+"""Wait after a failure for output that other nodes wrote before it to arrive: it may name the cause."""
 PATIENCE_S = 5.0
-"""After one that looks like the consequence of another, time for that: torchrun on its node still ends other ranks, and
-that a host has gone is noticed after some seconds."""
+"""Wait for the original failure after one that looks like a consequence: torchrun on the node that failed first is
+still ending other ranks, and the loss of a host is noticed only after some seconds.
+"""
 SIGHT_S = 25.0
-"""Time for hosts that were out of sight before the failure to be seen again: what they say may be older. One attempt to
-log in fits in."""
+"""Wait for hosts that were out of sight before the failure to be seen again: their output may be older than the
+failure. Long enough for one login attempt.
+"""
 DISKS_S = 8.0
-"""Time for a host to look at its disks."""
+"""Timeout for a host to check its disks."""
 _NOTICED_S = 5.0
-"""So much later it is noticed at most that a host is out of sight."""
+"""Longest delay until the loss of a host is noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The first node that failed; what came after is mostly its consequence."""
+    """The first node that failed; later failures are mostly consequences of it."""
 
     node: str
     host: str
-    """Its address."""
+    """Address of the node's host."""
     what: str
-    """Such as `ended with exit code 1`."""
+    """How the node failed, such as `ended with exit code 1`."""
     code: int | None = None
     diagnosis: Diagnosis | None = None
     tail: tuple[str, ...] = ()
-    """Its last lines."""
+    """The last lines of the node's log."""
     log: Path | None = None
     stacks: tuple[str, ...] = ()
-    """Where the ranks were in their programs when the run had gone quiet before, as lines."""
+    """If the run had gone quiet before, the lines that show where its ranks were in their programs."""
 
     @property
     def reason(self) -> str:
-        """One line for the record."""
+        """One line for the run's record."""
         return f"{self.node}: {self.what}"
 
 
 def first_cause(
     watch: Watch, *, ranks_per_node: int | None, tell: Tell, leave: Callable[[], bool]
 ) -> tuple[Failure, int] | None:
-    """`first_failure`, once a node has failed: of those that come at nearly the same time, the one that explains the
-    others, also where it happened on a host that cannot be seen yet. Once `leave` says so, nothing is waited for any
-    more. Where nothing explains it, the host is asked for disks that are full: what a job cannot write, no log has. So
-    it is where a line does, which seldom says which disk."""
+    """The first failure and the exit code of the run, once a node has failed and the cause has had time to appear.
+
+    Among failures at nearly the same time, the one that explains the others counts, even if it happened on a host that
+    cannot be seen yet. Waiting ends as soon as `leave` returns true. If nothing explains the failure, the host is asked
+    for full disks, because a job on a full disk cannot log its error; likewise if a line reports a full disk, because
+    it seldom says which one.
+    """
     found = _first_cause(watch, ranks_per_node, tell, leave)
     node = next((one for one in watch.nodes if found is not None and one.name == found[0].node), None)
     if found is None or node is None or node.connection is None or not _may_be_a_disk(found[0]):
@@ -127,7 +132,7 @@ def _first_cause(
 
 
 def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
-    """That no step comes any more: whose fault it is, as far as stacks or last lines say."""
+    """The failure of a run that makes no more steps: the rank at fault, as far as stacks or last lines show it."""
     apart, late = elsewhere(watch.stacks), watch.silence.suspect()
     oldest = next(iter(watch.silence.words()), None)
     rank = apart[0] if apart and ranks_per_node else None if late is None else late.rank
@@ -158,7 +163,7 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
 
 
 def _what(node: Watched, diagnosis: Diagnosis | None) -> str:
-    """Of a node that has not been seen to its end."""
+    """What happened to a node whose end has not been seen."""
     if diagnosis is not None and diagnosis.kind == "hang":
         return "a rank of it hangs, or is far behind"
     if node.unseen is not None:
@@ -169,18 +174,17 @@ def _what(node: Watched, diagnosis: Diagnosis | None) -> str:
 
 
 def _stopped(node: Watched) -> str:
-    """Why its own host ended it; empty where it did not."""
+    """The reason if the node's own host ended its job because of another node; otherwise empty."""
     return node.state.stopped if node.state is not None else ""
 
 
 def _said_of(node: Watched, nodes: Sequence[Watched]) -> str:
-    """How it failed, as others heard it, whose hosts ended them for that; empty where nobody was."""
+    """How the node failed according to other nodes, whose hosts ended their jobs for that; empty if no host did."""
     return next((said for other in nodes if (said := _stopped(other)).startswith(f"{node.name} ")), "")
 
 
 def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
-    """Until it is known how those hosts are that have not been seen since before the failure, and what was written
-    there has come."""
+    """Wait until the state and output of the hosts that were out of sight before the failure are known."""
 
     def hidden() -> list[str]:
         until_s = failed_at(watch.nodes) + _NOTICED_S
@@ -205,10 +209,10 @@ def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None
 
 
 def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
-    """The first failure, and the exit code of the run; None while no node has failed.
+    """The first failure and the exit code of the run; None while no node has failed.
 
-    A host that cannot be seen is to blame where nothing that is seen explains the failure of the others better. Ask
-    before the others are stopped: how those end then is nobody's failure.
+    A host that cannot be seen is to blame if nothing visible explains the failure of the others better. Call this
+    before the other nodes are stopped: how those end then is not a failure.
     """
     failed = [node for node in nodes if node.failed]
     if not failed:
@@ -228,7 +232,7 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
         ranks_per_node=ranks_per_node,
         addresses={node.node: node.address for node in nodes},
     )
-    # It may be another where the trouble began: torchrun takes its time to end a node whose rank has failed.
+    # The trouble may have begun on another node: torchrun takes a while to end a node whose rank has failed.
     first = next((node for node in nodes if diagnosis is not None and node.node == diagnosis.node), earliest)
     if diagnosis is not None and diagnosis.kind == "killed" and first.state and first.state.state == "rebooted":
         diagnosis = replace(diagnosis, cause=REBOOTED_BY, remedy=REBOOTED)

@@ -1,8 +1,7 @@
-"""From a bundle to a running job: connect, check, upload, start all together.
+"""Take a bundle to a running job: connect, check, upload, and start all nodes together.
 
-What was started on a host is stopped there again, unless the run ends well or is left running on purpose. The record
-of the run is written before anything starts anywhere, so that `topoplan runs stop` can finish what this process could
-not.
+Whatever was started on a host is stopped there again, unless the run ends well or is left running on purpose. The run's
+record is written before anything starts anywhere, so `topoplan runs stop` can finish what this process could not.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched
 
 OWN_PARTS = 3
-"""Of the path of a run directory: the user's runs, the node and the run are directories of ours alone."""
+"""Trailing components of a run directory's path that belong to topoplan alone: the user's runs, the node, the run."""
 _BY_USER = "Ctrl-C"
 _FOR_A_MOMENT: tuple[HostProblem, ...] = ("timeout",)
-"""What a host may have that was logged in to a moment ago."""
+"""Problems that may be temporary on a host that accepted a login a moment ago."""
 
 Preflight = Callable[[Mapping[str, Connection]], Sequence[Result]]
-"""Checks the hosts, by the names that the user has for them, before anything is put there."""
+"""Checks the hosts, keyed by the user's names for them, before anything is uploaded."""
 
 
 class LaunchSession(Session):
@@ -69,17 +68,20 @@ class LaunchSession(Session):
         preflight: Preflight | None = None,
         secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Touch nothing yet. `targets` are by names of nodes; `secrets` are variables of the job. `ending` is the
-        number of the signal that ends this program, or 0."""
+        """Store the arguments without contacting any host.
+
+        `targets` are keyed by node name, and `secrets` are environment variables of the job. `ending` returns the
+        number of the signal that is ending this program, or 0.
+        """
         record, hidden = _new_record(bundle, targets), secrets.values()
         super().__init__(record, targets, access, settings, tell=tell, interrupts=interrupts, hidden=hidden)
         self._ending = ending
         self._runs = False
-        """Whether it was started everywhere: from then on it may be left."""
+        """Whether the start phase is over; from then on the run may be left running."""
         self._bundle, self._planned = bundle, bundle.draft
         self._preflight, self._secrets = preflight, secrets
         self._all_started = True
-        """Whether all hosts have said so."""
+        """Whether every host has confirmed its start."""
 
     @property
     def _stops(self) -> bool:
@@ -94,7 +96,7 @@ class LaunchSession(Session):
             return refused
         grace_s = stopped_with_grace_s(self._run, time.monotonic())
         if grace_s is not None:
-            # Whoever asked may have come before some had started.
+            # The stop request may have been made before some nodes had started.
             left = self._stop_all(grace_s=grace_s)
             return self._stopped_elsewhere(FAILED, left, tuple(left))
         if self._settings.detach and self._all_started:
@@ -106,7 +108,7 @@ class LaunchSession(Session):
         return None
 
     def _may_leave(self, watch: Watch) -> bool:
-        """Once all hosts have said that they have started it; or at once, when this program has to end."""
+        """Whether this program has to end, or the run is to be detached and every host has confirmed its start."""
         return self._ending() > 0 or (self._settings.detach and all(node.state is not None for node in watch.nodes))
 
     def _detached(self) -> Outcome:
@@ -134,7 +136,7 @@ class LaunchSession(Session):
         self._step("preflight", f"checking {_hosts(count)}")
         connections = {self._targets[name].name: one for name, one in self._connections.items()}
         checks = self._wait(lambda: preflight(connections))
-        # What is alike on several hosts is said once.
+        # Results that are identical on several hosts are reported once.
         places: dict[tuple[HostOutcome, str, str, str], list[str]] = defaultdict(list)
         for check in checks:
             if check.outcome in ("warning", "failure"):
@@ -147,7 +149,7 @@ class LaunchSession(Session):
         return Outcome(end="refused", code=FAILED) if failed else None
 
     def _prepare(self) -> Outcome | None:
-        """Note the run: from here on others can find it."""
+        """Write the record of the run: from here on other processes can find it."""
         directory = records.create(self._record)
         self._is_noted = True
         self._step("run", f"run {self._run}", run=self._run, directory=str(directory))
@@ -197,7 +199,7 @@ class LaunchSession(Session):
             self._note_started()
         unseen = {name: error for name, error in errors.items() if error.problem == "lost" and name in self._nodes}
         if len(unseen) == len(errors):
-            # They may have started it, or not; who watches will see, and start it where that is so.
+            # These hosts may or may not have started the job; the watch finds out, and starts it where it was not.
             for place in self._record.nodes:
                 if (error := unseen.get(place.label)) is not None:
                     node = self._nodes[place.label]
@@ -227,7 +229,7 @@ class LaunchSession(Session):
         )
 
     def _note_started(self) -> None:
-        """Note what the hosts have said: who stops the run later needs no file of it then."""
+        """Record what the hosts reported at the start, so that a later stop needs no file of theirs."""
         started = {name: node.started for name, node in self._nodes.items()}
         nodes = tuple(replace(node, started=started.get(node.label)) for node in self._record.nodes)
         try:
@@ -236,7 +238,7 @@ class LaunchSession(Session):
             self._tell(Event(kind="note", text=str(error)))
 
     def _clean_up(self) -> None:
-        """Remove what was uploaded, where nothing was started: nobody needs it."""
+        """Remove the uploaded files from the hosts, where nothing was started."""
 
         def one(place: NodeRecord, connection: Connection) -> None:
             connection.run(programs.REMOVE, place.run_dir, deadline_s=self._settings.stop_s)
@@ -252,8 +254,9 @@ class LaunchSession(Session):
         return replace(outcome, stepless=self._last_step is None)
 
     def _tell_what_is_left(self, nodes: Sequence[Watched]) -> None:
-        """What jobs that ended well have left running: nobody else would notice that it holds GPUs."""
-        # What was there when the end was noticed may just have been ending.
+        """Report processes that jobs which ended well have left running: nobody else would notice that they hold
+        GPUs."""
+        # Processes that were there when the end was noticed may just have been exiting.
         asked = {node.name: node.connection for node in nodes if node.state and node.state.pids}
         deadline_s = self._settings.stop_s
 
@@ -270,7 +273,7 @@ class LaunchSession(Session):
                 self._tell(Event(kind="note", node=name, text=text, data={"pids": list(state.pids)}))
 
     def _interrupted(self, watch: Watch | None) -> Outcome:
-        """Stop what was started, or remove what was put there."""
+        """Stop what was started, or remove what was uploaded."""
         left: dict[str, HostError] = {}
         if self._nodes:
             left = self._stop_all(watch)
@@ -299,7 +302,7 @@ class LaunchSession(Session):
         )
 
     def _peers(self) -> Peers | None:
-        """Where the nodes' supervisors meet; None for one node, which has nobody to watch."""
+        """Where the supervisors of the nodes meet; None for a single node, which has no peers to watch."""
         draft, count = self._bundle.draft, len(self._bundle.nodes)
         if count == 1 or draft.master_address is None:
             return None
@@ -316,7 +319,7 @@ class LaunchSession(Session):
 
 
 def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
-    """Names the run, and its directory on each host."""
+    """The record of a new run, with its id and its directory on each host."""
     run_id = records.new_run_id(bundle.run)
     return RunRecord(
         run_id=run_id,
@@ -329,7 +332,7 @@ def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
 
 def _place(node: BundleNode, target: Target, run_id: str) -> NodeRecord:
     host = node.host
-    # A directory for each node: hosts may share the file system. A relative one is in the user's home.
+    # One directory per node, because hosts may share a file system. A relative path is below the user's home.
     own = (runs_directory_on(target), node.name, called_on_host(run_id))
     return NodeRecord(
         node=node.node,
@@ -343,13 +346,15 @@ def _place(node: BundleNode, target: Target, run_id: str) -> NodeRecord:
 
 
 def called_on_host(run_id: str) -> str:
-    """What a run is called on a host; nothing else has that name."""
+    """The name of a run on a host, which nothing else has."""
     return f"{run_id}-{secrets.token_hex(8)}"
 
 
 def runs_directory_on(target: Target) -> str:
-    """The name of the directory of all runs on a host, below its workdir or the user's home: each user's own, because
-    several may have the same workdir."""
+    """The name of the directory of all runs on a host, below its workdir or the user's home.
+
+    Each user has a separate one, because several users may share a workdir.
+    """
     return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
 
 

@@ -1,8 +1,8 @@
-"""The job of one node: start it on its host, follow its log, see how it is, stop it.
+"""The job of one node: start it on its host, follow its log, query its state, stop it.
 
-A job does not depend on the connection that started it; see `topoplan.run.programs` for how it is known. All that a
-run leaves on a host is in its run directory, whose last part is what the run is called there. Whoever knows what
-`start_node` gave says so, as `started`: the job is then found without that directory too.
+A job does not depend on the connection that started it; `topoplan.run.programs` explains how a job is identified. All
+that a run leaves on a host is in its run directory, whose last component is the run's name there. A caller that has
+what `start_node` returned passes it as `started`, so that the job is found even without that directory.
 """
 
 from __future__ import annotations
@@ -29,108 +29,114 @@ from topoplan.run.shown import shown_line
 
 State = Literal["running", "ended", "gone", "never-started", "rebooted"]
 Directory = Literal["there", "gone", "closed", "foreign", "damaged"]
-"""How a run directory is. `gone`: not there, or not where we may look. `closed`: it cannot be entered. `foreign`: not
-ours alone, and what it says does not count. `damaged`: what it says of the start is not what topoplan wrote."""
+"""The condition of a run directory.
+
+`gone`: it does not exist, or is not where we may look. `closed`: it cannot be entered. `foreign`: others have access to
+it, so its contents are not trusted. `damaged`: its record of the start is not what topoplan wrote.
+"""
 
 READ_ONLY = "a file system has become read-only"
 SETTLE_S = 5.0
-"""Longest wait for processes to be gone after SIGKILL."""
+"""Longest wait for processes to disappear after SIGKILL."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """How the job of a node is."""
+    """The state of a node's job."""
 
     state: State
-    """`gone`: it ended without an exit code, because its first process was killed too. `rebooted`: the machine was
-    started again while it ran."""
+    """`gone`: the job ended without an exit code, because its first process was killed too. `rebooted`: the machine was
+    restarted while the job ran.
+    """
     code: int | None = None
     """Exit code of the script, 128 + N if signal N ended it; None unless `ended`."""
     log_bytes: int = 0
     pids: tuple[int, ...] = ()
-    """Its processes, wherever they went; also after it has ended, what it left running."""
+    """Process ids of the job in whatever session they are; after the job has ended, of the processes that it left
+    running.
+    """
     started: Started | None = None
-    """None where it never was."""
+    """None if the job was never started."""
     elapsed_s: int | None = None
-    """From the start to the end or until now; None where neither is known."""
+    """Seconds from the start to the end or until now; None if unknown."""
     ended_s_ago: float | None = None
-    """Since the end; None unless `ended`."""
+    """Seconds since the end; None unless `ended`."""
     directory: Directory = "there"
-    """What it was asked of."""
+    """Condition of the run directory."""
     stopped: str = ""
-    """Which node had failed, and how, where its own host ended it for that; such as `node-02 failed`."""
+    """If the host ended this job because another node failed: which node, and how, such as `node-02 failed`."""
 
     @property
     def is_mute(self) -> bool:
-        """Whether its run directory says nothing, neither exit code nor log."""
+        """Whether the run directory gives neither the exit code nor the log."""
         return self.directory in ("gone", "closed", "foreign")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that may be of a job, which nobody can prove."""
+    """A process that may belong to a job, without proof."""
 
     pid: int
     holds: Literal["file", "GPU"]
-    """A file in the run directory, or where that was; or a GPU."""
+    """What the process holds: a file in the run directory, or where that directory was; or a GPU."""
     since_unix_s: int
-    """When it was started, by the host's clock."""
+    """When the process was started, by the host's clock."""
     command: str
-    """Its first words."""
+    """The beginning of its command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """What came of stopping."""
+    """The result of stopping a job."""
 
     was_running: bool
-    """Whether any process was there."""
+    """Whether any process of the job was there."""
     left: tuple[int, ...]
-    """Processes that are there even now."""
+    """Ids of processes that are still there."""
     code: int | None
     """Exit code of the script; None if it left none."""
     may_be: tuple[Holder, ...] = ()
-    """What got no signal, because it has given up all that would prove it to be the job's."""
+    """Processes that got no signal, because nothing proves any more that they belong to the job."""
     directory: Directory = "there"
     gpus_unseen: bool = False
-    """Whether the host could not say who holds its GPUs."""
+    """Whether the host could not tell which processes hold its GPUs."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left, as far as can be seen."""
+        """Whether no process is left, as far as can be seen."""
         return not self.left and not self.may_be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Where the supervisors of all nodes of a run meet, and what they do; see `scripts/supervise.py`."""
+    """Where the supervisors of a run's nodes meet, and their time limits; see `scripts/supervise.py`."""
 
     nodes: int
     address: str
-    """Of node 0, for the others."""
+    """Address of node 0, to which the other nodes connect."""
     port: int
     """The master port, until the trainer takes it."""
     token: str
-    """Whoever knows it is one of them."""
+    """Shared secret by which the supervisors recognize each other."""
     meet_s: float = 15.0
-    """Longest wait for the others; then the jobs are started without being supervised."""
+    """Longest wait for all supervisors to meet; jobs are then started without full supervision."""
     end_after_s: float = 20.0
-    """From the failure of a node to the end of the others by their own hosts: a client that is there is faster."""
+    """Time from a node's failure until the other hosts end their own jobs; a client that is connected acts sooner."""
     lost_s: float = 900.0
-    """A machine of which nothing is heard for so long is gone."""
+    """Time without a sign of life after which a machine counts as gone."""
     grace_s: float = 10.0
-    """From SIGTERM to SIGKILL."""
+    """Time from SIGTERM to SIGKILL."""
 
     def lines(self, node: int, run_dir: str) -> str:
-        """The supervisor of a node, and what it is told."""
+        """The two lines of standard input for a node's supervisor: its program and its configuration."""
         words = (_called(run_dir), *_times(self.grace_s))
         told = {**asdict(self), "node": node, "stop": programs.STOP, "stop_words": words}
         return f"{json.dumps(programs.SUPERVISE)}\n{json.dumps(told)}\n"
 
 
 NO_PEERS = "\n\n"
-"""In the place of those lines, for who has nobody to look after."""
+"""Used in place of the lines of `Peers` for a node that has no peers."""
 
 
 def start_node(
@@ -144,15 +150,17 @@ def start_node(
     supervision: str = NO_PEERS,
     python: str = "",
 ) -> Started:
-    """Start `script`, a file in `run_dir`, with bash; it runs there, without a terminal and detached from us.
+    """Start `script`, a file in `run_dir`, with bash; it runs there without a terminal, detached from this process.
 
-    `environment` is exported before. It goes to the host by standard input and into no file there. `files` are what
-    was put there: nothing is started unless each is that now, in a directory in which nobody else can change it.
-    `supervision` are the lines of `Peers`, and `python` is one for a host without a python3.
+    `environment` is exported before the script runs. It goes to the host over standard input and is written to no file
+    there. `files` are the uploaded files: nothing is started unless each still has that content, in a directory that
+    nobody else can change. `supervision` is the result of `Peers.lines`, and `python` is an interpreter for a host
+    without python3.
 
     Raises:
-        ValueError: the name of a variable that is none.
-        HostError: `command`: nothing was started. `lost` or `deadline`: it may have been; `node_state` tells.
+        ValueError: a name in `environment` is not a valid variable name.
+        HostError: `command`: nothing was started. `lost` or `deadline`: the job may have been started; `node_state`
+            tells.
     """
     for name in environment:
         if not _NAME.fullmatch(name):
@@ -163,19 +171,19 @@ def start_node(
     done = connection.run(programs.START, *words, stdin=stdin, deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
-        # Before it is cut: half of a value would not be known for one.
+        # Mask before the text is cut: half of a secret would not be recognized.
         said = Mask(environment.values()).text(done.stderr.decode(errors="replace"))
         _refuse(connection, replace(done, stderr=said.encode()), run_dir, script)
     return _started(lines[-1].decode(), connection, run_dir)
 
 
 def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_lines: int | None = None) -> Stream:
-    """The bytes of the job's log from `offset`, or from some lines before its end, and what comes from then on.
+    """Stream the bytes of the job's log from `offset`, or from some lines before its end, and what is added to it.
 
-    `offset` is at most what the log has: bytes that were read before. (tail takes more for a log that was cut.)
-    The stream ends when the job has ended, with the job's exit code if there is one; `node_state` tells that code from
-    one of the follower's own. The follower on the host ends when the stream is closed or this process ends; the job
-    does not.
+    `offset` is at most the size of the log, since those bytes were read before. (tail accepts more, for a log that was
+    cut.) The stream ends when the job has ended, with the job's exit code if there is one; `node_state` distinguishes
+    it from an exit code of the follower itself. The follower on the host ends when the stream is closed or this process
+    ends; the job does not.
 
     Raises:
         HostError: `lost`, `deadline` or `command`: the host starts no command.
@@ -184,7 +192,7 @@ def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_l
 
 
 def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
-    """The log as it is now: its last lines, or all of it. A code that is not 0 means that there is none.
+    """Stream the log as it is now: its last lines, or all of it. A nonzero exit code means that there is no log.
 
     Raises:
         HostError: as `follow_node`.
@@ -193,10 +201,10 @@ def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = N
 
 
 def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
-    """How the job is.
+    """The state of the job in `run_dir`.
 
     Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
     done = connection.run(programs.STATE, *job_words(run_dir, started), deadline_s=deadline_s)
     said = key_values(done)
@@ -222,10 +230,10 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
 def tail_offsets(
     connection: Connection, run_dir: str, lines: Sequence[int], *, log_bytes: int, deadline_s: float
 ) -> list[int]:
-    """Where the last so many lines begin in the first `log_bytes` of the job's log, for each number of lines.
+    """For each number in `lines`, the offset at which that many last lines begin in the first `log_bytes` of the log.
 
     Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
     if not log_bytes:
         return [0 for _ in lines]
@@ -238,10 +246,10 @@ def tail_offsets(
 
 
 def full_disks(connection: Connection, run_dir: str, *, deadline_s: float) -> list[str]:
-    """What is wrong with file systems of the run on which nothing more can be written, each as a phrase.
+    """Describe the file systems of the run on which nothing more can be written, one phrase each.
 
     Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
     done = connection.run(programs.FULL_DISKS, _placed(run_dir), deadline_s=deadline_s)
     found = re.findall(
@@ -256,13 +264,14 @@ def full_disks(connection: Connection, run_dir: str, *, deadline_s: float) -> li
 def stop_node(
     connection: Connection, run_dir: str, *, started: Started | None = None, grace_s: float, deadline_s: float
 ) -> Stopped:
-    """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then look whether any is left.
+    """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then check whether any is left.
 
-    Only processes that this job started get a signal; see `topoplan.run.programs`. Also those that it left running
-    when it ended. It goes on on the host if the connection is lost. Leave `deadline_s` more than `grace_s + SETTLE_S`.
+    Only processes that this job started get a signal (see `topoplan.run.programs`), including those that it left
+    running when it ended. The host carries on if the connection is lost. Make `deadline_s` larger than `grace_s +
+    SETTLE_S`.
 
     Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
     words = (_placed(run_dir), _called(run_dir), *_times(grace_s), *_identity(started))
     done = connection.run(programs.STOP, *words, deadline_s=deadline_s)
@@ -280,20 +289,20 @@ def stop_node(
 
 
 def holder_words(holder: Holder) -> str:
-    """`process 4711 (python worker.py), since 2030-01-31 12:00:00 UTC, holds a file of it`."""
+    """Describe a holder: `process 4711 (python worker.py), since 2030-01-31 12:00:00 UTC, holds a file of it`."""
     since = f"{datetime.fromtimestamp(holder.since_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
     held = "a file of it" if holder.holds == "file" else "a GPU"
     return f"process {holder.pid} ({holder.command}), since {since} UTC, holds {held}"
 
 
 def holder_remedy(holders: Sequence[Holder]) -> str:
-    """What to do about processes that nobody can prove to be the job's."""
+    """What to do about processes that nothing proves to be the job's."""
     pids = [str(one.pid) for one in holders]
     return f"see `ps -fp {','.join(pids)}` there, and `kill {' '.join(pids)}` what is of it"
 
 
 def directory_words(directory: Directory) -> str:
-    """What is wrong with a run directory, in a phrase; empty where nothing is."""
+    """What is wrong with a run directory, as a phrase; empty if nothing is."""
     return {
         "there": "",
         "gone": "its run directory is not there",
@@ -304,12 +313,14 @@ def directory_words(directory: Directory) -> str:
 
 
 def job_words(run_dir: str, started: Started | None) -> tuple[str, ...]:
-    """The words of programs that look for a job."""
+    """Arguments of the programs that look for a job."""
     return (_placed(run_dir), _called(run_dir), *_identity(started))
 
 
 def _placed(run_dir: str) -> str:
-    """A relative directory is in the user's home; with a dot in front, no shell takes it for anything else."""
+    """A run directory as an argument; one relative to the home directory gets a leading `./`, so that it is not an
+    option.
+    """
     return run_dir if run_dir.startswith("/") else f"./{run_dir}"
 
 
@@ -318,22 +329,22 @@ def _begin(offset: int, tail_lines: int | None) -> str:
 
 
 def _called(run_dir: str) -> str:
-    """What the run is called there, in the mark of its processes too."""
+    """The name of the run on the host, which is also part of the mark of its processes."""
     return posixpath.basename(run_dir.rstrip("/"))
 
 
 def _times(grace_s: float) -> tuple[str, str]:
-    """The words of `stop` for the grace and the wait after SIGKILL, in hundredths of a second."""
+    """Arguments of `stop` for the grace period and the wait after SIGKILL, in hundredths of a second."""
     return str(round(100 * grace_s)), str(round(100 * SETTLE_S))
 
 
 def _identity(started: Started | None) -> tuple[str, str, str]:
-    """What the client knows of it, if anything."""
+    """What the client knows of the job's first process, as arguments; empty strings if unknown."""
     return ("", "", "") if started is None else (str(started.pid), str(started.start_ticks), started.boot_id)
 
 
 def key_values(done: Completed) -> dict[str, str]:
-    """The lines `topoplan:KEY=VALUE` that a program has written."""
+    """The lines `topoplan:KEY=VALUE` in a program's output, as a dictionary."""
     found = {}
     for line in done.stdout.decode(errors="replace").splitlines():
         mark, _, rest = line.partition(":")
@@ -383,9 +394,9 @@ def _started(text: str, connection: Connection, run_dir: str) -> Started:
 
 
 def _refuse(connection: Connection, done: Completed, run_dir: str, script: str = "") -> NoReturn:
-    """Say why a program did not do its work."""
+    """Raise the error that explains why a program did not do its work."""
     lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    # Shells say where they are (`bash: line 3: `), which is nothing to a reader.
+    # Shells prefix their position (`bash: line 3: `), which is of no use to a reader.
     words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""
     if done.code == ExitCode.DAMAGED:
         _damaged(connection, run_dir)
@@ -420,7 +431,9 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
 
 
 def _reason(words: str) -> str:
-    """`mkdir: cannot create directory 'x': No space left on device` -> the last part, which is the system's."""
+    """The system's own part of a message: of `mkdir: cannot create directory 'x': No space left on device` the last
+    part.
+    """
     return words.rpartition(": ")[2] or "no reason given"
 
 

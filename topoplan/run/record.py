@@ -1,10 +1,10 @@
-"""What is known of a run on the machine that started it: how to find its jobs again, and what became of them.
+"""What is known of a run on the machine that started it: how to find its jobs again, and how they ended.
 
 Each run has a directory below the user's state directory ($XDG_STATE_HOME, else ~/.local/state), which only the user
-can read: `run.json` and the copies of the nodes' logs. It holds no secret: the hosts' environments are not in it.
+can read. It holds `run.json` and the copies of the nodes' logs, but no secret: the hosts' environments are not in it.
 
-The copies may fill the disk. A record that then went on to say `running` would lie, so the room for how a run ended is
-taken when the run is made.
+The log copies may fill the disk, and a record that kept saying `running` would then be false. Space for recording the
+end of a run is therefore reserved when the run is created.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ from topoplan.errors import InputError, OutputError, nearest
 from topoplan.specs.cluster import Host
 
 RunState = Literal["starting", "running", "ended", "failed", "stopped"]
-"""As far as this machine knows. `starting` and `running`: the hosts know better. `failed`: a node failed, and the
-others were stopped. `stopped`: on request."""
+"""The state of a run as far as this machine knows.
+
+In `starting` and `running` the hosts know better. `failed`: a node failed, and the others were stopped. `stopped`: on
+request.
+"""
 
 SCHEMA = "topoplan.run/1"
 LAST = "last"
-"""Stands for the run that was started last."""
+"""Alias for the run that was started last."""
 _FILE = "run.json"
 _NEW = ".run-new"
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 65536
-"""And twice what the record takes, if that is more."""
+"""Minimum size of the reserve; twice the size of the record if that is larger."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WAS_FULL = "the disk of this machine was full when the run ended"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -50,18 +53,18 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a host recorded when it started a job, and what the job is known by from then on."""
+    """What a host recorded when it started a job, and what identifies the job from then on."""
 
     pid: int
     """Process id of the first process, which waits for the script."""
     session: int
-    """Id of its session: the same as `pid`."""
+    """Session id of the first process; equal to `pid`."""
     start_ticks: int
-    """When the first process was started, in clock ticks since the machine was."""
+    """Start time of the first process, in clock ticks since boot."""
     boot_id: str
-    """Of the machine's boot: process ids and start times mean nothing in another one."""
+    """Id of the machine's boot: process ids and start times mean nothing in another one."""
     unix_s: int
-    """The same moment in seconds since 1970, by the host's clock."""
+    """Start time in seconds since 1970, by the host's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,64 +74,67 @@ class NodeRecord:
     node: int
     """Rank among the nodes."""
     name: str
-    """What messages call its host: the spec's address, with `:port` if given."""
+    """Name of the host in messages: the spec's address, with `:port` if given."""
     address: str
-    """As the spec has it; the SSH configuration is asked anew each time."""
+    """Address as in the spec; the SSH configuration is evaluated anew each time."""
     user: str | None = None
-    """None is what the SSH configuration says."""
+    """None means what the SSH configuration says."""
     port: int | None = None
-    """None is what the SSH configuration says."""
+    """None means what the SSH configuration says."""
     run_dir: str
-    """On the host; its last part begins with the run's id. Relative to the user's home if not absolute."""
+    """Run directory on the host; its last component begins with the run's id. Relative to the user's home if not
+    absolute.
+    """
     script: str
-    """File in the run directory."""
+    """Name of the script, a file in the run directory."""
     code: int | None = None
-    """Exit code of its job; None: not known, or none."""
+    """Exit code of the node's job; None if it is unknown or there is none."""
     started: Started | None = None
-    """What its host said at the start: with it the job is found whatever became of the run directory. None: it was not
-    started, or nobody was there to note it."""
+    """What the host reported at the start, with which the job is found whatever became of the run directory. None: the
+    job was not started, or nobody was there to record it.
+    """
 
     @property
     def host(self) -> Host:
-        """What the SSH configuration is asked about."""
+        """The host to look up in the SSH configuration."""
         return Host(address=self.address, user=self.user, port=self.port)
 
     @property
     def label(self) -> str:
-        """`node-03`."""
+        """The node's label, such as `node-03`."""
         return f"node-{self.node:02d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a run measured, beside what was predicted of it."""
+    """What a run measured, beside what was predicted for it."""
 
     plan: str
-    """Id of its layout."""
+    """Id of the run's layout."""
     model: str
     steps: int
-    """Those that did nothing but train."""
+    """Number of steps that did nothing but train."""
     step_s: float
-    """Their mean."""
+    """Mean duration of those steps."""
     spread: float
-    """Their standard deviation, as a fraction."""
+    """Standard deviation of the step time, as a fraction of the mean."""
     predicted_step_s: float
     band_s: tuple[float, float]
     reserved_bytes: float | None = None
-    """The most that torch's allocator held, of the GPU that was logged; None where no log says it."""
+    """Peak of the bytes reserved by PyTorch's allocator, on the GPU that was logged; None if no log has it."""
     predicted_reserved_bytes: float | None = None
-    """Of the same GPU."""
+    """Predicted bytes for the GPU that was logged."""
     memory_band: float = 0.0
-    """Half width of the band around it, as a fraction."""
+    """Half width of the band around the predicted memory, as a fraction."""
 
     @property
     def time_held(self) -> bool:
-        """The step was in its band."""
+        """Whether the step time was within its band."""
         return self.band_s[0] <= self.step_s <= self.band_s[1]
 
     @property
     def memory_held(self) -> bool | None:
-        """Memory was in its band; None where it was not measured."""
+        """Whether memory was within its band; None if it was not measured."""
         if self.reserved_bytes is None or self.predicted_reserved_bytes is None:
             return None
         return abs(self.reserved_bytes / self.predicted_reserved_bytes - 1.0) <= self.memory_band
@@ -136,93 +142,93 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drifted:
-    """Steps or memory that left what was predicted, or were back there, while the run was watched."""
+    """Step time or memory that left its predicted range, or returned to it, while the run was watched."""
 
     seen: str
-    """When that was told: UTC, ISO 8601."""
+    """When it was reported: UTC, ISO 8601."""
     what: Literal["step", "memory"]
     state: Literal["out", "back"]
     since_step: int
     step: int
-    """The last one of those that it is about."""
+    """Last step that was taken into account."""
     value: float
-    """Seconds a step, the mean since then; or bytes that torch's allocator has held."""
+    """Mean seconds per step since `since_step`, or bytes reserved by PyTorch's allocator."""
     band: tuple[float, float] | None
-    """As predicted; None: nothing was."""
+    """Predicted range; None if nothing was predicted."""
     before: float | None = None
-    """The value before; None: it was so from the first steps on."""
+    """The earlier value; None if the current one has held since the first steps."""
     reasons: tuple[str, ...] = ()
-    """What the numbers say of why, each as a line."""
+    """Possible reasons that the figures give, one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A start of the run that failed, and after which it was started again."""
+    """A start of the run that failed and was followed by another start."""
 
     ended: str
-    """When it was over: UTC, ISO 8601."""
+    """When the attempt was over: UTC, ISO 8601."""
     node: str
-    """Label of the one that failed first."""
+    """Label of the node that failed first."""
     host: str
-    """Its address."""
+    """Address of that node's host."""
     reason: str
-    """One line on why."""
+    """One line on why it failed."""
     first_step: int | None = None
-    """Optimizer step from which it went on; None: from the beginning, or not known."""
+    """Optimizer step from which the attempt continued; None: from the beginning, or unknown."""
     last_step: int | None = None
-    """The last one that was seen; None: none was."""
+    """Last step that was seen; None if none was."""
     run_dirs: tuple[str, ...] = ()
-    """On the hosts, in the order of the nodes: their logs are there."""
+    """Run directories on the hosts, in the order of the nodes: the logs of the attempt are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run."""
+    """The record of one run."""
 
     run_id: str
     name: str
-    """Of the bundle's plan."""
+    """Name of the bundle's plan."""
     bundle: str
-    """Absolute path of the bundle on this machine, for the user's memory."""
+    """Absolute path of the bundle on this machine, for the user's reference."""
     created: str
-    """When it was made: UTC, ISO 8601."""
+    """When the run was created: UTC, ISO 8601."""
     state: RunState = "starting"
     code: int | None = None
-    """Exit code of the whole run; None while it has none."""
+    """Exit code of the whole run; None while there is none."""
     ended: str | None = None
-    """When this machine saw its end: UTC, ISO 8601."""
+    """When this machine saw the run's end: UTC, ISO 8601."""
     reason: str = ""
-    """One line on why it failed or was stopped."""
+    """One line on why the run failed or was stopped."""
     left: tuple[str, ...] = ()
-    """Labels of nodes that could not be stopped at its end: something of it may run on there."""
+    """Labels of nodes that could not be stopped at the end: processes of the run may still be running there."""
     trouble: str = ""
-    """One line on what this machine could not do for it, such as keeping its logs on a disk that is full."""
+    """One line on what this machine failed to do for the run, such as keeping its logs on a full disk."""
     stop_asked: str | None = None
-    """When somebody asked to stop it, before any process was told: UTC, ISO 8601; None: nobody has."""
+    """When somebody asked to stop the run, before any process was signaled: UTC, ISO 8601; None if nobody has."""
     stop_grace_s: float = 10.0
-    """Once that is so: the time that the job then has to end by itself, by all who asked."""
+    """Grace period of the job after a stop was requested, taking into account all who requested it."""
     ssh_config: str | None = None
     """SSH configuration that was given in place of the user's own."""
     nodes: tuple[NodeRecord, ...] = ()
-    """Of the last attempt."""
+    """Nodes of the last attempt."""
     attempts: tuple[Attempt, ...] = ()
-    """Those before it."""
+    """Attempts before the last one."""
     measurement: Measurement | None = None
-    """None: it has not ended, or its logs tell of too few steps."""
+    """None if the run has not ended, or its logs contain too few steps."""
     drifts: tuple[Drifted, ...] = ()
-    """In the order in which they were told."""
+    """In the order in which they were reported."""
 
     @property
     def is_over(self) -> bool:
-        """Whether its end is known here."""
+        """Whether the end of the run is known here."""
         return self.state in ("ended", "failed", "stopped")
 
     def directory(self) -> Path:
-        """Where its record and the copies of its logs are."""
+        """Directory with the record of the run and the copies of its logs."""
         return runs_directory() / self.run_id
 
     def log(self, node: NodeRecord) -> Path:
-        """The copy of a node's log in the last attempt; there once something was copied."""
+        """Path of the copy of a node's log in the last attempt; the file exists once something was copied."""
         attempt = f".{len(self.attempts) + 1}" if self.attempts else ""
         return self.directory() / f"{node.label}{attempt}.log"
 
@@ -233,33 +239,33 @@ class Unreadable:
 
     run_id: str
     why: str
-    """One phrase."""
+    """Why it cannot be used, as a phrase."""
 
 
 def runs_directory() -> Path:
-    """The directory of all runs; it need not be there."""
+    """The directory of all runs; it need not exist."""
     given = os.environ.get("XDG_STATE_HOME", "")
-    # As the XDG Base Directory Specification has it, a relative path is invalid and passed over.
+    # The XDG Base Directory Specification declares relative paths invalid, to be ignored.
     base = Path(given) if given.startswith("/") else Path.home() / ".local" / "state"
     return base / "topoplan" / "runs"
 
 
 def now_text() -> str:
-    """This moment, as records have it."""
+    """The current time in the format of records."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def new_run_id(name: str) -> str:
-    """An id that no other run has: of the name, the time in UTC and chance. Good as a file name anywhere."""
+    """A unique run id made of the name, the UTC time and random digits; it is a valid file name anywhere."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40].strip("-").lower() or "run"
     return f"{slug}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def create(record: RunRecord) -> Path:
-    """Make the directory of a new run, with its record; the directory.
+    """Create the directory of a new run with its record, and return the directory.
 
     Raises:
-        OutputError: the place cannot be written, or there is such a run.
+        OutputError: the place cannot be written, or the run already exists.
     """
     if not _RUN_ID.fullmatch(record.run_id):
         raise ValueError(f"{record.run_id!r} is not the id of a run")
@@ -277,13 +283,13 @@ def create(record: RunRecord) -> Path:
 
 
 def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunRecord:
-    """Change fields of a record, in one step, whoever else does at the same time; the new record.
+    """Change fields of a record atomically with respect to other processes, and return the new record.
 
-    With `unless_over` a run whose end is known keeps its record as it is.
+    With `unless_over`, the record of a run whose end is known is left unchanged.
 
     Raises:
-        InputError: there is no such record, or it cannot be used.
-        OutputError: it cannot be written.
+        InputError: the record does not exist or cannot be used.
+        OutputError: the record cannot be written.
     """
     directory = runs_directory() / run_id
     with _writing(directory), _locked(directory):
@@ -294,10 +300,10 @@ def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunReco
 
 
 def load(reference: str = LAST) -> RunRecord:
-    """A run by its id, by the beginning of it if no other begins so, or `last`.
+    """The record of the run with the given id, unique id prefix, or `last`.
 
     Raises:
-        InputError: there is none, there are several, or the record cannot be used.
+        InputError: no run matches, several do, or the record cannot be used.
     """
     ids = _ids()
     if not ids:
@@ -319,7 +325,7 @@ def load(reference: str = LAST) -> RunRecord:
 
 
 def runs() -> list[RunRecord | Unreadable]:
-    """All runs, the oldest first; after those, the ones whose record cannot be used."""
+    """All runs, oldest first, followed by those whose record cannot be used."""
     good: list[RunRecord] = []
     bad: list[Unreadable] = []
     for run_id in _ids():
@@ -331,11 +337,12 @@ def runs() -> list[RunRecord | Unreadable]:
 
 
 def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
-    """Forget the runs whose end is known and so long ago, with the copies of their logs: those, and the bytes. What may
-    run on somewhere stays: nobody else could stop it.
+    """Remove the runs that ended at least `older_than_s` ago, with their log copies; return them and the bytes freed.
+
+    A run of which something may still be running somewhere stays: nobody else could stop it.
 
     Raises:
-        OutputError: one cannot be removed.
+        OutputError: a run cannot be removed.
     """
     gone, freed_bytes = [], 0
     until = datetime.now(UTC) - timedelta(seconds=older_than_s)
@@ -354,7 +361,7 @@ def _ended(record: RunRecord) -> datetime:
 
 
 def to_dict(record: RunRecord) -> dict[str, Any]:
-    """As JSON has it."""
+    """The record as JSON data."""
     return {"schema": SCHEMA, **dataclasses.asdict(record)}
 
 
@@ -396,7 +403,7 @@ def _adapter() -> TypeAdapter[RunRecord]:
 
 
 def _record(run_id: str, text: bytes) -> RunRecord:
-    """Raises ValueError for what is no record. Keys that we do not know are passed over."""
+    """Parse a record, ignoring unknown keys; raises ValueError if it is not one."""
     record = _adapter().validate_json(text, strict=True)
     if record.run_id != run_id or not math.isfinite(record.stop_grace_s) or record.stop_grace_s < 0:
         raise ValueError
@@ -406,8 +413,10 @@ def _record(run_id: str, text: bytes) -> RunRecord:
 
 
 def _write(directory: Path, record: RunRecord) -> RunRecord:
-    """Into place in one step; a reader sees the old record or the new one. Where the disk is full, the end of a run
-    takes the room that was kept for it, and says so: the record as it was written."""
+    """Replace the record in one step, so that a reader sees either the old one or the new one; return what was written.
+
+    If the disk is full, the end of a run is written into the space reserved for it, and the record says so.
+    """
     try:
         handle = os.open(directory / _NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -444,7 +453,7 @@ def _text(record: RunRecord) -> bytes:
 
 
 def _reserve(directory: Path) -> None:
-    """Take the room that the last record may need, with bytes that no file system stores in less."""
+    """Reserve the space that the last record may need, with bytes that no file system can compress."""
     size = max(_RESERVE_BYTES, 2 * (directory / _FILE).stat().st_size)
     handle = os.open(directory / _RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -455,7 +464,7 @@ def _reserve(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One process at a time changes the record: `launch` and `stop` may both."""
+    """Hold the lock of the record: `launch` and `stop` may both want to change it."""
     if not directory.is_dir():
         raise InputError(f"no run {directory.name!r}", remedy="see `topoplan runs`")
     handle = os.open(directory / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)

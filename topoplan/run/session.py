@@ -1,8 +1,8 @@
-"""What a client does with one run, from its start or from somewhere in the middle: watch it to its end, see hosts again
-that were lost, copy the logs, find out why it failed, stop it, and note how it ended.
+"""What a client does with one run, from its start or from some later moment.
 
-`launch.py` begins by starting the processes, `attach.py` by finding them again. A host that cannot be seen ends
-nothing. Every step before the watching has a deadline, and every step can be interrupted.
+It watches the run to its end, reconnects to hosts it has lost, copies the logs, finds out why the run failed, stops it,
+and records how it ended. `launch.py` begins by starting the processes, `attach.py` by finding them again. A host that
+cannot be seen does not end the run. Every step before the watching has a deadline, and every step can be interrupted.
 """
 
 from __future__ import annotations
@@ -41,48 +41,54 @@ from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched, failed_at, not_kept
 
 _PEEK_BYTES = 4096
-"""Of a trainer's file while it is written: the last lines."""
+"""How much of the end of a trainer's log file to read while it is being written: its last lines."""
 T = TypeVar("T")
 
 INTERRUPTED = 130
 
 End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
-"""`stopped`: by somebody else, such as `topoplan runs stop`. `interrupted`: by the user, which stops the run that this
-session has started. `detached`, `left`: on request, and the run goes on. `refused`: nothing was put on any host.
-`unknown`: hosts that were not seen for as long as was wanted, or do not let us in, and no other node has failed."""
+"""How a session ended.
+
+`stopped`: the run was stopped by another process, such as `topoplan runs stop`. `interrupted`: the user interrupted the
+session, which stops the run if this session started it. `detached`, `left`: the session ended on request, and the run
+goes on. `refused`: nothing was uploaded to any host. `unknown`: some hosts were out of sight for as long as was
+allowed, or refuse the login, and no other node has failed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a session ended."""
+    """The result of a session."""
 
     end: End
     code: int
-    """For the shell: the run's, 1 where no script said one, 130 when the user ended it or left."""
+    """Exit code for the shell: the run's own, 1 if no script left one, 130 if the user ended the run or left it."""
     run: str = ""
-    """Id of the run; empty where nothing was put on any host."""
+    """Id of the run; empty if nothing was uploaded to any host."""
     failure: Failure | None = None
     errors: Mapping[str, HostError] = field(default_factory=dict)
-    """By node: what kept the launch from going on, or the node from being stopped or seen."""
+    """By node: why the launch could not go on, or why the node could not be stopped or seen."""
     running: tuple[str, ...] = ()
-    """Nodes on which something of the run may still be running."""
+    """Nodes on which processes of the run may still be running."""
     attempts: tuple[Attempt, ...] = ()
-    """Those before the last."""
+    """The attempts before the last one."""
     lost_steps: int = 0
-    """Optimizer steps that these did for nothing."""
+    """Optimizer steps of the earlier attempts that had to be repeated."""
     stepless: bool = False
-    """Whether it ended well, and no step of a training was seen."""
+    """Whether the run ended well without a single training step having been seen."""
 
 
 class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
-    """The user wants it to end."""
+    """The user wants the session to end."""
 
 
 class Session(ABC):
-    """One session with a run. `go` does all of it; call it once."""
+    """One session with a run. `go` performs all of it and may be called once."""
 
     OWNS: ClassVar[bool]
-    """Whether the run is this session's: then Ctrl-C stops it, the second one leaves, and what is noted here counts."""
+    """Whether this session owns the run: Ctrl-C then stops the run, a second Ctrl-C leaves it, and this session's
+    record of the outcome is authoritative.
+    """
 
     def __init__(
         self,
@@ -95,10 +101,10 @@ class Session(ABC):
         interrupts: Callable[[], int] = lambda: 0,
         hidden: Iterable[str] = (),
     ) -> None:
-        """Touch nothing yet.
+        """Store the arguments without contacting any host.
 
-        `targets` are by labels of nodes. `interrupts` says how often the user has asked to end. `hidden` values are in
-        nothing that is told or noted.
+        `targets` are keyed by node label. `interrupts` returns how often the user has asked to end. The values in
+        `hidden` are masked in everything that is reported or recorded.
         """
         self._record, self._targets, self._access, self._settings = record, targets, access, settings
         self._mask = Mask(hidden)
@@ -106,17 +112,17 @@ class Session(ABC):
         self._interrupts = interrupts
         self._connections: dict[str, Connection] = {}
         self._nodes: dict[str, Watched] = {}
-        """By label; their connections are the latest."""
+        """By node label; each holds its latest connection."""
         self._planned: Draft | RecordedPlan | None = None
-        """What was predicted of it, where that is known."""
+        """The prediction for the run, if it is known."""
         self._is_noted = not self.OWNS
-        """Whether others can find the run."""
+        """Whether the run has a record, so that other processes can find it."""
         self._last_step: int | None = None
-        """Of the trainer, when the run was over."""
+        """Last training step seen when the run was over."""
         self._give_up = False
 
     def go(self) -> Outcome:
-        """Do it, and say how it went.
+        """Perform the session and return its outcome.
 
         Raises:
             InputError: the SSH configuration is wrong, or there is no place for the record.
@@ -143,11 +149,11 @@ class Session(ABC):
 
     @abstractmethod
     def _begin(self) -> Outcome | None:
-        """Have `_nodes` to watch. The outcome where there is nothing to watch."""
+        """Fill `_nodes` with the nodes to watch; return an outcome if there is nothing to watch."""
 
     @abstractmethod
     def _interrupted(self, watch: Watch | None) -> Outcome:
-        """What the user wants with Ctrl-C."""
+        """Do what the user wants when pressing Ctrl-C."""
 
     @property
     @abstractmethod
@@ -155,7 +161,7 @@ class Session(ABC):
         """Whether to stop the run when it fails."""
 
     def _may_leave(self, watch: Watch) -> bool:
-        """Whether the run may be left now, as was wanted."""
+        """Whether the run may be left running now, as the user requested."""
         return False
 
     # ------------------------------------------------------------------------------------------------------- to its end
@@ -188,7 +194,7 @@ class Session(ABC):
             watch.close()
 
     def _expected(self) -> tuple[Progress, Drift]:
-        """What reads the lines of the run, with what was predicted of it."""
+        """The readers of the run's output, for its progress and for drift from the prediction."""
         if self._planned is None:
             progress = Progress()
             return progress, Drift(progress, tell=self._tell, note=self._note_drift)
@@ -206,15 +212,15 @@ class Session(ABC):
         return self._planned.spec.cluster.gpus_per_node if self._planned is not None else None
 
     def _has_failed(self, watch: Watch) -> bool:
-        """Whether the run has. For who only watches it, a host that is given up is no failure of it."""
+        """Whether the run has failed. For a session that only watches, a host that was given up on is not a failure."""
         return any(node.failed and (node.lost is None or self._stops) for node in watch.nodes)
 
     def _is_given_up(self, watch: Watch) -> bool:
-        """Whether enough was waited for hosts that cannot be seen."""
+        """Whether hosts that cannot be seen have been waited for long enough."""
         return watch.is_blind or any(node.failed and node.lost is not None for node in watch.nodes)
 
     def _failed(self, watch: Watch) -> Outcome:
-        """Find out who was first and why, and stop the others or wait a moment whether they end."""
+        """Find the first failure and its cause, then stop the other nodes or wait briefly for them to end."""
         ranks = self._ranks_per_node
         found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=self._is_interrupted)
         failure, code = found or (None, FAILED)
@@ -251,15 +257,17 @@ class Session(ABC):
         self._note("failed", outcome.code, reason=words, nodes=nodes, left=outcome.running)
 
     def _hung(self, watch: Watch) -> Outcome:
-        """End a run in which no step comes any more."""
+        """End a run that makes no more progress."""
         failure = hang(watch, ranks_per_node=self._ranks_per_node)
         self._step("stop", f"{failure.what}: stopping all nodes, as --hang-after wants")
         errors = self._stop_all(watch)
         return self._over_with(watch, failure, FAILED, errors, tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
-        """Whether somebody had asked to stop the run before the first node ended. Then the others are waited for as
-        long as they were given to end by themselves."""
+        """Whether somebody asked to stop the run before its first node ended.
+
+        If so, wait for the remaining nodes until their grace period is over.
+        """
         grace_s = stopped_with_grace_s(self._run, failed_at(watch.nodes))
         if grace_s is None:
             return False
@@ -270,7 +278,7 @@ class Session(ABC):
         return True
 
     def _linger(self, watch: Watch) -> None:
-        """Wait a moment whether the others end too: their launch may be there and stop them."""
+        """Wait briefly for the other nodes to end too: their own launch may be alive and stop them."""
         linger_s = self._settings.linger_s - (time.monotonic() - failed_at(watch.nodes))
         if linger_s > 0 and any(not node.over for node in watch.nodes):
             text = f"a node has failed; looking for {linger_s:.0f} s whether the others end too"
@@ -278,7 +286,7 @@ class Session(ABC):
             watch.until(self._is_interrupted, deadline_s=linger_s)
 
     def _over(self, nodes: Sequence[Watched]) -> Outcome:
-        """All have ended well, or nobody can be asked any more. Then the run goes on where it does."""
+        """The outcome when all nodes have ended well, or when the rest cannot be reached; their jobs may run on."""
         if running := _not_ended(nodes):
             return Outcome(end="unknown", code=FAILED, run=self._run, errors=_unseen(nodes), running=running)
         if stopped_with_grace_s(self._run, max(node.trouble_at or 0.0 for node in nodes)) is not None:
@@ -300,7 +308,8 @@ class Session(ABC):
     def _stop_all(
         self, watch: Watch | None = None, *, grace_s: float | None = None, only: Collection[str] | None = None
     ) -> dict[str, HostError]:
-        """Stop the nodes, at once, and take in their last output. What could not be stopped."""
+        """Stop the nodes concurrently and read their last output; return the errors of those that could not be
+        stopped."""
         settings = self._settings
         wanted = [node for node in self._nodes.values() if only is None or node.name in only]
         return stop_all(
@@ -312,7 +321,7 @@ class Session(ABC):
         )
 
     def _measure(self, outcome: Outcome) -> None:
-        """Note what the run measured, once it is over, and tell it."""
+        """Record and report what the run measured, once it is over."""
         if self._planned is None or outcome.end not in ("ended", "failed", "stopped", "interrupted"):
             return
         spec, plan, record = self._planned.spec, self._planned.plan, self._record
@@ -328,7 +337,7 @@ class Session(ABC):
             self._tell(Event(kind="measured", text=measured_words(found), data=dataclasses.asdict(found)))
 
     def _note_drift(self, found: Drifted) -> None:
-        """Keep it with the run, unless another process that watches has."""
+        """Add a drift to the run's record, unless another watching process has recorded it."""
         with contextlib.suppress(InputError, OutputError):
             known = records.load(self._run).drifts
             same = [one for one in known if (one.what, one.state) == (found.what, found.state)]
@@ -342,7 +351,7 @@ class Session(ABC):
         return self._record.run_id if self._is_noted else ""
 
     def _connect(self, on_failure: Callable[[str, HostError], None]) -> Hosts:
-        """Log in to all hosts; by label, in the order of the targets."""
+        """Log in to all hosts; the result is keyed by label, in the order of the targets."""
 
         def done(name: str, result: Connection | HostError) -> None:
             if isinstance(result, HostError):
@@ -361,8 +370,10 @@ class Session(ABC):
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
 
     def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
-        """The result of a job, unless the user wants it to end. With `settle` what is under way is then waited for,
-        within reason: it must not do anything after the others were stopped."""
+        """The result of `job`, unless the user interrupts.
+
+        With `settle`, an interrupted job is given time to finish, so that it does nothing after the nodes were stopped.
+        """
         self._end_if_interrupted()  # a job may be done before the first look at it
         call = Call(job)
         while not call.done.wait(INTERRUPT_LOOK_S):
@@ -396,8 +407,10 @@ class Session(ABC):
         nodes: Sequence[Watched] = (),
         left: tuple[str, ...] = (),
     ) -> None:
-        """Bring the record up to date, where another process has not done so. A disk that is full now ends nothing: the
-        hosts know how their jobs are."""
+        """Update the record, unless another process has already recorded the end.
+
+        A full disk is not fatal here: the hosts know the state of their jobs.
+        """
         if not self._is_noted:
             return
         codes = {node.name: node.code for node in nodes if node.code is not None}

@@ -1,9 +1,10 @@
-"""Watching the nodes of a run: their output as it comes, what they end with, and who failed first.
+"""Watch the nodes of a run: their output as it arrives, their exit codes, and which one failed first.
 
-The job lives on its hosts, in sessions of its own; this only looks. So a connection that is lost is made again, for as
-long as this lives, and the log goes on at the byte where it stopped: a cut that heals loses nothing, and what ended
-meanwhile is found by the host's own record of it. Not seeing a host is no failure (`topoplan.run.sight`); only who
-wants that gives it up after a time. A run can be watched from its start, or from somewhere in the middle.
+The job runs on its hosts, in sessions of its own, and this module only observes it. A lost connection is therefore
+retried for as long as the watch lives, and the log resumes at the byte where it stopped: a cut that heals loses
+nothing, and a job that ended meanwhile is found by its host's own record of the end. Losing sight of a host is not a
+failure (`topoplan.run.sight`); a host is given up on after a time only if the caller asks for that. A run can be
+watched from its start or from any later moment.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from topoplan.run.watched import Watched, ended_at, how_it_failed
 from topoplan.trainers.log import may_be_told
 
 _STACKS_S = 30.0
-"""Time for a host to look where the ranks of its job are."""
+"""Timeout for a host to collect the stacks of its ranks."""
 _WRITES_BYTES_PER_S = 2**18
-"""A job that writes more than that, and no steps, saves a checkpoint or loads its data: it does not hang."""
+"""A job that writes more than this but makes no steps is saving a checkpoint or loading its data: it does not hang."""
 _LOOK_S = 0.1
-"""How often to look whether the user wants to stop; output and ends are noticed at once."""
+"""Interval at which to check whether the user wants to stop; output and ends are noticed immediately."""
 _BAR_S = 5.0
-"""How often to show a progress bar that has moved."""
+"""Interval at which to show a progress bar that has moved."""
 
 
 class Watch:
-    """Follows the nodes of a run from one thread. Nothing is stopped here."""
+    """Follows the nodes of a run from one thread; it stops nothing."""
 
     def __init__(
         self,
@@ -57,10 +58,10 @@ class Watch:
     ) -> None:
         """Begin to follow all nodes that are not `over`.
 
-        A host that was not seen for `lost_after_s`, while another one was, is given up: its node has failed. None is
-        never. `progress` reads their lines, and `drift` what it has read. After `hang_after_s` without a step the run
-        `hangs`. With `on_data` the output is given to that as it is, with the name of its node, and no events are made
-        of it.
+        A host that has not been seen for `lost_after_s`, while another one has, is given up on, and its node has
+        failed; None means never. `progress` reads the nodes' lines, and `drift` compares what `progress` has read with
+        the prediction. After `hang_after_s` without a step the run `hangs`. With `on_data` the raw output is passed to
+        that function together with the name of its node, and no events are made of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
@@ -72,10 +73,10 @@ class Watch:
         self._ranks = ranks_per_node or 0
         self._hang_after_s = hang_after_s
         self.stacks: dict[int, list[str]] = {}
-        """Where the ranks were when the run had gone quiet, as far as their hosts can say."""
+        """Stacks of the ranks when the run had gone quiet, as far as their hosts can tell."""
         self._asks_stacks: Call[None] | None = None
         self._writer = ""
-        """Of a run that has gone quiet, the node that writes all the same."""
+        """When the run has gone quiet, the node that is still writing files."""
         self._on_data = on_data
         self._bell = Bell()
         self._reconnect = reconnect
@@ -92,7 +93,7 @@ class Watch:
             self._finder.ask(one, one.node.connection)
 
     def until(self, done: Callable[[], bool], *, deadline_s: float | None = None) -> bool:
-        """Watch until `done`, all nodes are over, or the deadline. Whether it was `done`."""
+        """Watch until `done`, until all nodes are over, or until the deadline; return whether it was `done`."""
         deadline = Deadline(deadline_s) if deadline_s is not None else None
         while True:
             self._look()
@@ -104,27 +105,28 @@ class Watch:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no host at all has been seen for as long as is waited for one."""
+        """Whether no host at all has been seen for `lost_after_s`."""
         return self._lost_after_s is not None and self._sight.offline_s >= self._lost_after_s
 
     @property
     def hangs(self) -> bool:
-        """Whether no step has come for as long as is waited for one, and the ranks were looked at."""
+        """Whether no step has come for `hang_after_s`, the stacks of the ranks were collected, and no node is
+        writing."""
         if self._hang_after_s is None or self.silence.quiet_s < self._hang_after_s or not self.silence.is_told:
-            return False  # what was asked before is of an earlier silence
+            return False  # the stacks collected earlier belong to an earlier silence
         return self._asks_stacks is not None and self._asks_stacks.done.is_set() and not self._writer
 
     @property
     def status(self) -> Status:
-        """Where training is."""
+        """Current state of the training."""
         return self._progress.status()
 
     def hurry(self) -> None:
-        """Try all that cannot be seen at once."""
+        """Retry all hosts that cannot be seen without further delay."""
         self._finder.hurry()
 
     def close(self) -> None:
-        """Follow no more. The job goes on, where it does."""
+        """Stop following. Jobs that are running go on."""
         self._closed = True
         self._finder.close()
         for one in self._followed:
@@ -161,7 +163,7 @@ class Watch:
             self._drift.look({node.name: node.connection for node in self.nodes if node.connection and not node.over})
 
     def _look_for_the_unseen(self, now: float) -> None:
-        """Tell of them, and give up those whose time is over."""
+        """Report the hosts that cannot be seen, and give up on those whose time has run out."""
         if not any(node.unseen and not node.over for node in self.nodes):
             return
         self._sight.look(
@@ -184,7 +186,9 @@ class Watch:
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _look_for_silence(self) -> None:
-        """Tell of it, and ask for the stacks. Nobody is heard of who is not seen, or is being stopped."""
+        """Report a silence and collect the stacks. While a host is out of sight or the run is being stopped, silence
+        says nothing.
+        """
         if self._on_data is not None or self.stopping or any(node.unseen and not node.over for node in self.nodes):
             self.silence.alive()
             return
@@ -209,7 +213,7 @@ class Watch:
             except HostError as error:
                 if error.problem != "command":
                     raise
-                # Following the log may be all that a host allows (MaxSessions 1).
+                # The host may allow no session besides the one that follows the log (MaxSessions 1).
                 with self._reconnect(name, _STACKS_S) as another:
                     return look_at_ranks(another, node.run_dir, started=node.started, deadline_s=_STACKS_S)
 
@@ -239,7 +243,7 @@ class Watch:
         self._show(one, data)
 
     def _show(self, one: Followed, data: bytes) -> None:
-        """What comes next in the log."""
+        """Pass on the next bytes of the log."""
         node = one.node
         past = data[: max(0, one.shown_from - node.offset)]
         node.offset += len(data)
@@ -258,7 +262,7 @@ class Watch:
             self._read(node, lines)
 
     def _read(self, node: Watched, lines: str, *, past: bool = False) -> None:
-        """Keep what may be asked for, and look for where training is."""
+        """Keep the lines for a later report, and read the state of the training from them."""
         node.tail.add(lines)
         is_told = may_be_told(lines)
         status = self._progress.feed(node.node, lines, time.monotonic()) if is_told else None
@@ -325,7 +329,7 @@ class Watch:
             self._ended(one, state)
 
     def _not_found(self, node: Watched, answer: Answer) -> None:
-        """It cannot be asked, or nothing of it is wanted any more."""
+        """Handle an answer without a state, or one for a node that is already over."""
         if answer.connection is not None and answer.connection is not node.connection:
             answer.connection.close()
         if answer.unseen is not None and not node.over:
@@ -333,7 +337,7 @@ class Watch:
             self._cannot_see(node, answer.unseen)
 
     def _ended(self, one: Followed, state: NodeState) -> None:
-        """It has, and all that it wrote has come."""
+        """Handle the end of a job whose whole output has arrived."""
         node = one.node
         self._end_lines(one)
         node.ended = True
@@ -343,11 +347,11 @@ class Watch:
             node.failure = how_it_failed(state)
             text = node.failure or "ended with exit code 0"
         if not node.failed:
-            self.silence.alive()  # it may have been at work until now, and the others have as long from here
+            self.silence.alive()  # the node may have been working until now, so the others get the full time from here
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
 
     def _end_lines(self, one: Followed) -> None:
-        """Show what has come of a last line that is not whole."""
+        """Show an incomplete last line."""
         rest = one.lines.end()
         if one.node.offset > one.shown_from:
             self._show_lines(one.node, rest)
@@ -355,7 +359,7 @@ class Watch:
             one.node.tail.add(rest)
 
     def _tell_who_is_waited_for(self, now: float) -> None:
-        """Once, when some nodes have ended well and others go on for long."""
+        """Report once, when some nodes have ended well and others run on for long."""
         over = [node for node in self.nodes if node.ended]
         running = [node.name for node in self.nodes if not node.over]
         if not over or not running or self._note_after_s <= 0:

@@ -1,4 +1,4 @@
-"""One node of a run that is watched: what is known of it, when its trouble began, and how it failed."""
+"""One node of a watched run: what is known of it, when its trouble began, and how it failed."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ from topoplan.run.shown import Tail
 
 @dataclass(slots=True, kw_only=True)
 class Watched:
-    """One node of the run, and what is known of it."""
+    """One node of a watched run, and what is known of it."""
 
     node: int
     """Rank among the nodes."""
     name: str
-    """`node-00`."""
+    """The node's label, such as `node-00`."""
     address: str
-    """Its host."""
+    """Address of the node's host."""
     run_dir: str
     started: Started | None = None
-    """What its host said when it started it, where that is known."""
+    """What the host reported when it started the job, if known."""
     connection: Connection | None
-    """None where there is none yet, or `lost` is set from the start."""
+    """None if there is no connection yet, or if `lost` is set from the start."""
     log: Path | None
-    """Its log on this side, byte for byte, unless another process keeps it; None: it is not kept."""
+    """Local copy of the log, byte for byte; None if it is not kept, or another process keeps it."""
     tail_lines: int | None = None
-    """So many lines of the past are shown; None: all."""
+    """Number of earlier lines to show; None for all."""
     offset: int = 0
-    """Bytes of the log that have come."""
+    """Bytes of the log that have arrived."""
     tail: Tail = field(default_factory=Tail)
     state: NodeState | None = None
-    """What its host said last."""
+    """The state that the host reported last."""
     begin: Callable[[Connection], Started] | None = None
-    """Starts it where it was not: the connection was lost before its host said that it was. Taken away once it must not
-    start any more."""
+    """Starts the job if it was not started: the connection was lost before the host confirmed the start. Set to None
+    once the job must not be started any more.
+    """
     beginning: threading.Lock = field(default_factory=threading.Lock)
-    """Held while that is under way."""
+    """Held while `begin` is running."""
     ended: bool = False
-    """Whether it has, and all that it wrote has come."""
+    """True once the job has ended and its whole log has arrived."""
     code: int | None = None
-    """Exit code of its script, where it has one."""
+    """Exit code of the node's script, if there is one."""
     failure: str = ""
-    """What is wrong with it, in a phrase; empty while nothing is."""
+    """What is wrong with the node, as a phrase; empty while nothing is."""
     unseen: HostError | None = None
-    """Why its host cannot be seen now, or could not to the end; it is being tried until `lost` is set."""
+    """Why the host cannot be seen now, or could not be until the end; retried until `lost` is set."""
     unseen_at: float | None = None
-    """Moment from which on that is so."""
+    """Time since which the host has not been seen."""
     lost: HostError | None = None
-    """The same, once it is given up."""
+    """Why the host was given up on."""
     not_kept: str = ""
-    """Why its log is not kept here to its end, where it was to be."""
+    """Why the local copy of the log is incomplete, if it was to be kept."""
     trouble_at: float | None = None
-    """Moment of its end, or at which that or the loss of its connection was noticed."""
+    """Time of the job's end, or when that end or the loss of the connection was noticed."""
 
     @classmethod
     def of(
         cls, place: NodeRecord, connection: Connection | None, *, log: Path | None, tail_lines: int | None = None
     ) -> Self:
-        """A node of the record of a run."""
+        """The watched node for a node of a run's record."""
         return cls(
             node=place.node,
             name=place.label,
@@ -79,22 +80,23 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come from it."""
+        """Whether nothing more will come from the node."""
         return self.ended or self.lost is not None
 
     @property
     def failed(self) -> bool:
-        """Whether the run cannot succeed any more because of it."""
+        """Whether the run can no longer succeed because of this node."""
         return bool(self.failure)
 
 
 def failed_at(nodes: Iterable[Watched]) -> float:
-    """Moment of the first failure, of `time.monotonic`. Raises ValueError where none has failed."""
+    """Time of the first failure, in terms of `time.monotonic`. Raises ValueError if no node has failed."""
     return min(node.trouble_at or 0.0 for node in nodes if node.failed)
 
 
 def ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: float | None) -> float:
-    """Moment of an end. One that came unseen is as old as its host says; others were noticed, or are of before."""
+    """Time of a job's end. An end that came unseen is as old as its host says; others were noticed, or happened
+    before."""
     if state.ended_s_ago is None:
         return noticed or now
     by_host = now - state.ended_s_ago
@@ -102,13 +104,13 @@ def ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: flo
 
 
 def not_kept(nodes: Iterable[Watched]) -> str:
-    """Why logs are not kept here to their end: one line, empty where all are."""
+    """One line on why local copies of logs are incomplete; empty if all are complete."""
     lacking = (node for node in nodes if node.not_kept)
     return "; ".join(f"the log of {node.name} is not kept to its end: {node.not_kept}" for node in lacking)
 
 
 def how_it_failed(state: NodeState) -> str:
-    """In a phrase; empty where it ended well."""
+    """How a job failed, as a phrase; empty if it ended well."""
     if state.stopped:
         return f"was ended on its host, as {state.stopped}"
     if state.state == "ended":

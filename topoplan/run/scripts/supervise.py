@@ -1,11 +1,14 @@
-"""Looks after the job of one node, together with the like of it on all other nodes. Runs on a host, on Python 3.6 or
-later. The first process of the job starts it before the script, and tells it by a signal how that ended.
+"""Supervises one node's job, in concert with the supervisors of the other nodes.
 
-They meet at the master port, before the trainer listens there: node 0 lets the others in, closes the port and keeps
-their connections. Then each says how its job ended, and node 0 passes on that one failed. A connection that breaks
-without a word is a failure too: everything was killed there, or the machine is gone. Who hears of one ends its own job
-a while later. Until then the client may do so, who knows more, and ranks may say what they see. That this program alone
-is killed is no failure: another process holds the connections too, and starts it again.
+Runs on a host with Python 3.6 or later. The first process of the job starts this program before the script, and signals
+to it how the script ended.
+
+The supervisors meet at the master port before the trainer listens there: node 0 accepts the others, closes the port and
+keeps their connections. Each then reports how its job ended, and node 0 forwards failures. A connection that breaks
+without a message counts as a failure too: everything was killed there, or the machine is gone. A supervisor that learns
+of a failure ends its own job some time later. The client, which knows more, may do so earlier, and ranks may write what
+they see. If only this program is killed, that is not a failure: another process holds the connections too and restarts
+it.
 """
 
 import contextlib
@@ -21,10 +24,11 @@ import time
 from pathlib import Path
 
 PROGRAM = globals()["PROGRAM"]
-"""The text of this, as a string of JSON."""
+"""The source of this program, as a JSON string."""
 KEEPER, TICKS, BOOT, *HELD = sys.argv[1:]
-"""The first process of the job: its id, start and boot. And the connections, each with a name, where there was one of
-these before, which was killed."""
+"""`KEEPER`, `TICKS` and `BOOT` identify the first process of the job: its process id, start time and boot. `HELD` are
+the connections that a killed predecessor of this program left, each with the name of its node; usually empty.
+"""
 TOLD = json.loads(sys.stdin.readline())
 NAME = "node-%02d"
 ME = NAME % TOLD["node"]
@@ -33,28 +37,30 @@ SIGNALS = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.
 TRY_S = 0.1
 LOOK_S = 1.0
 LONGEST = 1000
-"""Bytes of one line, of which there is never more."""
+"""Upper limit for the bytes of one line."""
 
 
 HOLD = """
 read -r over || eval "exec $COMMAND" < <(printf '%s\\n' "$PROGRAM" "$TOLD")
 """
-"""Holds the connections. Standard input says when this program ends by itself; else it is started again."""
+"""Shell program that holds the connections. Standard input tells when this program ends by itself; otherwise it is
+restarted.
+"""
 
 
 class Over(Exception):  # noqa: N818  no error
-    """The job ended, or is being ended."""
+    """The job has ended, or is being ended."""
 
 
 class Peer:
-    """A connection to the supervisor of another node, which sends lines of a word and what it is about."""
+    """A connection to the supervisor of another node. Each message is a line: a keyword and its subject."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self.connection, self.name = connection, name
         self.rest = b""
 
     def greeting(self, limit_s: float) -> "list[str]":
-        """The words of its first line; raises OSError where none comes."""
+        """The words of the peer's first line; raises OSError if none comes."""
         self.connection.settimeout(limit_s)
         found = b""
         while not found.endswith(b"\n"):
@@ -65,7 +71,7 @@ class Peer:
         return found.decode(errors="replace").split()
 
     def read(self) -> "list[tuple[str, str]]":
-        """The lines that have come, each as its first word and the others; raises OSError where nothing more will."""
+        """The lines that have arrived, each as its first word and the rest; raises OSError once no more can come."""
         self.connection.settimeout(0.0)
         data = self.connection.recv(LONGEST)
         if not data or len(self.rest) > LONGEST:
@@ -74,13 +80,13 @@ class Peer:
         return [line.decode(errors="replace").partition(" ")[::2] for line in lines]
 
     def say(self, *words: str) -> None:
-        """Send a line, if somebody is there."""
+        """Send a line, if the peer is still there."""
         with contextlib.suppress(OSError):
             self.connection.settimeout(1.0)
             self.connection.sendall(" ".join(words).encode() + b"\n")
 
     def keep(self) -> None:
-        """The kernel asks now and then whether the other machine is there, which keeps firewalls open too."""
+        """Enable TCP keepalive, which detects a machine that is gone and keeps firewalls open."""
         options = {
             "SO_KEEPALIVE": 1,
             "TCP_KEEPIDLE": 15,
@@ -94,7 +100,8 @@ class Peer:
 
 
 def listener() -> socket.socket:
-    """At the master port, which another may take as soon as this is closed: SO_REUSEADDR on both sides."""
+    """A listening socket at the master port; SO_REUSEADDR on both sides lets the trainer bind it once this is
+    closed."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         with contextlib.suppress(OSError):
             made = socket.socket(family)
@@ -108,7 +115,7 @@ def listener() -> socket.socket:
 
 
 def welcome() -> "list[Peer]":
-    """All others, as node 0; fewer where some do not come in time."""
+    """Accept the supervisors of all other nodes, as node 0; fewer if some do not come in time."""
     found = {}  # type: dict[str, Peer]
     end = time.monotonic() + TOLD["meet_s"]
     with listener() as door:
@@ -126,7 +133,7 @@ def welcome() -> "list[Peer]":
 
 
 def join() -> "list[Peer]":
-    """Node 0, where it takes us in."""
+    """Connect to node 0; an empty list if it does not accept this node."""
     end = time.monotonic() + TOLD["meet_s"]
     while time.monotonic() < end:
         try:
@@ -143,13 +150,13 @@ def join() -> "list[Peer]":
 
 
 def note(text: str) -> None:
-    """Say it in the log of the job."""
+    """Write a line to the log of the job."""
     sys.stderr.write(f"topoplan: {text}\n")
     sys.stderr.flush()
 
 
 def is_there(pid: str) -> bool:
-    """Whether the first process of the job lives, even if it waits for its parent."""
+    """Whether the first process of the job exists, even as a zombie."""
     try:
         os.kill(int(pid), 0)
     except OSError:
@@ -158,7 +165,7 @@ def is_there(pid: str) -> bool:
 
 
 def hold(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
-    """Start who holds the connections too."""
+    """Start the process that holds the connections too."""
     held = {peer.connection.fileno(): peer.name for peer in peers}
     words = Path("/proc/self/cmdline").read_text().split("\0")[: -1 - len(HELD)]
     words += [f"{number}:{name}" for number, name in held.items()]
@@ -173,13 +180,13 @@ def hold(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
 
 
 def held() -> "list[Peer]":
-    """Those of the one before."""
+    """The peers whose connections were handed over by the previous supervisor."""
     pairs = (one.split(":") for one in HELD)
     return [Peer(socket.socket(fileno=int(number)), name) for number, name in pairs]
 
 
 def ending() -> str:
-    """How the job ended, by its own record, for who was not told; empty where nothing says so."""
+    """How the job ended according to its own record, if no signal has told; empty if there is no record."""
     with contextlib.suppress(OSError):
         code = Path(".topoplan", "exit").read_text().split()[:1]
         return WELL if code == ["0"] else f"{FAILED} {ME} failed"
@@ -187,7 +194,7 @@ def ending() -> str:
 
 
 def end_job(why: str) -> None:
-    """Start the program that ends it, which will end this one too; it is none of the job's."""
+    """Start the program that ends the job, and with it this supervisor; the program itself is not part of the job."""
     place = Path("/")
     with contextlib.suppress(OSError):
         place = Path.cwd()
@@ -204,7 +211,7 @@ def end_job(why: str) -> None:
 
 
 class Supervisor:
-    """Of this node."""
+    """The supervisor of this node."""
 
     def __init__(self, peers: "list[Peer]") -> None:
         self.selector = selectors.DefaultSelector()
@@ -216,12 +223,12 @@ class Supervisor:
         self.end_at = 0.0
 
     def drop(self, peer: Peer) -> None:
-        """Nothing more comes from it."""
+        """Close the connection to a peer from which nothing more comes."""
         self.selector.unregister(peer.connection)
         peer.connection.close()
 
     def heard(self, why: str) -> None:
-        """A node failed: the first one counts."""
+        """Handle the failure of a node; only the first one counts."""
         if self.why:
             return
         self.why, self.end_at = why, time.monotonic() + TOLD["end_after_s"]
@@ -229,7 +236,7 @@ class Supervisor:
             peer.say(FAILED, why)
 
     def listen(self, peer: Peer) -> None:
-        """To what one of them says."""
+        """Handle what a peer has sent."""
         try:
             lines = peer.read()
         except BlockingIOError:
@@ -246,7 +253,7 @@ class Supervisor:
                 self.heard(rest)
 
     def watch(self) -> None:
-        """Until the job has ended, or nobody is there to watch with."""
+        """Watch until the job has ended, or until no peer is left."""
         ends = False
         while is_there(KEEPER) and (self.why or self.selector.get_map()):
             for key, _ in self.selector.select(LOOK_S):
@@ -258,20 +265,20 @@ class Supervisor:
 
 
 def told(number: int, frame: object) -> None:
-    """By the first process how the job ended; or, by any other signal, to end with it."""
+    """Signal handler: the first process tells how the job ended; any other signal ends this program with the job."""
     for one in SIGNALS:
-        # Not SIG_IGN: Python complains in the log where another signal has come with this one.
+        # Not SIG_IGN: Python complains in the log if another signal has arrived together with this one.
         signal.signal(one, lambda number, frame: None)
     how = "failed" if number == signal.SIGUSR2 else "was stopped"
     raise Over(WELL if number == signal.SIGUSR1 else f"{FAILED} {ME} {how}")
 
 
 def go_on(peers: "list[Peer]") -> int:
-    """Watch with them until the job has ended, and say how."""
+    """Watch with the peers until the job has ended, then tell them how."""
     holder = None
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        # A signal that came while it is started would leave nobody who could tell it that this ends by itself.
+        # A signal during this start would leave nobody who could tell the holder that this program ends by itself.
         with contextlib.suppress(OSError):
             holder = hold(peers)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -289,7 +296,8 @@ def go_on(peers: "list[Peer]") -> int:
 
 
 def main() -> int:
-    """Meet the others; then go on in a process of its own, whose id is told to the first one."""
+    """Meet the other supervisors, then go on in a forked process, whose id is reported to the first process of the
+    job."""
     for one in SIGNALS:
         signal.signal(one, told)
     peers = []  # type: list[Peer]
@@ -302,7 +310,7 @@ def main() -> int:
             note("not all nodes were met in time; where one fails, not all learn of it by themselves")
         if not peers:
             return 0
-        # What comes until it is ready is not lost: on a busy machine the job may have ended by then.
+        # Signals are kept pending until the fork is ready: on a busy machine the job may have ended by then.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         own = os.fork()
         if own:
