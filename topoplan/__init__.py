@@ -1,4 +1,4 @@
-"""topoplan: parallel layouts of LLM fine-tuning on GPU clusters, ranked by predicted memory and speed.
+"""topoplan: parallel layouts for LLM fine-tuning on GPU clusters, ranked by predicted memory and speed.
 
 spec = topoplan.load_spec("cluster_specs/h100-4x8.yaml")
 result = topoplan.rank(spec)                        # .plans, .rejected, .counts
@@ -46,7 +46,7 @@ __all__ = [
     "rank",
 ]
 
-# Name -> module that has it. Read on first use, so that `import topoplan` and `topoplan --help` stay quick.
+# Exported name -> module, imported on first use so that `import topoplan` and `topoplan --help` stay fast.
 _HOME = {
     "HostError": "topoplan.errors",
     "InputError": "topoplan.errors",

@@ -1,4 +1,4 @@
-"""Every error that topoplan raises on purpose.
+"""The exceptions that topoplan raises on purpose.
 
     TopoplanError                 exit code 1
     |-- InputError                exit code 2: something the user gave is wrong
@@ -37,27 +37,31 @@ HostProblem = Literal[
     "deadline",
     "command",
 ]
-"""What went wrong with a host, for programs. On the way in: `unresolved` name, `unreachable` network, `refused`
-connection, `timeout` (no answer), `proxy` (its command or jump host does not pass us on), `banner` (it hung up, and may
-not next time), `protocol` (no SSH server, or no common algorithm), `key-unknown`, `key-changed`, `key-revoked` (the
-host's key), `auth` (who we are). Later: `lost` connection, `deadline` of a command, `command` (it failed there)."""
+"""The kind of failure on a host, for programs.
+
+While connecting: `unresolved` (host name), `unreachable` (network), `refused` (connection), `timeout` (no answer),
+`proxy` (the proxy command or jump host does not forward the connection), `banner` (the server hung up before its
+banner; a retry may succeed), `protocol` (no SSH server, or no common algorithm), `key-unknown`, `key-changed`,
+`key-revoked` (the host key), `auth` (authentication). Once connected: `lost` (connection), `deadline` (a command ran
+past it), `command` (a command failed).
+"""
 
 
 class TopoplanError(Exception):
-    """Base of all errors that a user may see. `str(error)` is the whole message."""
+    """Base class of all errors shown to a user. `str(error)` is the whole message."""
 
     exit_code = 1
 
 
 class InputError(TopoplanError):
-    """Something the user gave is wrong."""
+    """Invalid user input."""
 
     exit_code = 2
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", remedy: str = "") -> None:
-        """Compose the message; each part is a phrase without a full stop.
+        """Compose the message; each part is a phrase without a final period.
 
-        `where` is a file with its line, a key or an option; `expected` what would be right; `remedy` what to do.
+        `where` is a file and line, a key or an option; `expected` is what would be right; `remedy` is what to do.
         """
         self.what, self.where, self.expected, self.remedy = what, where, expected, remedy
         head = f"{where}: {what}" if where else what
@@ -65,48 +69,48 @@ class InputError(TopoplanError):
 
 
 class UnitError(InputError):
-    """A quantity without its unit, or with the wrong one."""
+    """A quantity with a missing or wrong unit."""
 
 
 class SpecError(InputError):
-    """A spec, job or run document that cannot be read or does not make sense."""
+    """A spec, job or run document that cannot be read or is inconsistent."""
 
 
 class ModelError(InputError):
-    """A model that is unknown, incomplete or of an architecture that is not supported."""
+    """A model that is unknown, incomplete or of an unsupported architecture."""
 
 
 class LayoutError(InputError):
-    """A layout or a pin that no rule allows."""
+    """A layout or a pin that the rules reject."""
 
 
 class OutputError(InputError):
-    """A place to write to that cannot be used."""
+    """An output path that cannot be used."""
 
 
 class NoLayoutFitsError(TopoplanError):
-    """The search ended, and nothing fits."""
+    """The search finished without a layout that fits."""
 
 
 class HostError(TopoplanError):
-    """One machine that cannot be reached, or does not do what it should."""
+    """A host that cannot be reached or that misbehaves."""
 
     def __init__(self, what: str, *, host: str, problem: HostProblem, remedy: str = "") -> None:
-        """Compose the message; `what` and `remedy` are phrases without a full stop, `host` the user's name for it.
+        """Compose the message; `what` and `remedy` are phrases without a final period, `host` is the name in the spec.
 
-        What a host said may be among the words: nothing in them is for a terminal to obey.
+        Parts of the message may come from the host, so terminal control characters are removed from all of them.
         """
         self.what, self.host, self.problem, self.remedy = plain(what), plain(host), problem, plain(remedy)
         super().__init__("; ".join(part for part in (f"{self.host}: {self.what}", self.remedy) if part))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the known word nearest to `word`, or an empty string."""
+    """Return `did you mean 'x'?` for the known word closest to `word`, or an empty string."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join names into `a`, `a and b` or `a, b and c`."""
     return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,4 +1,4 @@
-"""Objects that stand in a list by the modules that have them, and are imported when they are come to."""
+"""A sequence of objects named by module, each imported when it is first accessed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _One = TypeVar("_One")
 
 
 class OnDemand(Sequence[_One]):
-    """A tuple of which most commands need the first ones alone, and importing the others takes longer than they do."""
+    """A lazy tuple: most commands need only its first items, and importing the rest would dominate their run time."""
 
     def __init__(self, *homes: str) -> None:
-        """Each is `module:name`."""
+        """`homes` are `module:name` strings, one for each item."""
         self._homes = homes
         self._known: dict[str, Any] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of items, without importing any."""
         return len(self._homes)
 
     @overload
@@ -26,7 +26,7 @@ class OnDemand(Sequence[_One]):
     @overload
     def __getitem__(self, place: slice) -> tuple[_One, ...]: ...
     def __getitem__(self, place: int | slice) -> _One | tuple[_One, ...]:
-        """One of them, or a tuple of those of a slice."""
+        """Import and return one item, or the tuple of items in a slice."""
         if isinstance(place, slice):
             return tuple(map(self._found, self._homes[place]))
         return self._found(self._homes[place])

@@ -1,8 +1,7 @@
-"""Text of others (hosts, their programs, files of strangers) as text that a terminal shows and does not obey.
+"""Make untrusted text (from hosts, their programs, other people's files) safe to print on a terminal.
 
-It is made safe where it comes in, so that whatever is printed of it later is: `HostError` does so with its words,
-`hosts.collect` and `hosts.preflight.connections` with what hosts say of themselves, `run.shown` with the output of
-jobs.
+Text is sanitized where it enters the program, so that everything printed later is safe: `HostError` sanitizes its
+message, `hosts.collect` and `hosts.preflight.connections` what hosts report, and `run.shown` the output of jobs.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ _Value = TypeVar("_Value")
 _CONTROL, _STRING = r"[0-?]*[ -/]*[@-~]", r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
 _ESCAPE = re.compile(rf"\x1b(?:\[{_CONTROL}|[\]PX^_]{_STRING}|[@-Z\\-_])")
 _C1 = re.compile(rf"\x9b{_CONTROL}|[\x90\x98\x9d-\x9f]{_STRING}")
-"""ECMA-48: control sequences (colours, cursor), strings up to their end (titles, links, the clipboard) and escapes of
-two characters, with ESC and as C1. What begins with ESC is found fast."""
+"""ECMA-48 control sequences (colors, cursor), strings with their terminators (titles, links, the clipboard) and
+two-character escapes, introduced by ESC or a C1 code. ESC has a pattern of its own because it is fast to search for."""
 
 
 def plain(text: str) -> str:
-    """`text` on one line, with nothing in it that a terminal obeys.
+    """Return `text` on one line, without anything that a terminal would interpret.
 
-    Sequences are taken out, tabs become spaces, and every other character that is not printed (`\\r`, a backspace, a
+    Control sequences are removed, tabs become spaces, and every other non-printable character (`\\r`, a backspace, a
     bidirectional override) is escaped as in Python.
     """
     return text if text.isprintable() else _escaped(_without_sequences(text))
 
 
 def plain_lines(text: str) -> str:
-    """`plain` of each line, of many at once: lines of their own are made only where sequences are not all there is."""
+    """Apply `plain` to each line of a text; splits it into lines only if removing the sequences is not enough."""
     if text.replace("\n", "").isprintable():
         return text
     text = _without_sequences(text)
@@ -39,12 +38,12 @@ def plain_lines(text: str) -> str:
 
 
 def plain_values(value: _Value) -> _Value:
-    """The same value (of JSON, or a dataclass), with all text in it plain."""
+    """Return a JSON value or dataclass with `plain` applied to every string in it."""
     return with_text(value, plain)
 
 
 def with_text(value: _Value, change: Callable[[str], str]) -> _Value:
-    """The same value (of JSON, or a dataclass), with each text in it changed."""
+    """Return a JSON value or dataclass with `change` applied to every string in it."""
     found: Any = value
     if isinstance(value, str):
         found = change(value)
@@ -63,7 +62,7 @@ def _without_sequences(text: str) -> str:
 
 
 class _Escapes(dict[int, str]):
-    """What each character is shown as, by its number; known once it has come."""
+    """Cache of the printable form of each character, by code point."""
 
     def __missing__(self, number: int) -> str:
         one = chr(number)
@@ -75,7 +74,7 @@ _ESCAPES = _Escapes()
 
 
 def _escaped(text: str) -> str:
-    """A line without its tabs and, as Python writes them, what is not printed."""
+    """Expand tabs in a line and escape non-printable characters as Python does."""
     text = text.expandtabs()
     if text.isprintable():
         return text

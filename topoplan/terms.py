@@ -1,4 +1,4 @@
-"""The account of a prediction: a tree of named terms, each with the place of its formula."""
+"""The account of a prediction: a tree of named terms, each with the source of its formula."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ Unit = Literal["bytes", "s", "elements"]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A named quantity. Where it has children, it is their sum."""
+    """A named quantity. If it has children, it is their sum."""
 
     name: str
     value: float
-    """In `unit`, all of it: of every layer, micro batch and step that the root of the tree is about."""
+    """In `unit`, the total over every layer, micro-batch and step that the root of the tree covers."""
     unit: Unit
     source: str
-    """The place of the formula in the package, and what the formula is taken from: `source_of` writes it."""
+    """The function in this package that holds the formula, and the formula's origin; `source_of` composes it."""
     _: KW_ONLY
     what: str = ""
-    """In a few words, what it is."""
+    """Short description."""
     times: float = 1.0
-    """How many equal pieces the value is made of, such as layers or micro batches."""
+    """The number of equal pieces that make up the value, such as layers or micro-batches."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Inputs and properties that a reader may want: elements, shards, whether a tensor is kept."""
+    """Inputs and properties worth showing: element counts, shards, whether a tensor is kept."""
     children: tuple[Term, ...] = ()
 
     @property
     def each(self) -> float:
-        """The value of one piece."""
+        """The value of one of the equal pieces."""
         return self.value / self.times
 
     def child(self, name: str) -> Term | None:
-        """The child of a name, where there is one."""
+        """Return the child with a given name, or None."""
         return next((one for one in self.children if one.name == name), None)
 
     def at(self, *names: str) -> Term:
-        """The term at the end of a path of names below this one."""
+        """Return the descendant at the end of a path of names. Raises KeyError if a name is missing."""
         found = self
         for name in names:
             child = found.child(name)
@@ -48,22 +48,22 @@ class Term:
         return found
 
     def walk(self) -> Iterator[Term]:
-        """The term itself and all below it."""
+        """Yield this term and all its descendants."""
         yield self
         for one in self.children:
             yield from one.walk()
 
     def leaves(self) -> Iterator[Term]:
-        """The terms below it that have no children."""
+        """Iterate over the terms of this tree that have no children."""
         return (one for one in self.walk() if not one.children)
 
     def scaled(self, factor: float, unit: Unit, source: str) -> Term:
-        """The tree in another unit, of which each of its own has `factor`; `source` is where the factor comes from."""
+        """Return the tree with values multiplied by `factor`, in `unit`; `source` says where the factor comes from."""
         below = tuple(one.scaled(factor, unit, source) for one in self.children)
         return replace(self, value=self.value * factor, unit=unit, source=source, children=below)
 
     def repeated(self, times: float) -> Term:
-        """So many of the same."""
+        """Return the tree with every value, and every number of pieces, multiplied by `times`."""
         below = tuple(one.repeated(times) for one in self.children)
         return replace(self, value=self.value * times, times=self.times * times, children=below)
 
@@ -71,13 +71,13 @@ class Term:
 def sum_of(
     name: str, children: Iterable[Term], source: str, unit: Unit, *, with_zeros: bool = False, **other: Any
 ) -> Term:
-    """A term that is the sum of others. Children of no value are left out, unless they are asked for."""
+    """Return a term that is the sum of `children`; zero-valued children are dropped unless `with_zeros`."""
     kept = tuple(one for one in children if one.value or with_zeros)
     return Term(name, sum(one.value for one in kept), unit, source, children=kept, **other)
 
 
 def source_of(formula: Callable[..., Any], *origins: str) -> str:
-    """`engines/megatron/states.py::stage_states; ` and what the formula is taken from: papers, other people's code."""
+    """Return a term's source: `engines/megatron/states.py::stage_states`, then the papers or code it is based on."""
     function = getattr(formula, "__wrapped__", formula)
     file = function.__module__.removeprefix("topoplan.").replace(".", "/")
     return "; ".join((f"{file}.py::{function.__qualname__}", *origins))
@@ -85,7 +85,7 @@ def source_of(formula: Callable[..., Any], *origins: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One term of two trees."""
+    """The values of the term of one name in two trees."""
 
     name: str
     first: float
@@ -93,12 +93,12 @@ class Difference:
 
     @property
     def more(self) -> float:
-        """What the second has above the first."""
+        """How much larger the second value is."""
         return self.second - self.first
 
 
 def differences(first: Iterable[Term], second: Iterable[Term]) -> tuple[Difference, ...]:
-    """Terms of two trees by name, the largest difference first; one that a tree lacks is zero there."""
+    """Compare the terms of two trees by name, the largest difference first; a term that one tree lacks counts as 0."""
     one, two = ({term.name: term.value for term in terms} for terms in (first, second))
     rows = [Difference(name=name, first=one.get(name, 0.0), second=two.get(name, 0.0)) for name in one | two]
     return tuple(sorted(rows, key=lambda row: (-abs(row.more), row.name)))

@@ -1,7 +1,7 @@
-"""Quantities as people write them, to and from base units: bytes, bytes per second, FLOP/s, seconds.
+"""Parse and format quantities (bytes, bytes per second, FLOP/s, seconds), with base units on the inside.
 
-Parsing is strict. A quantity needs its unit, `b` is bits and `B` is bytes, and a spelling that leaves the
-choice open (`400gb/s`) is refused: a factor of eight in a link rate is a wrong plan, not a rounding error.
+Parsing is strict. A quantity must have a unit, `b` means bits and `B` means bytes, and an ambiguous spelling
+(`400gb/s`) is refused: a factor of eight in a link rate is a wrong plan, not a rounding error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIB = 2**30
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _PREFIX = _DECIMAL | _BINARY
-# As (times, divided by): 30 / 10**6 is the number nearest to 30us, 30 * 1e-6 is not.
+# (multiplier, divisor): 30 / 10**6 is the float nearest to 30us, 30 * 1e-6 is not.
 _SECONDS = {
     "ns": (1, 10**9),
     "us": (1, 10**6),
@@ -30,14 +30,14 @@ _SECONDS = {
     "d": (86400, 1),
 }
 
-# The number part takes no `e` without digits behind it, so that `1EFLOPS` is one exa-FLOP/s.
+# The number takes no `e` without digits after it, so that `1EFLOPS` is one exa-FLOP/s.
 _NUMBER = r"[+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*(.*)", re.DOTALL)
 _AMOUNT_UNIT = re.compile(r"([kKMGTP]i?)?(?:B|[Bb]ytes?)")
 _RATE_UNIT = re.compile(r"([kKMGTP]i?)?(?:(B|[Bb]ytes?)|(b|[Bb]its?))(?:/s|/sec|ps)")
 _FLOPS_UNIT = re.compile(r"([kKMGTPEmgtpe])?[Ff][Ll][Oo][Pp](?:[Ss]|/s|s/s)")
 
-# The same as whole patterns, for JSON Schema.
+# The number and unit patterns above, combined into whole patterns for JSON Schema.
 AMOUNT_PATTERN, RATE_PATTERN, FLOPS_PATTERN, SECONDS_PATTERN = (
     f"^{_NUMBER} *{unit}$" for unit in (_AMOUNT_UNIT.pattern, _RATE_UNIT.pattern, _FLOPS_UNIT.pattern, "(?:ns|us|ms|s)")
 )
@@ -45,7 +45,7 @@ _LONGEST_QUOTE = 60
 
 
 def quote(value: object) -> str:
-    """`value` for a message: on one line, and short."""
+    """Return `value` formatted for a message: on one line, and short."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict | list | tuple):
@@ -58,35 +58,38 @@ def quote(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """`quote`, with quotation marks around text: for a message in which it stands among words."""
+    """Return `quote(value)`, with quotation marks around text, for use inside a sentence."""
     return f"{quote(value)!r}" if isinstance(value, str) and value.isprintable() else quote(value)
 
 
 def multiples_around(value: int, divisor: int) -> str:
-    """`12 or 16`: the multiples of a divisor below and above a value."""
+    """Return the multiples of `divisor` just below and above `value`, as `12 or 16`."""
     below = value // divisor * divisor
     return f"{below} or {below + divisor}" if below else f"{divisor}"
 
 
 def file_name(name: str, otherwise: str = "") -> str:
-    """A name as that of a file or directory: ASCII, no separators, no leading dots. `otherwise` if nothing is left."""
+    """Return `name` as a safe file name: ASCII, no separators, no leading dots. `otherwise` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or otherwise
 
 
 def named(words: Iterable[str], most: int = 3) -> str:
-    """`a, b, c and 5 more`."""
+    """Return the first `most` words and a count of the rest: `a, b, c and 5 more`."""
     listed = list(words)
     more = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def in_seconds(seconds: float) -> str:
-    """`2.3 s`, `15 s`, `0.05 s`: as exactly as is of use to a person who waited."""
+    """Return a duration rounded for a person who waited: `2.3 s`, `15 s`, `0.05 s`."""
     return f"{seconds:.1g} s" if seconds < 1 else f"{round(seconds, 1):g} s"
 
 
 def _split(text: object, kind: str, examples: str, remedy: Callable[[str], str]) -> tuple[float, str, str]:
-    """Value, number as written, and unit; `remedy` completes the number with the units that would do."""
+    """Split a quantity into its value, its number as written and its unit.
+
+    `remedy` turns the number into the suggestion for a quantity without a unit.
+    """
     expected = f"expected {kind} such as {examples}"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UnitError(f"{quote(text)} is not {kind}", expected=expected)
@@ -112,13 +115,13 @@ def _checked(value: float, text: object) -> float:
 
 
 def _begun(unit: str) -> str:
-    """The prefix that a wrong unit begins with: T of `2T`; else G."""
+    """Return the prefix that an invalid unit starts with (T for `2T`), or G if it starts with none."""
     letter = unit[0].upper() if unit[0] not in "kK" else "k"
     return letter if letter in _DECIMAL else "G"
 
 
 def parse_bytes(text: object) -> int:
-    """Bytes of an amount such as `80GB` (10^9) or `79.6GiB` (2^30). Raises UnitError."""
+    """Return the bytes in an amount such as `80GB` (10^9) or `79.6GiB` (2^30). Raises UnitError."""
 
     def remedy(number: str, prefix: str = "G") -> str:
         return f"write {number}{prefix}B (powers of 1000) or {number}{prefix}iB (powers of 1024)"
@@ -134,7 +137,7 @@ def parse_bytes(text: object) -> int:
 
 
 def parse_rate(text: object) -> float:
-    """Bytes per second of a rate such as `900GB/s` (bytes) or `400Gb/s`, `400Gbps` (bits). Raises UnitError."""
+    """Return the bytes per second in a rate such as `900GB/s` (bytes) or `400Gb/s` (bits). Raises UnitError."""
 
     examples = "900GB/s (bytes) or 400Gb/s (bits)"
 
@@ -150,7 +153,7 @@ def parse_rate(text: object) -> float:
         if _AMOUNT_UNIT.fullmatch(unit):
             raise UnitError(f"{quote(text)} is an amount, not a rate", remedy=f"write {number}{unit}/s")
         what = f"{quote(text)} is not a rate: no unit {quote(unit)!r}"
-        if any(map(str.isdigit, unit)):  # `8x400Gb/s`: the first number is not the one
+        if any(map(str.isdigit, unit)):  # in `8x400Gb/s` the first number is not the rate
             raise UnitError(what, expected=f"expected a rate such as {examples}")
         raise UnitError(what, remedy=remedy(number, _begun(unit)))
     bits = 8 if match.group(3) else 1
@@ -158,7 +161,7 @@ def parse_rate(text: object) -> float:
 
 
 def parse_flops(text: object) -> float:
-    """FLOP/s of a speed such as `989TFLOPS`, `989 TFLOP/s` or `1.9PFLOPS`. Raises UnitError."""
+    """Return the FLOP/s in a speed such as `989TFLOPS`, `989 TFLOP/s` or `1.9PFLOPS`. Raises UnitError."""
 
     def remedy(number: str) -> str:
         return f"write {number}TFLOPS"
@@ -171,7 +174,10 @@ def parse_flops(text: object) -> float:
 
 
 def parse_seconds(text: object, *, longest_s: float = math.inf) -> float:
-    """Seconds of a time such as `5us`, `1.5ms` or `24h`. Raises UnitError, which proposes none above `longest_s`."""
+    """Return the seconds in a time such as `5us`, `1.5ms` or `24h`.
+
+    Raises UnitError, which suggests no time above `longest_s`.
+    """
 
     def remedy(number: str) -> str:
         times = [f"{number}{unit}" for unit in ("us", "ms", "s", "h") if _in_seconds(float(number), unit) <= longest_s]
@@ -189,7 +195,7 @@ def _in_seconds(value: float, unit: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """A number of things such as `2B` (10^9), `500M` (10^6), `2e9` or `2000000`. Raises UnitError."""
+    """Return the count in a text such as `2B` (10^9), `500M` (10^6), `2e9` or `2000000`. Raises UnitError."""
     match = re.fullmatch(rf"({_NUMBER})\s*([kKMGBT]?)", text.strip())
     value = float(match[1].replace("_", "")) * (_DECIMAL | {"B": 10**9})[match[2]] if match else 0.0
     if not 1 <= value < math.inf:
@@ -198,7 +204,10 @@ def parse_count(text: str) -> int:
 
 
 def probably_meant(text: str, parse: Callable[[object], float], lowest: float, highest: float) -> str:
-    """`text` with bits and bytes exchanged, or a thousand times less or more, where that is in range; else ''."""
+    """Return the likely intended spelling of an out-of-range quantity, or '' if none is in range.
+
+    Tries bits and bytes exchanged, and the prefix one step (a factor of 1000) up or down.
+    """
     exchanged = [text.replace("B/s", "b/s"), text.replace("b/s", "B/s"), text.replace("Bps", "bps")]
     ladder = "kMGTPE"
     scaled = [
@@ -209,7 +218,7 @@ def probably_meant(text: str, parse: Callable[[object], float], lowest: float, h
     ]
     for candidate in exchanged + scaled:
         try:
-            # What is only a little out of range was not meant a thousand times larger or smaller.
+            # A value slightly out of range was not meant to be a thousand times larger or smaller.
             is_slip = candidate in exchanged or not lowest / 10 < parse(text) < highest * 10
             if candidate != text and is_slip and lowest <= parse(candidate) <= highest:
                 return candidate
@@ -219,12 +228,12 @@ def probably_meant(text: str, parse: Callable[[object], float], lowest: float, h
 
 
 def gib(amount_bytes: float) -> float:
-    """Bytes as GiB."""
+    """Convert bytes to GiB."""
     return amount_bytes / GIB
 
 
 def _number(value: float) -> str:
-    """Up to four significant digits, without an exponent or zeros at the end."""
+    """Format with up to four significant digits, no exponent and no trailing zeros."""
     if value >= 1000:
         return f"{value:.0f}"
     return f"{value:.4g}"
@@ -238,23 +247,23 @@ def _scaled(value: float, unit: str) -> str:
 
 
 def format_gib(amount_bytes: float) -> str:
-    """`79.6GiB`."""
+    """Format bytes as `79.6GiB`."""
     return f"{gib(amount_bytes):.1f}GiB"
 
 
 def format_byte_rate(rate_bytes_per_s: float) -> str:
-    """`900GB/s`, the form in which NVLink and memory are quoted."""
+    """Format a rate as `900GB/s`, the way vendors quote NVLink and memory."""
     return _scaled(rate_bytes_per_s, "B/s")
 
 
 def format_bit_rate(rate_bytes_per_s: float) -> str:
-    """`400Gb/s`, the form in which networks are quoted. A Tb/s is shown as 1000Gb/s, as vendors do."""
+    """Format a rate as `400Gb/s`, the way vendors quote networks; 1 Tb/s becomes 1000Gb/s."""
     rate = rate_bytes_per_s * 8
     return f"{_number(rate / 1e9)}Gb/s" if rate >= 1e9 else _scaled(rate, "b/s")
 
 
 def format_seconds(time_s: float) -> str:
-    """`5us`, `1.5ms`, `12s`, `4min` or `2.5h`: the unit in which the number reads best."""
+    """Format a time as `5us`, `1.5ms`, `12s`, `4min` or `2.5h`, in the unit that reads best."""
     for unit, least in (("h", 3600.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if time_s >= least:
             times, divided_by = _SECONDS[unit]

@@ -1,4 +1,4 @@
-"""Options of Slurm's sbatch in a spec: which names and values can stand on an `#SBATCH` line."""
+"""Slurm's sbatch options in a spec: the names and values that an `#SBATCH` line can hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topoplan.units import shown
 
 NAME_PATTERN = "[a-z][a-z0-9_-]{1,63}"
 
-# What the job script decides, because the plan does.
+# Options set by the job script, because the plan determines them.
 _OURS: Mapping[str, tuple[str, str]] = {
     "nodes": ("is the spec's `nodes`", "set `nodes` instead"),
     "ntasks": ("is one a node, which starts the processes of all its GPUs", "leave it out"),
@@ -29,9 +29,9 @@ _LARGEST = 10**9
 
 
 def check_option(name: object, value: object) -> tuple[str, str | bool]:
-    """Name and value as sbatch takes them; true is an option without a value, false leaves out one of topoplan's.
+    """Return an option's name and value for sbatch; true means no value, false removes one of topoplan's own options.
 
-    `gpus_per_node` is read as `gpus-per-node`. Raises SpecError without a place.
+    Underscores in names become hyphens. Raises a SpecError without a location.
     """
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise SpecError("is not an option of sbatch", expected="expected a long name, such as partition")
@@ -44,14 +44,14 @@ def check_option(name: object, value: object) -> tuple[str, str | bool]:
     if not isinstance(value, str | int):
         raise SpecError(f"{shown(value)} is not text", remedy="put it in quotes")
     text = value.strip() if isinstance(value, str) else str(value) if abs(value) <= _LARGEST else ""
-    # Neither ' nor \ can stand between the single quotes of an #SBATCH line.
+    # Neither ' nor \ can appear within the single quotes of an #SBATCH line.
     if not text.isprintable() or not re.fullmatch(r"[^'\\]{1,1024}", text):
         raise SpecError(f"{shown(value)} is not usable", expected="expected text on one line without ' and \\")
     return option, text
 
 
 def unknown_option(option: str) -> str:
-    """A sentence on an option that sbatch itself has not, and a plugin of a cluster may have; else empty."""
+    """Return a warning about an option unknown to sbatch itself (a cluster's plugin may add it), or an empty string."""
     document = _document()
     if option in document["options"]:
         return ""
@@ -72,7 +72,7 @@ def _options(value: Any) -> dict[str, str | bool]:
     for name, content in block(value, "options of sbatch, such as `partition: gpu`").items():
         if content is None:
             continue
-        words = str(content).split(",")  # of `export: ALL,HF_TOKEN=...`
+        words = str(content).split(",")  # such as `export: ALL,HF_TOKEN=...`
         if is_secret("", content) or any(is_secret(*word.partition("=")[::2]) for word in words):
             raise KeyedError(name, f"looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
         try:

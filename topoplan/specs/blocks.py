@@ -1,6 +1,6 @@
-"""Frozen values that people write as blocks of keys.
+"""Frozen values that are written in files as blocks of keys.
 
-A field made by `key` says what its key means, and its annotation what it may hold (`kinds`); pydantic reads both.
+A field made by `key` carries its description, and its annotation carries its kind (`kinds`); pydantic reads both.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _Value = TypeVar("_Value")
 
 
 def key(description: str, example: Any = None, *, default: Any = None, alias: str = "") -> Any:
-    """A field of a frozen value that people write, with what it means, for the schema that an editor reads.
+    """Return a dataclass field for a key of a file, with the description shown in the JSON Schema.
 
-    The example is for messages too, and `alias` is the key that is written where the field has another name. Without a
-    default (MISSING) it is required; a mutable default is given as its type, and then the field counts in comparisons
-    alone: the value that holds it can be hashed all the same.
+    `example` also appears in messages. `alias` is the key in the file if it differs from the field's name. Without a
+    default (MISSING), the key is required. A mutable default is given as its type; the field then takes part in
+    comparisons but not in the hash, so that the value stays hashable.
     """
     told: dict[str, Any] = {"description": description}
     if example is not None:
@@ -34,35 +34,35 @@ def key(description: str, example: Any = None, *, default: Any = None, alias: st
 
 
 def as_in(kind: type[Any], name: str) -> Any:
-    """A field with the meaning and the default that it has in another class."""
+    """Return a field with the description and default of a field of another class."""
     own = kind.__dataclass_fields__[name]
     return field(default=own.default, default_factory=own.default_factory, hash=own.hash, metadata=own.metadata)
 
 
 def as_base(kind: type[_Value], value: Any, **changes: Any) -> _Value:
-    """A frozen value as one of the class that its own extends, with some fields changed."""
+    """Convert a frozen value to its base class `kind`, with some fields changed."""
     return kind(**{own.name: getattr(value, own.name) for own in fields(kind)} | changes)  # type: ignore[arg-type]
 
 
 def tidied(value: Any, short_key: str) -> Any:
-    """What stands for a block, as its keys with their values. A key without a value (null) counts as left out."""
+    """Expand the short form of a block into a mapping, and drop keys without a value (null)."""
     if short_key and isinstance(value, str | int) and not isinstance(value, bool):
-        return {short_key: str(value)}  # `gpu: 4090` is a name too
+        return {short_key: str(value)}  # a name may look like a number: `gpu: 4090`
     if isinstance(value, Mapping):
         return {name: content for name, content in value.items() if content is not None}
     return value
 
 
 class Block:
-    """A frozen value that people write as a block of keys, of which no other is accepted."""
+    """A frozen value that is written in a file as a block of keys; unknown keys are refused."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
     short_key: ClassVar[str] = ""
-    """The key that a bare text in place of the block stands for: `gpu: h100-sxm-80gb`."""
+    """The key that a bare value in place of the block sets: `gpu: h100-sxm-80gb`."""
 
     def given(self) -> dict[str, Any]:
-        """The fields that have a value."""
+        """Return the fields whose value is not None."""
         values = {own.name: getattr(self, own.name) for own in fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in values.items() if value is not None}
 

@@ -1,8 +1,8 @@
-"""From a checked form to a cluster: what its values mean together, and the usual machine of a GPU.
+"""Build a cluster from a checked form: check its values against each other, and fill in the GPU's usual machine.
 
-Each of `gpus_per_node` and the links (`nvlink_bandwidth`, `ib_bandwidth`, `nics_per_node`) that is left out is that of
-the GPU's usual machine: an HGX box with one NIC a GPU, an NVL72 rack, a PCIe server. A card that no catalog knows has
-none, so that its links have to be named.
+Any of `gpus_per_node` and the links (`nvlink_bandwidth`, `ib_bandwidth`, `nics_per_node`) that is left out is taken
+from the GPU's usual machine: an HGX box with one NIC per GPU, an NVL72 rack, a PCIe server. A card outside the catalog
+has no usual machine, so its links must be given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topoplan.units import format_byte_rate
 if TYPE_CHECKING:
     from topoplan.specs.forms import FabricForm, SpecForm
 
-# One small message over TCP sockets passes two kernels; Fabric's own default is that of RDMA.
+# A small message over TCP sockets crosses two kernels; the default of `Fabric` is RDMA's latency.
 _TCP_LATENCY_S = 30e-6
 _PCIE_GEN4_BYTES_PER_S = 32e9
 _PCIE_GEN5_BYTES_PER_S = 64e9
@@ -32,11 +32,11 @@ _PCIE_GPUS_OF_A_SOCKET = 4
 _OLDEST_WITH = {"fp4": "blackwell", "fp8": "hopper", "": "ampere"}
 _PCIE_GEN5_SINCE = "hopper"
 _AS_GIVEN = ("cpu_cores", "env", "secrets", "software", "slurm", "margin")
-"""Keys that a cluster has as the spec gives them."""
+"""Keys that are copied to the cluster unchanged."""
 
 
 def build_cluster(document: Document, default_name: str) -> Cluster:
-    """The cluster of a document. An empty `default_name` becomes one made of GPU and counts. Raises SpecError."""
+    """Build the cluster of a document; an empty `default_name` is replaced by GPU and counts. Raises SpecError."""
     form = document.form
     gpu, in_catalog = _gpu(document)
     nodes = _nodes(document)
@@ -77,12 +77,12 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
 
 
 def usual_sockets(gpus_per_node: int, nvlink_bytes_per_s: float) -> int:
-    """CPU sockets of a machine that does not say."""
+    """Return the number of CPU sockets of a machine whose spec gives none."""
     return 1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink_bytes_per_s else 2
 
 
 def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
-    """Keys that matter here and are left out; the card's where a short name stands for it."""
+    """Return the relevant keys that the spec leaves out, and `gpu` if it is given by a short name."""
     left_out = {
         "gpu": form.gpu.name.strip().lower() != gpu.name,
         "gpus_per_node": form.gpus_per_node is None,
@@ -94,7 +94,7 @@ def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[
 
 
 def _unused(document: Document, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
-    """Keys of links that are given and have nothing to link."""
+    """Return the link keys that are given although there is nothing to link."""
     idle = (() if nodes > 1 else ("ib_bandwidth", "fabric")) + (
         () if nodes * gpus_per_node > 1 else ("nvlink_bandwidth",)
     )
@@ -102,7 +102,7 @@ def _unused(document: Document, nodes: int, gpus_per_node: int) -> tuple[str, ..
 
 
 def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: int) -> None:
-    """A card that no catalog knows has no usual machine to take links from."""
+    """Require the links of a card outside the catalog, which has no usual machine to take them from."""
     form = document.form
     needed = {
         "nvlink_bandwidth": (gpus_per_node > 1, "`nvlink_bandwidth: 900GB/s`, or none where the GPUs talk over PCIe"),
@@ -133,7 +133,7 @@ def _check_rack(document: Document, cluster: Cluster) -> None:
 
 
 def _check_hcas(document: Document, cluster: Cluster) -> None:
-    """HCAs are chosen by NCCL_IB_HCA, which NCCL_IB_DISABLE and AWS's plugin leave unread."""
+    """Refuse `hcas` where they have no effect: they set NCCL_IB_HCA, ignored with NCCL_IB_DISABLE and AWS's plugin."""
     kind = document.form.fabric.kind if document.form.fabric else None
     whys = {"ethernet": "which is TCP without RDMA", "efa": "whose plugin takes all adapters that there are"}
     for index, host in enumerate(cluster.hosts):
@@ -144,7 +144,7 @@ def _check_hcas(document: Document, cluster: Cluster) -> None:
 
 
 def _gpu(document: Document) -> tuple[Gpu, bool]:
-    """The GPU, and whether it is one of the catalog (with a usual machine)."""
+    """Return the GPU, and whether it is in the catalog (and so has a usual machine)."""
     figures = document.form.gpu.given()
     name = figures.pop("name")
     if "bf16_flops" in figures:
@@ -166,7 +166,7 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
 
 
 def _own_gpu(document: Document, name: str, figures: Mapping[str, Any]) -> Gpu:
-    """A card that no catalog knows: its links come from the spec, and the usual machine is none."""
+    """Return a card outside the catalog: its links come from the spec, since it has no usual machine."""
     form = document.form
     newest = "fp4" if "fp4_flops" in figures else "fp8" if "fp8_flops" in figures else ""
     architecture = figures.get("architecture", _OLDEST_WITH[newest])
@@ -197,7 +197,7 @@ def _nodes(document: Document) -> int:
 
 
 def _nvlink(document: Document, gpu: Gpu, in_catalog: bool) -> float:
-    """Rate of one GPU's NVLink each way, from the vendors' figure for both ways together."""
+    """Return the one-way NVLink rate of a GPU, from the vendors' figure for both directions together."""
     both_ways = document.form.nvlink_bandwidth
     if both_ways is None:
         return gpu.nvlink_bytes_per_s if in_catalog else 0.0
@@ -210,7 +210,7 @@ def _nvlink(document: Document, gpu: Gpu, in_catalog: bool) -> float:
             f"a machine of {gpu.name} has no NVLink between all its GPUs",
             remedy="leave nvlink_bandwidth out; bridges between pairs of cards are not modelled",
         )
-    # 900Gb/s is a rate that exists (a bridge between two cards), so only the card tells the mistake.
+    # 900Gb/s is a rate that exists (a bridge between two cards), so only the card reveals the mistake.
     written = str(document.raw["nvlink_bandwidth"])
     if usual and re.search("b(?!yte)", written) and math.isclose(both_ways * 8, usual, rel_tol=0.02):
         raise UnitError(
@@ -222,7 +222,7 @@ def _nvlink(document: Document, gpu: Gpu, in_catalog: bool) -> float:
 
 
 def _nvlink_domain(gpu: Gpu, nvlink_bytes_per_s: float, nodes: int, gpus_per_node: int) -> int:
-    """GPUs that reach each other over NVLink: a box, or in an NVL72 rack up to all of its boxes."""
+    """Return the number of GPUs connected by NVLink: one machine's, or up to all machines' of an NVL72 rack."""
     if not nvlink_bytes_per_s:
         return 1
     is_rack = gpu.nvlink_domain_gpus > gpu.gpus_per_node
@@ -253,7 +253,7 @@ def _fabric(document: Document, cluster: Cluster) -> Fabric:
 
 
 def _oversubscription(document: Document, cluster: Cluster, form: FabricForm) -> float:
-    """Downlinks over uplinks of a full leaf, where it has as many uplinks; 1 where it has more."""
+    """Return downlinks over uplinks of a full leaf; 1 if it has more uplinks than downlinks."""
     path, uplinks, nodes = ("fabric", "uplinks_per_leaf"), form.uplinks_per_leaf, form.nodes_per_leaf
     if document.has("fabric", "oversubscription"):
         document.fail(path, "is given beside oversubscription", remedy="leave one of them out")

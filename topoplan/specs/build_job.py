@@ -1,4 +1,4 @@
-"""From a checked form to a job: what its values mean together, and on this cluster and model."""
+"""Build a job from a checked form: check its values against each other, the cluster and the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build_job(document: Document, cluster: Cluster, model: Model, form: JobForm, lengths: Lengths | None) -> Job:
-    """The job, checked against the cluster and the model. Raises SpecError, and LayoutError for a pin."""
+    """Return the job, checked against the cluster and the model. Raises SpecError, or LayoutError for a pin."""
     pin = form.pin.given() if form.pin else {}
     job = as_base(Job, form, lengths=lengths, pin=pin)
     if not document.has("job", "packing"):
@@ -39,7 +39,7 @@ def build_job(document: Document, cluster: Cluster, model: Model, form: JobForm,
 
 
 def _sequences_of(document: Document, job: Job, lengths: Lengths) -> int:
-    """Sequences of one epoch: samples, or packed ones. The trainer's val_size is held back from them first."""
+    """Return the sequences (packed ones with packing) in one epoch, after the trainer's val_size is held out."""
     held_back = job.trainer.get("val_size")
     rest = lengths.samples
     if isinstance(held_back, int | float) and held_back > 0:
@@ -58,7 +58,7 @@ def _sequences_of(document: Document, job: Job, lengths: Lengths) -> int:
 
 def _check_precision(document: Document, job: Job, gpu: Gpu) -> None:
     rates = {"fp8": gpu.fp8_flops, "mxfp8": gpu.fp8_flops, "nvfp4": gpu.fp4_flops}
-    # Run documents describe runs that happened, and some call Hopper's block-scaled fp8 mxfp8.
+    # A run document describes a run that happened, and some call Hopper's block-scaled fp8 mxfp8.
     has_mx = gpu.architecture == "blackwell" or document.is_run_document
     names = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
     usable = [name for name in names if rates.get(name, 1.0) and (name != "mxfp8" or has_mx)]
@@ -94,8 +94,8 @@ def _check_token_prediction(document: Document, job: Job, model: Model) -> None:
         what = f"{count} > {model.mtp_layers} multi-token-prediction layers of {model.name}"
         document.fail(path, what, expected=f"expected at most {model.mtp_layers}")
     if count and model.learned_positions:
-        # Megatron-LM `training/arguments.py`: rotary positions or none.
+        # Megatron-LM `training/arguments.py` allows rotary positions or none.
         document.fail(path, f"{model.name} has learned positions, and Megatron's layers need rotary ones")
     if count and job.stage == "dpo":
-        # `core/models/gpt/gpt_model.py::_postprocess` clones the labels, which DPO keeps to itself.
+        # `core/models/gpt/gpt_model.py::_postprocess` clones the labels, which are not passed to the model under DPO.
         document.fail(path, "Megatron's layers take their loss from labels, which stage dpo has none of")

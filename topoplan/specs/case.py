@@ -1,4 +1,4 @@
-"""What a prediction is about."""
+"""The inputs of a prediction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from topoplan.specs.traits import Traits
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
-    """A model that is trained on a cluster, with the constants of its GPU and the ways of a trainer.
+    """A model trained on a cluster, with the constants of its GPU and the traits of a trainer.
 
-    Compared and hashed by identity: a search makes one for each backend, and caches go by it.
+    Compared and hashed by identity: a search creates one per backend, and caches are keyed by it.
     """
 
     model: Model
@@ -25,11 +25,11 @@ class Case:
     profile: Profile
     traits: Traits
     is_past: bool = False
-    """A run that happened is predicted: nobody has to say what its hosts have room for."""
+    """Whether a past run is being predicted, so that host memory need not be given."""
 
 
 def case_with(spec: Spec, traits: Traits) -> Case:
-    """What is asked of a trainer with these ways: the spec, and the constants of the slowest of its GPUs."""
+    """Return the case of a spec and a trainer's traits, with the constants of the slowest of the cluster's GPUs."""
     return Case(
         model=spec.model,
         cluster=spec.cluster,

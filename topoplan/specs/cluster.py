@@ -17,10 +17,10 @@ from topoplan.specs.passed_on import ENVIRONMENT, SECRET_NAMES, VERSIONS
 from topoplan.units import shown
 
 MOST_GPUS = 131_072
-"""In one cluster: the largest that a spec may describe, as that many nodes of one GPU or fewer of more."""
+"""Limit on the GPUs of a cluster, however they are divided into nodes."""
 
 USUAL_STORAGE_BYTES_PER_S = 1e9
-"""Assumed: a node that mounts its storage over 10 Gb/s Ethernet, less its protocols."""
+"""Assumed: storage mounted over 10 Gb/s Ethernet, less protocol overhead."""
 
 Nodes = Annotated[int, Count(1, MOST_GPUS)]
 GpusPerNode = Annotated[int, Count(1, 144)]
@@ -35,7 +35,7 @@ Margin = Annotated[float, Share(is_zero_allowed=True, is_below_half=True)]
 
 
 class _Address(Text):
-    """A name or an address for SSH, which takes the port and the user elsewhere."""
+    """A host name or address for SSH; port and user are separate keys."""
 
     def _usable(self, value: Any) -> Any:
         found = super()._usable(value)
@@ -49,7 +49,7 @@ class _Address(Text):
 
 _BYTE = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
 _ADDRESS = _Address(pattern=r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", meaning="a host name or address, without user@")
-"""A leading `-` would be an option to ssh."""
+"""A leading `-` would be parsed as an option by ssh."""
 _USER = Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@-]*", meaning="a user name")
 _INTERFACE = Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@:-]*", meaning="a network interface such as eth0", longest=64)
 _ADAPTERS = Words(
@@ -85,7 +85,7 @@ class Fabric:
         default="infiniband",
     )
     latency_s: Annotated[float, Number()] = 5e-6
-    """One message, NIC to NIC, through the switches."""
+    """Time of one small message, NIC to NIC, through the switches."""
     rails: Annotated[int | None, Count(1, 64)] = key(
         "Leaf planes: NIC i of every node is on plane i modulo rails. Left out: one plane for all NICs."
     )
@@ -93,7 +93,7 @@ class Fabric:
         "Nodes on one leaf switch (in one rail). Left out: all of them; with oversubscription above 1 each its own."
     )
     oversubscription: Annotated[float, Number(1, 1e6)] = 1.0
-    """Downlink over uplink capacity of a leaf: 1 is non-blocking."""
+    """A leaf's downlink capacity over its uplink capacity; 1 is non-blocking."""
     traffic_class: Annotated[int | None, Count(0, 255)] = key(
         "Traffic class of NCCL's packets (NCCL_IB_TC), with roce and infiniband: DSCP times 4, plus 2 with ECN. "
         "Whoever runs the network knows it: where PFC follows DSCP, NCCL's own, 0, is a queue that drops packets.",
@@ -110,37 +110,37 @@ class Fabric:
 
     @property
     def uses_verbs(self) -> bool:
-        """NCCL drives the adapters itself, by its own InfiniBand transport."""
+        """Whether NCCL drives the adapters itself, through its own InfiniBand transport."""
         return self.kind in ("infiniband", "roce")
 
     @property
     def uses_rdma(self) -> bool:
-        """The NICs are RDMA adapters."""
+        """Whether the NICs are RDMA adapters."""
         return self.uses_verbs or self.kind == "efa"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cluster:
-    """A homogeneous set of nodes. Rates are bytes per second each way. Compared and hashed by identity."""
+    """A homogeneous set of nodes. Rates are bytes per second, one way. Compared and hashed by identity."""
 
     name: str
     nodes: Nodes
     gpus_per_node: GpusPerNode
     gpu: Gpu
     nvlink_bytes_per_s: Annotated[float, Number(0)]
-    """Per GPU and each way; 0 means the GPUs of a node talk over PCIe."""
+    """Per GPU, one way; 0 if the GPUs of a node communicate over PCIe."""
     nvlink_domain_gpus: Annotated[int, Count(1, MOST_GPUS)]
-    """GPUs that reach each other over NVLink: gpus_per_node in a box, more in an NVL72 rack, 1 without NVLink."""
+    """GPUs connected by NVLink: gpus_per_node in a box, more in an NVL72 rack, 1 without NVLink."""
     pcie_bytes_per_s: Annotated[float, Number()]
     nics_per_node: Nics
     nic_bytes_per_s: Annotated[float, Number()]
     sockets: Sockets = 2
-    """CPU sockets of a node; its PCIe switches, and through them GPUs and NICs, are spread over them."""
+    """CPU sockets of a node; its PCIe switches, and with them GPUs and NICs, are divided among the sockets."""
     fabric: Fabric = field(default_factory=Fabric)
     host_memory_bytes: Annotated[int | None, SIZE] = None
-    """Memory of one node."""
+    """Main memory of one node."""
     storage_bytes_per_s: Annotated[float, Number()] = USUAL_STORAGE_BYTES_PER_S
-    """At which one node reads the model and writes its part of a checkpoint."""
+    """Rate at which one node reads the model and writes its part of a checkpoint."""
     cpu_cores: Cores | None = key("CPU cores of a machine.")
     hosts: tuple[Host, ...] = key("The machines, one for each node; rank 0 first.", default=())
     env: Environment = key("Environment variables for the trainer, passed through.", default=dict)
@@ -166,12 +166,12 @@ class Cluster:
         "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
     )
     assumed: tuple[str, ...] = ()
-    """Keys that the spec leaves out, for what the GPU's usual machine has; `gpu` where a short name stands for it."""
+    """Keys left out of the spec and taken from the GPU's usual machine; `gpu` if it is given by a short name."""
 
     unused: tuple[str, ...] = ()
-    """Keys of links that the spec gives, and that nothing here crosses."""
+    """Link keys given in the spec although no traffic crosses those links."""
 
     @property
     def world_size(self) -> int:
-        """GPUs of the whole cluster."""
+        """Number of GPUs in the cluster."""
         return self.nodes * self.gpus_per_node

@@ -1,4 +1,4 @@
-"""The values of a config.json, each under any of its usual names, checked as they are read."""
+"""Typed access to the values of a config.json, each under any of its common names."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from topoplan.errors import ModelError
 
 _Value = TypeVar("_Value")
 _MOST = 2**31 - 1
-"""Above it a number is a slip of the keyboard."""
+"""Upper limit of an integer; more is a typing error."""
 
 
 class Fields:
-    """A config's values. A key whose value is null counts as missing, as in transformers. All raise ModelError."""
+    """A config's values. A null value counts as missing, as in transformers. All accessors raise ModelError."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._config, self.where = config, where
 
     def find(self, *names: str) -> str | None:
-        """The first of `names` that the config has a value for."""
+        """Return the first of `names` that has a value in the config."""
         return next((name for name in names if self._config.get(name) is not None), None)
 
     def has(self, *names: str) -> bool:
-        """Whether the config has a value for one of `names`."""
+        """Return whether the config has a value for one of `names`."""
         return self.find(*names) is not None
 
     def raw(self, name: str) -> Any:
-        """A value as it is; None where there is none."""
+        """Return a value unchecked, or None."""
         return self._config.get(name)
 
     def refusal(self, what: str, expected: str) -> ModelError:
-        """The error for a config that is wrong as a whole."""
+        """Return the error for an inconsistent config."""
         return ModelError(what, where=self.where, expected=f"expected {expected}")
 
     def wrong(self, name: str, expected: str) -> ModelError:
-        """The error for one value."""
+        """Return the error for a single bad value."""
         value = repr(self._config.get(name))
         return self.refusal(f"{name} is {value if len(value) <= 60 else f'{value[:57]}...'}", expected)
 
     def missing(self, *names: str) -> ModelError:
-        """The error for a value that has to be there."""
+        """Return the error for a missing required value."""
         others = f", which may also be named {', '.join(names[1:])}" if names[1:] else ""
         return ModelError(
             f"{names[0]} is missing",
@@ -60,7 +60,7 @@ class Fields:
         return self._config[name]
 
     def integer(self, *names: str, default: int | None = None, least: int = 1, most: int = _MOST) -> int:
-        """An integer within bounds. Without a default a missing one is an error that lists its names."""
+        """Return an integer within bounds. Without a default, a missing value raises an error that lists its names."""
         value = self._read(names, default, "an integer", _is_integer)
         if value is None:
             raise self.missing(*names)
@@ -69,27 +69,27 @@ class Fields:
         return int(value)
 
     def fraction(self, *names: str, default: float) -> float:
-        """A number from 0 to 1."""
+        """Return a number from 0 to 1."""
         return float(self._read(names, default, "a number from 0 to 1", lambda value: is_number(value, 0, 1)))
 
     def boolean(self, *names: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         return bool(self._read(names, default, "true or false", lambda value: isinstance(value, bool)))
 
     def text(self, *names: str, default: str = "") -> str:
-        """A string."""
+        """Return a string."""
         return str(self._read(names, default, "a string", lambda value: isinstance(value, str)))
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
-        """An object; None when missing."""
+        """Return an object, or None if missing."""
         return self._read((name,), None, "an object", lambda value: isinstance(value, Mapping))
 
     def indices(self, name: str) -> tuple[int, ...]:
-        """A list of layer numbers; empty when missing."""
+        """Return a list of layer numbers, empty if missing."""
         return tuple(self._read((name,), (), "a list of layer numbers", lambda value: _is_list(value, _is_integer)))
 
     def words(self, name: str, length: int) -> tuple[str, ...]:
-        """A list of one word a layer; empty when missing."""
+        """Return a list with one word per layer, empty if missing."""
         found = self._read(
             (name,),
             None,
@@ -103,7 +103,7 @@ class Fields:
 
 
 def is_number(value: Any, least: float, most: float) -> bool:
-    """Whether it is a number within bounds."""
+    """Return whether a value is a number (not a boolean) within bounds."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 

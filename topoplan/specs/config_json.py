@@ -1,8 +1,8 @@
-"""Hugging Face's config.json -> `Model`.
+"""Build a `Model` from a Hugging Face config.json.
 
-Each fact is read under any of its usual names, whatever the model_type. The model_type decides only what the classes of
-transformers hard-code without a key of their own (`model_families`). What the cost formulas do not know is refused by
-name, never approximated.
+Each fact is looked up under all of its common names, whatever the model_type. The model_type decides only what the
+transformers classes hard-code (`model_families`). What the cost formulas do not cover is refused by name, never
+approximated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _refuse(model_type: str, reason: str, where: str) -> ModelError:
 
 
 def _attentions(fields: Fields, family: Family, layers: int, hidden: int) -> list[AnyAttention]:
-    """The attention of each layer."""
+    """Return the attention of each layer."""
     heads = fields.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
     if fields.has("kv_lora_rank"):
         return [_latent(fields, heads)] * layers
@@ -110,7 +110,7 @@ def _softmax(fields: Fields, family: Family, heads: int, hidden: int, window: in
 
 
 def _attention_kinds(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
-    """`full_attention`, `sliding_attention` or `linear_attention` for each layer."""
+    """Return `full_attention`, `sliding_attention` or `linear_attention` for each layer."""
     window = fields.integer("sliding_window", default=0, least=0)
     if family.window_layers == "from_max_window_layers" and not fields.boolean("use_sliding_window", default=False):
         window = 0
@@ -120,7 +120,7 @@ def _attention_kinds(fields: Fields, family: Family, layers: int) -> tuple[str, 
                 raise fields.refusal(
                     f"layer_types has {kind!r}", "full_attention, sliding_attention or linear_attention"
                 )
-        # Qwen2 and Qwen3 write layer_types even where use_sliding_window is off.
+        # Qwen2 and Qwen3 write layer_types even if use_sliding_window is off.
         return kinds if window else tuple("full_attention" if k == "sliding_attention" else k for k in kinds)
     interval = fields.integer("full_attention_interval", default=family.linear_interval, least=0)
     if interval and fields.has("linear_num_key_heads", "linear_num_value_heads"):
@@ -140,7 +140,7 @@ def _attention_kinds(fields: Fields, family: Family, layers: int) -> tuple[str, 
 
 
 def _moe_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers are routed.
+    """Return whether each layer is a mixture of experts.
 
     DeepSeek counts from layer 0 and after `first_k_dense_replace` (modeling_deepseek.py, DeepseekV3DecoderLayer); Qwen
     counts `decoder_sparse_step` from layer 1 and lists exceptions (modeling_qwen3_moe.py, Qwen3MoeDecoderLayer).
@@ -160,9 +160,9 @@ def _moe_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def _expert_groups(fields: Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:
-    """Groups of experts, and how many of them a token chooses from; (1, 1) where routing is not limited.
+    """Return the number of expert groups and how many of them a token may use; (1, 1) if routing is not limited.
 
-    DeepseekV3TopkRouter in modeling_deepseek_v3.py. A default of the class that does not fit the experts is left out.
+    From DeepseekV3TopkRouter in modeling_deepseek_v3.py. A class default that does not fit the experts is ignored.
     """
     usual, usual_chosen = family.expert_groups
     groups = fields.integer(*_EXPERT_GROUPS, default=usual)
@@ -206,7 +206,7 @@ def _moe(fields: Fields, family: Family, experts: int, gated: bool) -> Moe:
 
 
 def _feed_forwards(fields: Fields, family: Family, layers: int, hidden: int) -> list[FeedForward]:
-    """The feed-forward block of each layer."""
+    """Return the feed-forward block of each layer."""
     activation = fields.text(*_ACTIVATION, default="silu")
     gated = activation.lower() in _GATED_ACTIVATIONS if family.gated is None else family.gated
     experts = fields.integer(
@@ -235,7 +235,7 @@ def _layers(fields: Fields, family: Family, count: int, hidden: int) -> tuple[La
 
 
 def _family(top: Fields, fields: Fields, where: str) -> Family:
-    """What the class of the model fixes. Raises ModelError for an architecture that the formulas do not know."""
+    """Return what the model's class hard-codes. Raises ModelError for an architecture the formulas do not cover."""
     outer, own = top.text("model_type"), fields.text("model_type")
     name = own.removesuffix("_text")
     for known_as in (outer, own, name):
@@ -250,31 +250,31 @@ def _family(top: Fields, fields: Fields, where: str) -> Family:
         raise _refuse(outer, MULTIMODAL, where)
     family = FAMILIES.get(name, Family())
     if name == "qwen3_moe" and fields.text(*_ACTIVATION, default="silu") in _PLAIN_ACTIVATIONS:
-        # No Qwen3, whose activation is silu: Megatron's own GPT with experts, in the form of a run document.
+        # Not a real Qwen3, whose activation is silu, but Megatron's own GPT with experts, written as a run document.
         family = replace(family, gated=False, qk_norm=False)
     return family
 
 
 _MOST_STRETCHED = 1_000_000
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mrope", "proportional")
-"""ROPE_INIT_FUNCTIONS of transformers, and names that it reads as one of them."""
+"""The keys of transformers' ROPE_INIT_FUNCTIONS, and names that transformers maps to one of them."""
 
 
 def _check_rope(fields: Fields, name: str) -> None:
-    """Refuse rotary positions that transformers would stop at; they cost the same, whichever they are."""
+    """Refuse RoPE settings that transformers would reject; all accepted ones cost the same."""
     told = fields.mapping(name)
     if told is None:
         return
     inner = Fields(told, f"{fields.where}: {name}")
     kind = inner.text("rope_type", "type", default="default")
-    if kind not in _ROPE_TYPES and not fields.has("auto_map"):  # code of the model's own may have others
+    if kind not in _ROPE_TYPES and not fields.has("auto_map"):  # the model's own code may define others
         raise inner.wrong(inner.find("rope_type", "type") or "", f"one of {', '.join(_ROPE_TYPES)}")
     if inner.has("factor") and not is_number(told["factor"], 1, _MOST_STRETCHED):
         raise inner.wrong("factor", f"a number from 1 to {_MOST_STRETCHED:,}")
 
 
 def _quantization(top: Fields) -> str:
-    """The method by which the checkpoint's weights are quantized; empty where they are not."""
+    """Return the quantization method of the checkpoint's weights, or an empty string."""
     told = top.mapping("quantization_config")
     return (
         Fields(told, f"{top.where}: quantization_config").text("quant_method", default="a method of its own")
@@ -291,13 +291,13 @@ def model_from_config(
     default_positions: int | None = None,
     config_path: str | None = None,
 ) -> Model:
-    """The model that a Hugging Face config describes.
+    """Return the model that a Hugging Face config describes.
 
     `where` names the config in messages (a file, or a key of a run document). `default_positions` is the number of rows
-    of GPT-2's learned position table when the config has none, such as the job's sequence length, to which Megatron's
-    GPT recipes set --max-position-embeddings. `config_path` is the local directory, when there is one. Raises
-    ModelError for a field that is missing, of the wrong type, zero or negative, and for an architecture that the cost
-    formulas do not know.
+    of GPT-2's learned position table if the config has none, such as the job's sequence length, to which Megatron's
+    GPT recipes set --max-position-embeddings. `config_path` is the local directory, if there is one. Raises ModelError
+    for a field that is missing, of the wrong type, zero or negative, and for an architecture that the cost formulas do
+    not cover.
     """
     if not isinstance(config, Mapping):
         expected = "expected a JSON object of config.json's keys"
@@ -316,7 +316,7 @@ def model_from_config(
     positions = 0
     if family.learned_positions:
         positions = fields.integer(*_POSITIONS, default=default_positions or family.learned_positions)
-    # transformers ties by the outer config of a vision-language model; the inner one may lack the key.
+    # transformers reads this key from the outer config of a vision-language model; the inner config may lack it.
     ties = top if top.has("tie_word_embeddings") else fields
     return Model(
         name=name,

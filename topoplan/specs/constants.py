@@ -1,7 +1,7 @@
-"""The constants of a GPU: what each means, and what it may be.
+"""The constants of a GPU: the meaning and valid range of each.
 
-They are said here once: `gpu_profile.Profile` has them, `profile_form` makes the form of a file of them, and
-`topoplan show profile` prints what they mean.
+Each constant is declared here only. `gpu_profile.Profile` holds their values, `profile_form` derives the schema of a
+profile file from them, and `topoplan show profile` prints their meanings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _falling_rates(value: Any) -> tuple[float, ...]:
     rates = tuple(map(as_number, value)) if isinstance(value, list | tuple) else ()
     if not rates or any(isinstance(item, bool) or not isinstance(item, int | float) for item in rates):
         raise SpecError(f"{shown(value)} is not a list of rates", expected=expected)
-    # Written so that a NaN, which compares as false, is refused too.
+    # Written so that a NaN, which fails every comparison, is refused too.
     falling = all(ahead > behind for ahead, behind in itertools.pairwise(rates))
     if not (len(rates) <= 64 and falling and rates[-1] > 0 and rates[0] <= 10_000):
         raise SpecError(f"{shown(value)} is out of range", expected=expected)
@@ -37,17 +37,17 @@ TILE = Kind(
 )
 RATES = Checked(_falling_rates, {})
 DELAY = Quantity(SECONDS, 0, 1, "0s to 1s", bare_unit=1.0)
-"""Of a kernel, a collective or a step; a bare number is in seconds."""
+"""A delay of a kernel, a collective or a step; a bare number is in seconds."""
 HELD = Quantity(BYTES, 0, 2**36, "0GiB to 64GiB", bare_unit=1)
-"""Device memory; a bare number is in bytes."""
+"""An amount of device memory; a bare number is in bytes."""
 MOVED = Quantity(RATE, 1e6, 1e14, "1MB/s to 100TB/s", bare_unit=1.0)
-"""What software moves in a second; a bare number is in bytes per second."""
+"""A rate at which software moves data; a bare number is in bytes per second."""
 PART, PART_OR_NONE = Share(), Share(is_zero_allowed=True)
 FLAG, SMALL_NUMBER = Switch(), Count(0, 4096)
 
 
 def _constant(kind: Kind, meaning: str, *, begins: str = "") -> Any:
-    """A number of a profile; `begins` names what it and those behind it are about."""
+    """Return the field of a profile's number; `begins` is the title of a group that starts with it."""
     return field(metadata={"kind": kind, "description": meaning, "begins": begins})
 
 
@@ -55,8 +55,8 @@ def _constant(kind: Kind, meaning: str, *, begins: str = "") -> Any:
 class Constants:
     """The numbers of a profile.
 
-    Fractions are of the vendor's peak where it does not say of what; units are in the names. An error band is the half
-    width around a prediction, as a fraction; that of memory is what `fits` leaves free by default.
+    Fractions are of the vendor's peak unless the description says otherwise; units are in the names. An error band is
+    the half width around a prediction, as a fraction; the memory band is also what `fits` leaves free by default.
     """
 
     gemm_efficiency: float = _constant(PART, "Rate of a deep GEMM that lasts, of the dense peak.", begins="kernels")
@@ -216,6 +216,6 @@ def _groups() -> Mapping[str, tuple[str, ...]]:
 
 
 GROUPS = _groups()
-"""The names of the numbers by what they are about."""
+"""Group title -> names of the numbers in the group."""
 BANDS = GROUPS["error bands"]
 CONSTANTS = tuple(own.name for own in fields(Constants) if own.name not in BANDS)

@@ -1,4 +1,4 @@
-"""How long the samples of LLaMA-Factory's data sets are, from their files on this machine."""
+"""Measure the sample lengths of LLaMA-Factory's data sets, from their files on this machine."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from topoplan.specs.source import below, is_there, read_text, shown_path
 from topoplan.specs.token_count import TokenCounter, token_counter
 
 _TOGETHER = 1000
-"""Texts that are counted together."""
+"""Number of texts tokenized per batch."""
 _ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
-"""Keys of a data set that is not on this machine."""
+"""Keys of a data set that is not stored on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DataSet:
-    """A file, and how to read it."""
+    """The file of a data set, and how to read it."""
 
     path: Path
     columns: Columns | None = None
-    """None: the first record tells."""
+    """None: taken from the first record."""
     num_samples: int | None = None
 
     def stride(self, measured_bytes: int) -> int:
-        """Every how many records one is measured."""
+        """Return k such that measuring every k-th record reads about `measured_bytes`."""
         try:
             return -(-max(1, self.path.stat().st_size) // measured_bytes)
         except OSError as error:
@@ -48,13 +48,12 @@ def read_dataset(
     tokenizer: Path | None = None,
     max_samples: int | None = None,
 ) -> Lengths | None:
-    """The lengths of the data sets `names` (with commas) as stage pt, sft or dpo has them; None when not all are here.
+    """Return the lengths of the comma-separated data sets `names` in a stage (pt, sft or dpo); None if any is missing.
 
-    A name is an entry of dataset_info.json in `directory`, or a JSON or JSONL file; relative ones start at `base`.
-    What lies on a hub or on the nodes is not here; nor is one with images, whose tokens are not in its text.
-    `tokenizer` is a tokenizer.json, used when the package `tokenizers` is installed; `max_samples` is the trainer's.
-
-    Raises SpecError, with file and line, for a file that is here and is no data set.
+    A name is an entry of dataset_info.json in `directory`, or a JSON or JSONL file; relative paths start at `base`.
+    Data sets on a hub or on the nodes count as missing, and so do those with media, whose tokens are not in the text.
+    `tokenizer` is a tokenizer.json, used if the package `tokenizers` is installed; `max_samples` is the trainer's.
+    Raises SpecError, with file and line, for a local file that is not a data set.
     """
     found = [_located(name.strip(), directory, base) for name in names.split(",")]
     here = [data for data in found if data is not None]
@@ -87,7 +86,7 @@ def read_dataset(
 
 
 def _located(name: str, directory: Path, base: Path) -> _DataSet | None:
-    """The file of a data set; None for one that is not on this machine, or not JSON."""
+    """Return the file of a data set; None if it is not on this machine, or not JSON."""
     if not name:
         raise SpecError("names nothing beside a comma", expected="expected names with commas between them")
     if name.endswith((".json", ".jsonl")):
@@ -100,7 +99,7 @@ def _located(name: str, directory: Path, base: Path) -> _DataSet | None:
 
 
 def _listed(name: str, directory: Path) -> _DataSet | str:
-    """The file of an entry of dataset_info.json, or what is not on this machine: nothing for what is elsewhere."""
+    """Return the file of an entry of dataset_info.json, or what is missing here; '' for a data set stored elsewhere."""
     index = directory / "dataset_info.json"
     if not is_there(index, Path.is_file):
         return f"{shown_path(index)} is not here"
@@ -121,8 +120,8 @@ def _listed(name: str, directory: Path) -> _DataSet | str:
 
 
 def why_unread(names: str, directory: Path) -> str:
-    """What is not on this machine of data sets that `read_dataset` finds no lengths of; empty for what is elsewhere."""
-    listed = (name.strip() for name in names.split(",") if "/" not in name)  # no id of a hub, and no file
+    """Return what is missing on this machine if `read_dataset` returns None; '' for data sets stored elsewhere."""
+    listed = (name.strip() for name in names.split(",") if "/" not in name)  # skips hub ids and paths
     found = (_listed(name, directory) for name in listed if not name.endswith((".json", ".jsonl")))
     return next((why for why in found if isinstance(why, str) and why), "")
 
@@ -138,7 +137,7 @@ def _entries(index: Path) -> Mapping[str, Any]:
 def _measured(
     data: _DataSet, stage: str, counter: TokenCounter, stride: int, max_samples: int | None
 ) -> tuple[Counter[int], int] | None:
-    """(sequences by their tokens, samples in all) of a file; None for one with images, videos or audio."""
+    """Return (sequences by token count, total samples) of a file; None if it has images, videos or audio."""
     columns, name = data.columns, shown_path(data.path)
     tokens: Counter[int] = Counter()
     records = read = taken = 0

@@ -1,6 +1,6 @@
-"""What of a sample LLaMA-Factory trains on, by the columns of its record.
+"""The text of a sample that LLaMA-Factory trains on, by the columns of its record.
 
-Formats as it reads them: `data/parser.py` (dataset_info.json) and `data/converter.py` (its columns).
+Formats as in LLaMA-Factory's `data/parser.py` (dataset_info.json) and `data/converter.py` (columns).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from topoplan.errors import SpecError
 from topoplan.units import quote
 
 TOKENS_PER_MESSAGE = 5
-"""What a chat template puts around a message; ChatML's `<|im_start|>user\\n` and `<|im_end|>\\n`."""
+"""Tokens that a chat template adds around a message, as in ChatML: `<|im_start|>user\\n` and `<|im_end|>\\n`."""
 _END_OF_TEXT = 1
 _MEDIA = ("images", "videos", "audios")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which columns of a record hold what; as an entry of dataset_info.json says, or guessed from the first record."""
+    """The columns of a record by role, from an entry of dataset_info.json or guessed from the first record."""
 
     prompt: str | None = "instruction"
     query: str | None = "input"
@@ -30,7 +30,7 @@ class Columns:
     system: str | None = None
     tools: str | None = None
     messages: str | None = None
-    """Set: the record is a conversation (sharegpt or openai)."""
+    """If set, the record is a conversation (sharegpt or openai)."""
     chosen: str | None = None
     rejected: str | None = None
     content_tag: str = "value"
@@ -45,7 +45,7 @@ class Columns:
 
 
 def columns_of_entry(entry: Mapping[str, Any]) -> Columns:
-    """`DatasetAttr.join`: with `columns`, those that it does not name are not there."""
+    """Return the columns of an entry, as `DatasetAttr.join`: if `columns` is given, unnamed columns are absent."""
     columns, tags = entry.get("columns"), entry.get("tags")
     talks = entry.get("formatting", "alpaca") in ("sharegpt", "openai")
     content = (tags.get("content_tag") if isinstance(tags, dict) else None) or "value"
@@ -62,7 +62,7 @@ def columns_of_entry(entry: Mapping[str, Any]) -> Columns:
 
 
 def columns_of_record(record: Mapping[str, Any], where: str) -> Columns:
-    """The columns of a record under their usual names. Raises SpecError where it has none of them."""
+    """Guess the columns of a record from their common names. Raises SpecError if there are none."""
 
     def named(*names: str) -> str | None:
         return next((name for name in names if name in record), None)
@@ -91,9 +91,9 @@ def _unknown_columns(record: Mapping[str, Any], where: str, expected: str) -> Sp
 
 
 def sequences(record: Mapping[str, Any], columns: Columns, stage: str) -> list[tuple[str, int]]:
-    """(text, tokens around it) of what a sample trains on; none for one that the trainer drops.
+    """Return (text, extra tokens) for each sequence that a sample trains on; empty if the trainer drops the sample.
 
-    Stage pt reads the first message alone and ends it; a sample of sft needs an answer; dpo has two sequences.
+    Stage pt reads only the first message and ends it; a sample of sft needs an answer; dpo has two sequences.
     """
     answers: list[Any]
     if columns.messages:
@@ -121,7 +121,7 @@ def sequences(record: Mapping[str, Any], columns: Columns, stage: str) -> list[t
 
 
 def _text(value: Any) -> str:
-    """What a template would write for a value: text as it is, and anything else as JSON."""
+    """Return what a template would write for a value: text unchanged, anything else as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False)

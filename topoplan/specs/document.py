@@ -1,4 +1,4 @@
-"""A spec file, or a run document, on its way to a cluster, a model and a job."""
+"""A spec file, or a run document, on its way to becoming a cluster, a model and a job."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One document: what it says, checked value by value, and where each value stands."""
+    """One document: its values, each checked on its own, and the location of each."""
 
     form: SpecForm
     raw: Mapping[str, Any]
     """The document as it was written."""
     place: Callable[[KeyPath], str]
-    """`file:line` of a value."""
+    """Returns the `file:line` of a value."""
     base: Callable[[KeyPath], Path]
-    """Where a relative path starts that stands there."""
+    """Returns the directory that relative paths in a value are relative to."""
     is_run_document: bool = False
-    """One of `topoplan predict`, where `nodes` may be left out."""
+    """Whether this is a run document of `topoplan predict`, where `nodes` may be left out."""
 
     def has(self, *path: str) -> bool:
-        """Whether a key is given."""
+        """Return whether a key is given."""
         value: Any = self.raw
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -41,12 +41,12 @@ class Document:
         raise SpecError(f"{dotted(path)}: {what}", where=self.place(path), expected=expected, remedy=remedy)
 
     def lacks(self, key: str, why: str = "", *, remedy: str, at: KeyPath = ()) -> NoReturn:
-        """Raise a SpecError about a key that is not there."""
+        """Raise a SpecError about a missing key."""
         raise SpecError(f"`{key}` is missing{why}", where=self.place(at), remedy=remedy)
 
     @contextmanager
     def about(self, *path: str) -> Iterator[None]:
-        """Errors of what a key names, such as a file, with the key in front."""
+        """Prefix errors about what a key names, such as a file, with the key and its location."""
         try:
             yield
         except InputError as error:

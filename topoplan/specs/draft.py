@@ -1,4 +1,4 @@
-"""A document while files and options are laid over it, with the origin of every part."""
+"""Build a document by layering files and options, tracking the origin of every part."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _Origin:
 
     source: Source
     at: KeyPath = ()
-    """Its path there."""
+    """The part's path within `source`."""
     base: Path
-    """Where relative paths in it start."""
+    """The directory that relative paths in the part are relative to."""
 
 
 class Draft:
-    """The document of a spec while files and options are laid over it, with the origin of every part."""
+    """A spec's document under construction: files and options in layers, with the origin of every part."""
 
     def __init__(self, source: Source, *, base: Path, is_run_document: bool = False) -> None:
         self._data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
@@ -35,20 +35,20 @@ class Draft:
         self._origins: dict[KeyPath, _Origin] = {(): _Origin(source=source, base=base)}
 
     def place(self, path: KeyPath) -> str:
-        """`file:line` or the option that a value came from."""
+        """Return the `file:line` or the option that a value came from."""
         origin, there = self._origin(path)
         return origin.source.place(there)
 
     def _origin(self, path: KeyPath) -> tuple[_Origin, KeyPath]:
-        """The origin of a value, and its path there."""
+        """Return the origin of a value, and the value's path within it."""
         start = next(end for end in range(len(path), -1, -1) if path[:end] in self._origins)
         origin = self._origins[path[:start]]
         return origin, (*origin.at, *path[start:])
 
     def put(self, path: KeyPath, value: Any, source: Source, *, base: Path | None = None, at: KeyPath = ()) -> None:
-        """Set one value, making the blocks above it; it came from `at` in `source`.
+        """Set the value at a path, creating its parent blocks; it came from `at` in `source`.
 
-        Without a `base` it came from an option, whose relative paths start in the working directory.
+        Without a `base`, the value came from an option, whose relative paths start in the working directory.
         """
         block = self._data
         for depth, key in enumerate(path[:-1]):
@@ -59,7 +59,7 @@ class Draft:
                 there = path[: depth + 1]
                 what = f"`{dotted(there)}` is {shown(inner)}, not a block of keys ({self.place(there)})"
                 raise SpecError(what, where=source.name)
-            # A copy: a document given by a caller, or shared by aliases, stays as it was.
+            # Copy, so that a document passed by a caller, or a block shared by aliases, is not modified.
             block[str(key)] = dict(inner or {})
             block = block[str(key)]
         block[str(path[-1])] = value
@@ -68,11 +68,11 @@ class Draft:
         self._origins[path] = _Origin(source=source, at=at, base=base or Path.cwd())
 
     def has(self, key: str) -> bool:
-        """Whether a key at the top is given."""
+        """Return whether a top-level key is given."""
         return key in self._data
 
     def drop(self, key: str) -> None:
-        """Leave a key at the top out."""
+        """Remove a top-level key."""
         self._data.pop(key, None)
 
     def replace_job(self, source: Source, *, base: Path) -> None:
@@ -102,14 +102,14 @@ class Draft:
             self.put(path, value, Source(name=option, data={}))
 
     def pin(self, pins: Mapping[str, Any] | str | Sequence[str]) -> None:
-        """Lay pins over those of the job: a mapping, `tp=4,pp=1`, or several such texts."""
+        """Add pins to those of the job, given as a mapping, as `tp=4,pp=1`, or as several such texts."""
         seen: dict[object, Any] = {}
         for key, value, option in _mapped(pins) if isinstance(pins, Mapping) else _written(pins):
             _check_once(seen, key, value, option, f"{key} is pinned", LayoutError)
             self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
 
     def document(self) -> Document:
-        """The document, its values checked one by one. Raises SpecError or UnitError."""
+        """Check the values one by one and return the document. Raises SpecError or UnitError."""
         from topoplan.specs.forms import SpecForm
         from topoplan.specs.mistakes import check_form
 
@@ -124,7 +124,7 @@ class Draft:
         )
 
     def _check_trainer_words(self) -> None:
-        """Refuse a bare yes or no under `trainer`: some of its keys want the word, others true or false."""
+        """Refuse a bare yes or no under `trainer`: some trainer keys expect the word, others a boolean."""
         job = self._data.get("job")
         trainer = job.get("trainer") if isinstance(job, Mapping) else None
         for key, word in trainer.items() if isinstance(trainer, Mapping) else ():
@@ -140,14 +140,14 @@ class Draft:
 def _check_once(
     seen: dict[object, Any], key: object, value: Any, option: str, words: str, kind: type[InputError] = SpecError
 ) -> None:
-    """Raise an error of that kind where options give a key two values."""
+    """Raise an error of type `kind` if options give a key two different values."""
     if key in seen and seen[key] != value:
         raise kind(f"{words} to {shown(seen[key])} and to {shown(value)}", where=option, remedy="keep one of them")
     seen[key] = value
 
 
 def _assignment(text: str, option: str, example: str) -> tuple[str, Any, str]:
-    """Key, value and the option that `key=value` was given in. Raises SpecError."""
+    """Parse `key=value` into key, value and the option for messages. Raises SpecError."""
     name, equals, written = text.partition("=")
     where = f"{option} {quote(text)}"
     if not equals or not name.strip():
@@ -156,7 +156,7 @@ def _assignment(text: str, option: str, example: str) -> tuple[str, Any, str]:
 
 
 def given_value(text: str, option: str) -> Any:
-    """The value in an option. Raises SpecError for none: `null` says that a key is left out."""
+    """Parse the value of an option. Raises SpecError if it is empty; `null` means that a key is left out."""
     if not text.strip():
         raise SpecError("has no value", where=option, expected="expected one, or null for a key that is left out")
     return parse_value(text, name=option)
@@ -173,7 +173,7 @@ def _written(pins: str | Sequence[str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _override_path(name: str, option: str) -> KeyPath:
-    """Where a key of `--set` sits in the document."""
+    """Return the path in the document of a key given to `--set`."""
     from topoplan.specs.forms import GpuForm, JobForm, PinForm, SpecForm
     from topoplan.specs.mistakes import keys_of, likely_key
 

@@ -1,4 +1,4 @@
-"""What kinds of attention and feed-forward blocks a model has."""
+"""The kinds of attention and feed-forward blocks in a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What rules and trainers ask about a model, gathered once."""
+    """Facts about a model that rules and trainers ask for, collected once."""
 
     experts: tuple[int, ...]
-    """Numbers of experts."""
+    """The distinct numbers of experts in the model's MoE layers."""
     linear_attention: bool
     latent_attention: bool
     grouped: tuple[Attention, ...]
@@ -21,13 +21,13 @@ class Facts:
 
     @property
     def is_moe(self) -> bool:
-        """Whether some layer has experts."""
+        """Whether any layer is a mixture of experts."""
         return bool(self.experts)
 
 
 @lru_cache(maxsize=64)
 def facts_of(model: Model) -> Facts:
-    """The kinds of layers of a model."""
+    """Collect the facts about a model's layers."""
     layers = {id(layer): layer for layer in model.layers}.values()
     attentions = dict.fromkeys(layer.attention for layer in layers)
     return Facts(

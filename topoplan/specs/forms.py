@@ -1,8 +1,8 @@
-"""The blocks of a spec file that are not yet what they describe: their keys, and what each may hold.
+"""The schema of a spec file: the blocks that are checked before they become a cluster, a model and a job.
 
-A form checks one value at a time and parses quantities into base units; what several values mean together is worked
-out in `build_cluster` and `build_job`. The file of a calibration profile is in `profile_form`. Only what reads files
-imports this module, and with it pydantic.
+A form checks each value on its own and parses quantities into base units; `build_cluster` and `build_job` check the
+values against each other. The schema of a calibration profile is in `profile_form`. Only code that reads files imports
+this module, and with it pydantic.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from topoplan.specs.length_file import LENGTHS
 
 
 class Form(BaseModel):
-    """A block of keys as a model of pydantic's, which knows the keys that were given."""
+    """A block of keys as a pydantic model, which records the keys that were given."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=(), defer_build=True
     )
     short_key: ClassVar[str] = ""
-    """As of a `Block`."""
+    """See `Block.short_key`."""
     list_of_keys: ClassVar[str] = ""
-    """What lists the keys, where they are too many for a message."""
+    """A command that lists the keys, if there are too many for a message."""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,15 +75,15 @@ class Form(BaseModel):
         return tidied(value, cls.short_key)
 
     def given(self) -> dict[str, Any]:
-        """The keys that were given, with their values."""
+        """Return the keys that were given, with their values."""
         return self.model_dump(exclude_unset=True, exclude_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuForm(Block):
-    """A GPU: a name of the catalog, or a block with its figures. A catalog name fills in what the block leaves out."""
+    """A GPU: a catalog name, or a block with its figures. A catalog name fills in what the block leaves out."""
 
-    # The fields have the names that they have in `Gpu`.
+    # Fields are named as in `Gpu`.
     short_key: ClassVar[str] = "name"
 
     name: Annotated[str, GPU_NAME] = key(
@@ -113,7 +113,7 @@ class GpuForm(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForm(Block):
-    """The model: a name, a directory, a config.json, or the config itself."""
+    """The model: a name, a directory, the path of a config.json, or the config itself."""
 
     short_key: ClassVar[str] = "name"
 
@@ -141,7 +141,7 @@ class FabricForm(Block, Fabric):
 
 
 def form_of(*parts: type) -> type[Form]:
-    """A form of keys that are declared with their kind, each of which may be left out."""
+    """Return a form with the fields declared in `parts`, all optional."""
     keys: dict[str, Any] = {
         key.name: (Annotated[Any, key.metadata["kind"]], Field(default=None, description=key.metadata["description"]))
         for part in parts
@@ -151,13 +151,13 @@ def form_of(*parts: type) -> type[Form]:
 
 
 class RecomputeForm(form_of(Recompute)):  # type: ignore[misc]  # the base is made of a declaration
-    """Activation recomputation that must hold."""
+    """Required settings of activation recomputation."""
 
     short_key: ClassVar[str] = "granularity"
 
 
 class PinForm(form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: ignore[misc]
-    """Layout keys that must hold."""
+    """Layout keys with required values."""
 
     backend: Annotated[str | None, Choice(BACKENDS)] = Field(default=None)
     recompute: RecomputeForm | None = Field(default=None)
@@ -167,7 +167,7 @@ class PinForm(form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: 
 
     @model_validator(mode="after")
     def _gradients(self) -> PinForm:
-        """Megatron-LM `optimizer/optimizer_config.py` and `training/arguments.py`."""
+        """Check main_grads_dtype as Megatron-LM's `optimizer/optimizer_config.py` and `training/arguments.py` do."""
         keys, dtype = super().given(), self.main_grads_dtype
         what = ""
         if dtype == "bf16" and not keys.get("precision_aware_optimizer"):
@@ -180,7 +180,7 @@ class PinForm(form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: 
         return self
 
     def given(self) -> dict[str, Any]:
-        """The keys that were given, main_grads_dtype as grad_reduce_in_fp32, and none for what counts as no layer."""
+        """Return the given keys: main_grads_dtype becomes grad_reduce_in_fp32, and false stage sizes are dropped."""
         keys = {key: value for key, value in super().given().items() if key not in SIZE_KEYS or value is not False}
         if dtype := keys.pop("main_grads_dtype", None):
             keys["grad_reduce_in_fp32"] = dtype == "fp32"
@@ -189,7 +189,7 @@ class PinForm(form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobForm(Block, Job):
-    """What is trained, on what, in which numbers."""
+    """What is trained, on which data, in which precision."""
 
     lengths: Annotated[tuple[tuple[int, int], ...] | str | None, LENGTHS] = key(  # type: ignore[assignment]
         "How many samples have how many tokens: [tokens, count] pairs, a mapping, or the path of a CSV or JSON file, "

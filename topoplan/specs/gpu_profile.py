@@ -1,8 +1,8 @@
-"""The few numbers that are fitted or measured, not derived: how much of a peak real kernels reach.
+"""The few numbers that are fitted or measured rather than derived: how much of a peak real kernels reach.
 
-They live in `catalog/profiles.json`, one entry an architecture, or some cards of it whose chips are unlike the others.
-Each constant says where it comes from. Each error band is earned: `planner/bands.py` works it out from the measured
-runs of that entry.
+They are stored in `catalog/profiles.json`, with one entry for each architecture, or for some of its cards whose chips
+differ from the rest. Each constant states its source. Each error band is computed by `planner/bands.py` from the
+measured runs of its entry.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile
 
 SHARDED_BANDS = ("sharded_memory_band", "sharded_time_band")
-"""The bands of ddp, deepspeed and fsdp2."""
+"""The bands of the ddp, deepspeed and fsdp2 backends."""
 POOLED_BANDS = ("sharded_memory_band", "adapter_memory_band")
-"""Bands that the runs of all entries grade together. Why: what eager PyTorch keeps does not depend on the card, whose
-context and NCCL's buffers are told apart; runs of these backends that say what memory they took are few, and on one or
-two architectures."""
+"""Bands that are graded on the runs of all entries together: what eager PyTorch keeps in memory does not depend on
+the card (its context and NCCL's buffers are predicted separately), and few runs of these backends report their memory,
+on one or two architectures only."""
 FEW_FIGURES = 5
-"""From this many measured figures on, a band is earned by them alone."""
+"""The number of measured figures from which a band is computed from them alone."""
 WIDER_FOR_FEW = 1.25
-"""What the kin's band is multiplied by where fewer were measured, and for constants of a user's own."""
+"""Factor on the related entry's band if fewer figures were measured, and for constants from a user's own file."""
 WIDER_FOR_NONE = 2.0
-"""The same where none were."""
+"""Factor on the related entry's band if no figures were measured."""
 WIDENED = "wider for constants of your own"
-"""The source of such a band."""
+"""The source shown for a band widened because of constants from a user's own file."""
 WIDEST = 0.6
-"""Above it a band says no more than that nothing is known."""
+"""The widest band: beyond it, a band would only say that nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,50 +44,49 @@ class Origin:
     """Where one number of a profile comes from, for `topoplan show profile`."""
 
     kind: str
-    """calibrated (by the user's runs), measured (by the user), published, fitted (on published runs), assumed, kin
-    (another's) or earned (a band)."""
+    """calibrated (on the user's runs), measured (by the user), published, fitted (to published runs), assumed, kin
+    (taken from a related entry) or earned (a band computed from measured runs)."""
     source: str
     kin: str = ""
-    """The entry that the number, or the band that it is widened from, was taken from."""
+    """The entry that the number was taken from, or whose band was widened."""
     kind_of_kin: str = ""
-    """What the number is there."""
+    """The `kind` of the number in the entry that it was taken from."""
     figures: int = 0
-    """Of a band: measured figures that grade it."""
+    """For a band: the number of measured figures behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile(Constants):
     """The constants and bands of one GPU architecture.
 
-    Compared and hashed by identity; there is one object a GPU (and file of a user's own).
+    Compared and hashed by identity; there is one object per GPU (and per user's own file).
     """
 
     name: str
-    """The entry that the constants are of."""
+    """The catalog entry of the constants."""
     kin: str
-    """The entry that bands are widened from where few runs were measured; empty for the one at the root."""
+    """The related entry whose bands are widened if few runs were measured; empty for the root entry."""
     date: str
-    """Day on which the sources were last read."""
+    """Date on which the sources were last checked."""
     origins: Mapping[str, Origin]
-    """Constant or band -> where it comes from."""
+    """Name of a constant or band -> where its value comes from."""
     own: OwnProfile | None = None
-    """The file of a user's own that some of the constants are from."""
+    """The user's own file that some of the constants come from."""
 
 
 def entry_name(gpu: Gpu) -> str:
-    """The entry that names the card if there is one, else that of its architecture."""
+    """Return the entry that names the card, or else the entry of the card's architecture."""
     named = (name for name, entry in profile_entries().items() if gpu.name in entry.get("cards", ()))
     return next(named, gpu.architecture)
 
 
 @lru_cache(maxsize=64)
 def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
-    """The profile of a GPU, with the constants of a user's own file in place of the catalog's.
+    """Return the profile of a GPU, with the constants of a user's own file replacing the catalog's.
 
-    Where such a file gives constants that differ and no band, the bands are widened as for a GPU with few runs. A card
-    that is not in the catalog has the constants of its architecture, and its bands widened as for a GPU without runs.
-
-    Raises KeyError for an architecture outside the catalog (spec forms refuse those earlier).
+    If the file changes constants but gives no band, the bands are widened as for a GPU with few runs. A card outside
+    the catalog gets the constants of its architecture, and bands widened as for a GPU without runs. Raises KeyError for
+    an architecture outside the catalog (spec forms refuse those earlier).
     """
     if own is not None:
         base = profile_of(gpu)
@@ -116,14 +115,14 @@ PRODUCTS = (
     "attention_forward_efficiency",
     "attention_backward_efficiency",
 )
-"""What follows a card's clock."""
+"""Constants that scale with the card's clock."""
 
 
 @lru_cache(maxsize=256)
 def slowest_of(profile: Profile, cards: int) -> Profile:
-    """The constants of the slowest of so many cards, for which the others wait in every step.
+    """Return the constants of the slowest of `cards` cards, which all others wait for in every step.
 
-    Its place among normally distributed ones: G. Blom, "Statistical Estimates and Transformed Beta-Variables", 1958.
+    Uses the expected extreme of a normal sample: G. Blom, "Statistical Estimates and Transformed Beta-Variables", 1958.
     """
     away = NormalDist().inv_cdf((cards - 0.375) / (cards + 0.25))
     slower = 1.0 + profile.card_spread * away
@@ -131,7 +130,7 @@ def slowest_of(profile: Profile, cards: int) -> Profile:
 
 
 def _constant(name: str, key: str) -> tuple[Any, Origin]:
-    """A constant of an entry: that of another one where it names it, of its kin where it says nothing."""
+    """Return a constant of an entry: its own, or that of the entry it names, or else that of its related entry."""
     entry = profile_entries()[name]
     found = entry["constants"].get(key) or {"kin": entry["kin"]}
     if kin := found.get("kin"):
@@ -143,7 +142,7 @@ def _constant(name: str, key: str) -> tuple[Any, Origin]:
 
 
 def _disown(values: dict[str, Any], origins: dict[str, Origin], name: str) -> bool:
-    """Widen the bands that the runs of an entry earned, for a card that is none of its; whether there were any."""
+    """Widen the bands that an entry's runs earned, for a card outside the entry. Returns whether there were any."""
     earned = [key for key in BANDS if key not in POOLED_BANDS and origins[key].figures]
     for key in earned:
         values[key] = min(values[key] * WIDER_FOR_NONE, WIDEST)
@@ -164,7 +163,7 @@ def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile
 
 
 def band_keys(model: Model, job: Job) -> tuple[str, str]:
-    """The bands of memory and of time of such a job on Megatron-core; SHARDED_BANDS are those of the others."""
+    """Return the keys of the memory and time bands of a job on Megatron-core (other backends: SHARDED_BANDS)."""
     is_moe = facts_of(model).is_moe
     memory = "adapter_memory_band" if job.finetuning == "lora" else "moe_memory_band" if is_moe else "memory_band"
     if is_moe:
@@ -173,9 +172,9 @@ def band_keys(model: Model, job: Job) -> tuple[str, str]:
 
 
 def notes_on_bands(profile: Profile, gpu: Gpu, keys: tuple[str, str]) -> tuple[str, ...]:
-    """On the constants behind a plan: a file of the user's own, and bands that are borrowed.
+    """Return notes on the constants behind a plan: a user's own file, and borrowed bands.
 
-    `keys` are the names of its bands of memory and time.
+    `keys` are the names of the plan's memory and time bands.
     """
     return _notes(profile, gpu.name, keys)
 

@@ -1,4 +1,4 @@
-"""A fine-tuning job: what is trained, on what, in which numbers."""
+"""A fine-tuning job: what is trained, on which data, in which precision."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ STAGES = ("pt", "sft", "dpo")
 
 
 def usual_learning_rate(finetuning: str, stage: str) -> float:
-    """Peak learning rate where nobody names one.
+    """Return the default peak learning rate.
 
-    LLaMA-Factory's examples (train_lora/qwen3_lora_sft.yaml, qwen3_lora_dpo.yaml) and ms-swift's default of adapters
-    (4.6.0 `arguments/sft_args.py`, `megatron/arguments/megatron_args.py`).
+    From LLaMA-Factory's examples (train_lora/qwen3_lora_sft.yaml, qwen3_lora_dpo.yaml) and ms-swift's default for
+    adapters (4.6.0 `arguments/sft_args.py`, `megatron/arguments/megatron_args.py`).
     """
     if stage == "dpo":
         return 5e-6
@@ -30,7 +30,7 @@ def usual_learning_rate(finetuning: str, stage: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is trained, on what, in which numbers."""
+    """What is trained, on which data, in which precision."""
 
     seq_len: Annotated[int, Tokens(1, 10_000_000)] = key(
         "Tokens in a sequence: LLaMA-Factory's cutoff_len; `32k` is 32 x 1024.", 4096, default=MISSING
@@ -57,9 +57,9 @@ class Job:
         "Samples are packed to seq_len, so that every position is a real token. In stage pt on by default.",
         default=False,
     )
-    """Without packing and without `lengths` every sequence is taken to be seq_len long, which none exceeds."""
+    """Without packing and without `lengths`, every sequence is assumed to be seq_len long, the upper bound."""
     lengths: Lengths | None = None
-    """How long the samples are; None where nothing is known."""
+    """The lengths of the samples; None if nothing is known."""
     samples: Annotated[int | None, Count(1, 10**12)] = key(
         "Sequences in the data set (packed ones with packing); gives hours and GPU-hours. Left out: as the lengths of "
         "the samples tell."
@@ -69,21 +69,21 @@ class Job:
         "Peak learning rate; else 2e-5, 1e-4 of adapters, 5e-6 of DPO.", default=2e-5
     )
     lora_rank: Annotated[int | None, Count(1, 8192)] = key("Rank with lora and qlora.")
-    """None is the trainers' usual 8."""
+    """None means 8, the trainers' common default."""
     lora_target: Annotated[tuple[str, ...], _TARGETS] = key(
         "Linear layers that get an adapter, by their names in the model, or in Megatron-core's with backend megatron; "
         "by default all.",
         ["q_proj", "v_proj"],
         default=("all",),
     )
-    """`all` is every one but the output layer."""
+    """`all` means every linear layer except the output layer."""
     quantization_bit: Annotated[int | None, Count(4, 8)] = key(
         "Bits of the frozen weights with qlora, 4 or 8; by default 4."
     )
     freeze_trainable_layers: Annotated[int, Count(-1000, 1000)] = key(
         "With freeze: how many of the last layers are trained; negative for the first ones.", default=2
     )
-    """LLaMA-Factory's default."""
+    """The default is LLaMA-Factory's."""
     pure_bf16: Annotated[bool, Switch()] = key(
         "Weights and optimizer in bf16, without fp32 copies; not with Megatron.", default=False
     )
@@ -91,7 +91,7 @@ class Job:
         "adamw, or adamw_8bit with its moments in 8 bits; the latter not with Megatron.", default="adamw"
     )
     freeze_vision_tower: Annotated[bool, Switch()] = key("The vision encoder is not trained.", default=True)
-    """LLaMA-Factory's own default."""
+    """The default is LLaMA-Factory's."""
     freeze_multi_modal_projector: Annotated[bool, Switch()] = key(
         "The projector between vision and language is not trained.", default=True
     )
@@ -99,7 +99,7 @@ class Job:
     image_max_pixels: Annotated[int, Count(28 * 28, 10**9)] = key(
         "Pixels above which an image is scaled down.", default=589824
     )
-    """LLaMA-Factory's own default; 768 x 768 pixels."""
+    """The default is LLaMA-Factory's: 768 x 768 pixels."""
     images_per_sequence: Annotated[float, Number(0, 10_000)] = key(
         "Images in a (packed) sequence, on average; for vision-language models.", default=1.0
     )
@@ -110,7 +110,7 @@ class Job:
     mtp_num_layers: Annotated[int, Count(0, 16)] = key(
         "Multi-token-prediction layers that are trained with the model; left out: none.", default=0
     )
-    """Each is a depth with a loss of its own."""
+    """Each layer predicts one more token ahead, with a loss of its own."""
     trainer: Annotated[Mapping[str, Any], TRAINER_KEYS] = key(
         "Any other keys of the trainer's YAML, passed through.", default=dict
     )
@@ -128,27 +128,27 @@ class Job:
 
     @property
     def trains_language_weights(self) -> bool:
-        """The language model's own weights are trained, its embedding and output layer among them."""
+        """Whether the language model's own weights are trained, including its embedding and output layer."""
         return self.finetuning == "full" and not self.freeze_language_model
 
     @property
     def forwards_beside(self) -> int:
-        """Forward passes of a sequence beside the one that trains: DPO's reference model has one."""
+        """Forward passes per sequence besides the training pass; DPO's reference model needs one."""
         return int(self.stage == "dpo") if self.reference_forwards is None else self.reference_forwards
 
     @property
     def keeps_reference(self) -> bool:
-        """A second model stays in memory, forward only: adapters are switched off instead."""
+        """Whether a second, forward-only model stays in memory; with adapters, switching them off replaces it."""
         return self.forwards_beside > 0 and self.finetuning not in ("lora", "qlora")
 
     @property
     def packs(self) -> bool:
-        """Samples share sequences: DPO takes its pairs one by one, whatever `packing` says, but in ms-swift."""
+        """Whether samples share sequences. DPO ignores `packing` and keeps its pairs apart, except in ms-swift."""
         return self.packing and (self.stage != "dpo" or self.packs_pairs)
 
     @property
     def packs_pairs(self) -> bool:
-        """Both answers of a preference pair lie within a packed sequence.
+        """Whether both answers of a preference pair are in one packed sequence.
 
         ms-swift's padding_free, which packing turns on (`megatron/trainers/dpo_trainer.py`).
         """
@@ -156,17 +156,17 @@ class Job:
 
     @property
     def keeps_samples_apart(self) -> bool:
-        """Attention stays within the samples of a packed sequence.
+        """Whether attention is limited to each sample of a packed sequence.
 
-        LLaMA-Factory's neat_packing, which turns on mcore_adapter's sequence_packing and the reverse
-        (`train/mca/workflow.py::run_sft`); else attention runs over the whole sequence. Stage pt knows neither.
+        LLaMA-Factory's neat_packing, which implies mcore_adapter's sequence_packing and vice versa
+        (`train/mca/workflow.py::run_sft`); otherwise attention covers the whole sequence. Stage pt supports neither.
         """
         apart = self.trainer.get("neat_packing") or self.trainer.get("sequence_packing")
         return bool(apart) and self.packs and self.stage == "sft"
 
     @property
     def packed(self) -> Packing | None:
-        """How the samples fill packed sequences; None without packing, or where lengths are not known."""
+        """How the samples fill packed sequences; None without packing, or if the lengths are unknown."""
         if self.lengths is None or not self.packs:
             return None
         batch = self.trainer.get("preprocessing_batch_size")
@@ -175,5 +175,5 @@ class Job:
 
     @property
     def sequences_per_sample(self) -> int:
-        """Sequences that one sample of the batch brings: in DPO, a chosen and a rejected answer."""
+        """Sequences per sample of the batch: two in DPO, a chosen and a rejected answer."""
         return 2 if self.stage == "dpo" and not self.packs_pairs else 1

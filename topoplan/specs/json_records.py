@@ -1,4 +1,4 @@
-"""The objects of a JSON or JSONL file, one after the other: a data set may be larger than memory."""
+"""Iterate over the objects in a JSON or JSONL file, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _EXPECTED = "expected a JSON list of objects, or one JSON object a line"
 
 
 def json_records(path: Path, *, stride: int = 1) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(line, object) of every record. With `stride` k all but each k-th are passed over, as None.
+    """Yield (line, object) for every record; with `stride` k, only every k-th object is parsed, and the rest are None.
 
-    A file that starts with `[` is one list, else every line is an object. Raises SpecError with file and line.
+    A file that starts with `[` is one list; otherwise every line is an object. Raises SpecError with file and line.
     """
     name = shown_path(path)
     try:
@@ -100,7 +100,7 @@ def _of_list(file: IO[str], name: str, stride: int) -> Iterator[tuple[int, dict[
 
 
 def _may_be_cut(error: Exception, text: str, position: int) -> bool:
-    """Whether a value that cannot be read may only be waiting for the rest of the file."""
+    """Return whether a parse error may be due to a value that continues past the text read so far."""
     if not isinstance(error, json.JSONDecodeError) or len(text) - position > MAX_RECORD_BYTES:
         return False
     return error.msg.startswith("Unterminated string") or error.pos >= len(text) - 16

@@ -1,7 +1,7 @@
-"""Reading a JSON file while keeping the line of every key.
+"""Read a JSON file and keep the line of every key.
 
-YAML's reader will not do for JSON that has to come back exactly: it joins no surrogate pairs, folds some of Unicode's
-line breaks, and refuses tabs between tokens.
+The YAML reader is not suitable for JSON that must round-trip exactly: it does not join surrogate pairs, folds some
+Unicode line breaks, and refuses tabs between tokens.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from topoplan.specs.source import KeyPath, Source
 from topoplan.units import shown
 
 _MAX_DEPTH = 60
-"""What is deeper ends the recursion of those who read it."""
+"""Depth limit: deeper values would exceed the recursion limit of the code that reads them."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n')
 
 
 def json_value(text: str, *, name: str, remedy: str = "", parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """What a JSON text holds. Raises SpecError with `name` and the line."""
+    """Parse JSON text. Raises SpecError with `name` and the line."""
     try:
         return json.loads(text, parse_constant=parse_constant)
     except json.JSONDecodeError as error:
         raise SpecError(f"is not JSON: {error.msg}", where=f"{name}:{error.lineno}", remedy=remedy) from None
     except RecursionError:
         raise SpecError("is not JSON that can be read: nested too deep", where=name) from None
-    except ValueError as error:  # a constant that is refused, or a number of thousands of digits
+    except ValueError as error:  # a refused constant, or a number of thousands of digits
         raise SpecError(f"is not JSON that can be read: {error}", where=name) from None
 
 
@@ -37,10 +37,10 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def parse_json(text: str, *, name: str, remedy: str = "") -> Source:
-    """The object that `text` holds. Raises SpecError with `name` and the line; `remedy` for what is no JSON object."""
+    """Parse the JSON object in `text`. Raises SpecError with `name` and the line; `remedy` is for text without one."""
     value = json_value(text, name=name, remedy=remedy, parse_constant=_refuse)
     try:
-        # A lone half of a surrogate pair is no character: nothing that holds one can be written to a file.
+        # A lone surrogate is not a character: text with one cannot be written to a file.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise SpecError("holds half a character (a lone surrogate)", where=name) from None
@@ -51,9 +51,9 @@ def parse_json(text: str, *, name: str, remedy: str = "") -> Source:
 
 
 def _lines(text: str, name: str) -> dict[KeyPath, int]:
-    """Line of each key and list item of valid JSON. Raises SpecError for a key that is given twice."""
+    """Return the line of each key and list item of valid JSON. Raises SpecError for a duplicate key."""
     lines: dict[KeyPath, int] = {}
-    path: list[str | int] = []  # where the next token stands; its last entry is a list's index or the latest key
+    path: list[str | int] = []  # path of the next token, ending in the current list index or the latest key
     is_key = False
     line = 1
     for match in _TOKEN.finditer(text):

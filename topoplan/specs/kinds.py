@@ -1,8 +1,8 @@
-"""The kinds of value that people write: what each may be, and the words in which it is refused.
+"""The kinds of value that a spec may hold: what each accepts, and how it words a refusal.
 
-A kind stands in the annotation of a field, `Annotated[int, Count(1, 8)]`, where pydantic finds it. What pydantic can
-check is left to it, as a core schema; a kind adds the words. Nothing of pydantic is imported before a value is read,
-so that the classes of a job or a model cost little where no file is.
+A kind is part of a field's annotation, `Annotated[int, Count(1, 8)]`, where pydantic finds it. Pydantic does the
+checks it can, as a core schema; the kind adds the messages. Pydantic itself is imported only when a value is read, so
+that the classes of a job or a model are cheap to import where no file is read.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 _BEYOND = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "multiple_of"}
-"""pydantic's names for a value of the right type that is out of its range."""
+"""Pydantic's error types for a value of the right type that is out of range."""
 AS_WRITTEN = "as written"
-"""The context in which a whole number stays one, in the place of a number with a fraction too."""
+"""Validation context that keeps a whole number an int even where the field is a float."""
 
 
 Unit = tuple[Callable[[object], float], str]
-"""What parses a quantity, and the pattern of one."""
+"""The parser of a quantity, and its pattern for JSON Schema."""
 BYTES: Unit = (units.parse_bytes, units.AMOUNT_PATTERN)
 RATE: Unit = (units.parse_rate, units.RATE_PATTERN)
 FLOPS: Unit = (units.parse_flops, units.FLOPS_PATTERN)
@@ -40,7 +40,7 @@ SECONDS: Unit = (units.parse_seconds, units.SECONDS_PATTERN)
 
 
 class KeyedError(SpecError):
-    """A mistake at one key of a block that is a value of its own."""
+    """A mistake at one key of a block that is validated as a single value."""
 
     def __init__(self, key: object, what: str, *, expected: str = "", remedy: str = "") -> None:
         super().__init__(what, expected=expected, remedy=remedy)
@@ -48,7 +48,7 @@ class KeyedError(SpecError):
 
 
 def not_among(value: object, words: Mapping[str, Any] | tuple[str, ...]) -> SpecError:
-    """The error for a value that is none of a few words."""
+    """Return the error for a value that is not one of the allowed words."""
     return SpecError(
         f"{shown(value)} is not a choice",
         expected=f"expected {listed(tuple(words), 'or')}",
@@ -57,7 +57,7 @@ def not_among(value: object, words: Mapping[str, Any] | tuple[str, ...]) -> Spec
 
 
 class Kind:
-    """What one value may be: a core schema of pydantic's, and the words for what it refuses."""
+    """What a value may be: a pydantic core schema, and the messages for values that it refuses."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class Kind:
         tidy: Callable[[Any], Any] | None = None,
         described: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`noun` is what a value of another type is not, `expected` what was expected of it.
+        """`noun` completes the message for a value of another type ("is not ..."); `expected` is what should be there.
 
-        `tidy` makes of a value what pydantic gets, and may raise InputError without a place. `described` is the JSON
-        Schema where it is not the one of the core schema.
+        `tidy` normalizes a value before pydantic sees it, and may raise an InputError without a location.
+        `described` is the JSON Schema, if it differs from that of the core schema.
         """
         self._core, self._noun, self.expected = core, noun, f"expected {expected}"
         self._tidy, self._described = tidy, described
 
     def _check(self, value: Any, validate: Callable[[Any], Any]) -> Any:
-        """The value in base units; `validate` is pydantic's part. Raises InputError without a place."""
+        """Return the value in base units. `validate` is pydantic's part. Raises an InputError without a location."""
         from pydantic_core import ValidationError
 
         try:
@@ -87,7 +87,7 @@ class Kind:
             raise self._refusal(value, mistake["type"], mistake["input"]) from None
 
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
-        """The error for a value that pydantic refuses for a `problem`, of a `part` of it where it is a list."""
+        """Return the error for a value that pydantic refused as a `problem`; `part` is the bad item of a list."""
         what = "out of range" if problem in _BEYOND else f"not {self._noun}"
         is_odd = isinstance(value, str) and NOT_DECIMAL.fullmatch(value.strip())
         remedy = "write it in decimal digits, without a leading zero" if is_odd else ""
@@ -119,7 +119,7 @@ class Kind:
 
 
 class Checked(Kind):
-    """What a function of our own checks, with its JSON Schema."""
+    """A value checked by a function of this package, with its JSON Schema."""
 
     def __init__(
         self, function: Callable[[Any], Any], described: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -128,7 +128,7 @@ class Checked(Kind):
 
 
 class Count(Kind):
-    """A whole number in a range. `1e5` is one too."""
+    """A whole number in a range, `1e5` included."""
 
     def __init__(self, lowest: int, highest: int) -> None:
         core = {"type": "int", "strict": True, "ge": lowest, "le": highest}
@@ -136,7 +136,7 @@ class Count(Kind):
 
 
 class Tokens(Count):
-    """A number of tokens. `32k` is 32 x 1024 and `1M` 1024 times that, as contexts are named."""
+    """A number of tokens. `32k` means 32 x 1024 and `1M` means 1024 x 1024, as context lengths are named."""
 
     def __init__(self, lowest: int, highest: int) -> None:
         super().__init__(lowest, highest)
@@ -147,14 +147,14 @@ class Tokens(Count):
 
 
 def in_thousands(value: Any) -> Any:
-    """A number of tokens, `32k` among them; anything else as it is."""
+    """Parse a number of tokens, with suffixes such as `32k`; other values go to `as_whole`."""
     if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,9})([kKmM])", value.strip())):
         return int(match[1]) * (1024 if match[2] in "kK" else 1024**2)
     return as_whole(value)
 
 
 class Number(Kind):
-    """A number in a range; without one, real figures are far within it, and what is multiplied from them is finite."""
+    """A number in a range. The default range has ample room for real figures and keeps their products finite."""
 
     def __init__(self, lowest: float = 1e-12, highest: float = 1e18) -> None:
         core = {"type": "float", "strict": True, "ge": lowest, "le": highest, "allow_inf_nan": False}
@@ -162,7 +162,7 @@ class Number(Kind):
 
 
 class Share(Kind):
-    """A part of a whole: `0.7` or `70%`."""
+    """A fraction: `0.7` or `70%`."""
 
     def __init__(self, *, is_zero_allowed: bool = False, is_below_half: bool = False) -> None:
         above, below = {"ge" if is_zero_allowed else "gt": 0}, {"lt": 0.5} if is_below_half else {"le": 1}
@@ -171,7 +171,7 @@ class Share(Kind):
         core = {"type": "float", "strict": True, **above, **below, "allow_inf_nan": False}
         super().__init__(core, "a fraction", f"a fraction {expected}", tidy=as_fraction)
         self._percentages = (1, 50) if is_below_half else (5, 100)
-        """Bare numbers that were probably meant as such."""
+        """The range of bare numbers that were probably meant as percentages."""
 
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
         error, number = super()._refusal(value, problem, part), as_number(value)
@@ -185,14 +185,14 @@ class Share(Kind):
 
 
 class Switch(Kind):
-    """true or false, or a word of YAML 1.1 for them."""
+    """true or false, or a YAML 1.1 word for one of them."""
 
     def __init__(self) -> None:
         super().__init__({"type": "bool", "strict": True}, "a switch", "true or false", tidy=as_switch)
 
 
 class Choice(Checked):
-    """One of a few words. `Literal` says the same; this takes the words from elsewhere."""
+    """One of a few words, where `Literal` cannot be used because the words come from elsewhere."""
 
     def __init__(self, words: tuple[str, ...] | Callable[[], tuple[str, ...]]) -> None:
         def known() -> tuple[str, ...]:
@@ -207,7 +207,7 @@ class Choice(Checked):
 
 
 class Text(Kind):
-    """Text on one line. What it may look like is a pattern with its meaning in words."""
+    """Text on one line. A pattern may restrict it, with its meaning in words."""
 
     def __init__(self, *, pattern: str = "", meaning: str = "text on one line", longest: int = 1024) -> None:
         core: dict[str, Any] = {"type": "str", "strict": True, "min_length": 1, "max_length": longest}
@@ -217,7 +217,7 @@ class Text(Kind):
         self._longest = longest
 
     def _usable(self, value: Any) -> Any:
-        """Refuses what YAML took for something else, and what no file name or line of a script can hold."""
+        """Refuse what YAML parsed as another type, and what no file name or script line can hold."""
         if isinstance(value, bool) or value is None:
             remedy = "YAML may read a bare yes, no, on or off as true or false: put it in quotes"
             raise SpecError(f"{quote(value)} is not text", expected=self.expected, remedy=remedy)
@@ -234,7 +234,7 @@ class Text(Kind):
 
 
 class Words(Kind):
-    """A list of words, or one text with commas (or, for options, plus signs) between them."""
+    """A list of words, or a single text separated by commas (for options, also by plus signs)."""
 
     def __init__(self, *, pattern: str, meaning: str, is_tuple: bool = False, least: int = 1) -> None:
         word = {"type": "str", "strict": True, "pattern": f"^(?:{pattern})$"}
@@ -261,13 +261,13 @@ def _split(value: Any) -> Any:
 
 
 NONE = "none"
-"""What a spec says where there is no such thing."""
+"""The spec's word for hardware that is absent."""
 _NOTHING = ("0", "no", "none", "off", "false")
-"""What people write in its place."""
+"""Words that people write instead of `none`."""
 
 
 class Quantity(Checked):
-    """A number with its unit, in a range that holds all real hardware with room to spare."""
+    """A number with its unit, in a range that covers all real hardware with room to spare."""
 
     def __init__(
         self,
@@ -279,9 +279,9 @@ class Quantity(Checked):
         bare_unit: float | None = None,
         may_be_none: bool = False,
     ) -> None:
-        """`bare_unit` is what one stands for, in base units, where the key names the unit (`bf16_tflops: 989`).
+        """`bare_unit` is the value of a bare 1 in base units, for keys named after their unit (`bf16_tflops: 989`).
 
-        With `may_be_none` the word none says that there is no such thing, which is 0.
+        With `may_be_none`, the word `none` is accepted for absent hardware and becomes 0.
         """
         parse, pattern = unit
         text, bare = {"type": "string", "pattern": pattern}, {"type": "number", "exclusiveMinimum": 0}
@@ -316,5 +316,5 @@ PATH = Text(pattern=r"/.*", meaning="an absolute path")
 GPU_NAME = Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)
 ARCHITECTURE = Choice(architectures)
 DEGREE = Count(1, 1_000_000)
-"""Of parallelism, and anything else that a layout counts."""
+"""A degree of parallelism, or another count in a layout."""
 SIZE = Count(1, 10**18)

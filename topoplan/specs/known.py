@@ -1,4 +1,4 @@
-"""The GPUs and models of the catalog as the objects that a spec is made of."""
+"""The catalog's GPUs and models, as the objects that a spec holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _flops(row: Mapping[str, Any], key: str) -> float | None:
 
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
-    """The GPU of that catalog name, or of a short one. Raises SpecError, with the nearest known name."""
+    """Return the GPU of a full or short catalog name. Raises SpecError, with the closest known name."""
     key, row = catalog.gpu_row(catalog.gpu_name(name))
     return Gpu(
         name=key,
@@ -47,7 +47,7 @@ def gpu(name: str) -> Gpu:
 
 
 def machines(card: Gpu, nodes: int, gpus_per_node: int, name: str = "") -> Cluster:
-    """Boxes with the links of the card's usual machine, all GPUs of one in its NVLink domain."""
+    """Return a cluster of machines with the links of the card's usual machine, each a single NVLink domain."""
     return Cluster(
         name=name,
         nodes=nodes,
@@ -62,9 +62,10 @@ def machines(card: Gpu, nodes: int, gpus_per_node: int, name: str = "") -> Clust
 
 
 def gpu_of_driver(name: str, memory_bytes: int | None) -> Gpu | None:
-    """The GPU that the driver calls `name` (`NVIDIA H100 80GB HBM3`), or None.
+    """Return the GPU whose driver name is `name` (`NVIDIA H100 80GB HBM3`), or None.
 
-    Cards of one name come with more or less memory. One whose `memory_bytes` is a tenth off is another card.
+    Cards with the same name come with different amounts of memory: if `memory_bytes` differs by more than a tenth, it
+    is another card.
     """
     short = re.sub(r"^(?:NVIDIA |Tesla )+", "", name.strip())
     for key, row in catalog.gpu_table().items():
@@ -82,8 +83,8 @@ def _model(published_name: str) -> Model:
 
 
 def model(name: str) -> Model:
-    """The model of that name. `name` is a Hugging Face id in any case, with or without its organisation.
+    """Return the model of a Hugging Face id, in any case, with or without its organization.
 
-    Raises ModelError for an unknown or ambiguous name, with the nearest known one.
+    Raises ModelError for an unknown or ambiguous name, with the closest known one.
     """
     return _model(catalog.published_name(name))

@@ -1,4 +1,4 @@
-"""What a layer is called on the screen."""
+"""The display name of a layer's kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from topoplan.specs.model import Layer
 
 
 def layer_kind(layer: Layer) -> str:
-    """`attention + mlp`, with the window where there is one."""
+    """Return `attention + mlp`, with the size of the sliding window if there is one."""
     words = " + ".join(half.kind.replace("_", " ") for half in (layer.attention, layer.ffn))
     window = getattr(layer.attention, "window", 0)
     words = f"{words}, window {window}" if window else words

@@ -1,7 +1,7 @@
-"""The keys of a layout, part by part: what each means, its usual value, what it may be and which backends have it.
+"""The keys of a layout, by group: the meaning, default and kind of each, and the backends that have it.
 
-Each is said here once. `layout.layout` puts the parts together, `specs.forms` makes the form of pins and of layouts in
-JSON from them.
+Each key is declared here only. `layout.layout` combines the groups, and `specs.forms` derives the forms of pins and of
+layouts in JSON from them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ BACKENDS = MEGATRON_BACKENDS + SHARDED_BACKENDS
 
 
 def _key(usual: Any, kind: Kind, description: str | None = None, *, of: tuple[str, ...] = BACKENDS) -> Any:
-    """A field with its usual value; what a form and its JSON Schema say of it; the backends whose layouts have it."""
+    """Return a field with its default, its kind, its description for JSON Schema and the backends that have it."""
     return field(default=usual, metadata={"kind": kind, "description": description, "backends": of})
 
 
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
-"""What selective recomputation may name (MLM `transformer/transformer_config.py`)."""
+"""Modules that selective recomputation may name (Megatron-LM `transformer/transformer_config.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Recompute:
 
 
 def completed_recompute(form: Mapping[str, Any], where: str) -> Recompute:
-    """A recompute mode with what its form leaves out: without a granularity it is that of the other keys.
+    """Complete a recompute block; without a granularity, the other keys imply it.
 
-    Raises LayoutError, with its place, for keys that do not go with the granularity.
+    Raises LayoutError, with its location, for keys that do not go with the granularity.
     """
     of_full = [key for key in ("method", "num_layers") if key in form]
     implied = "selective" if "modules" in form else "full" if of_full else "none"
@@ -67,7 +67,7 @@ def completed_recompute(form: Mapping[str, Any], where: str) -> Recompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Over how many ranks each side of the work is split."""
+    """The number of ranks along each axis of parallelism."""
 
     tp: int = _key(1, DEGREE, "Tensor parallel.")
     pp: int = _key(1, DEGREE, "Pipeline parallel.")
@@ -79,18 +79,18 @@ class Degrees:
     ulysses: int = _key(
         1, DEGREE, "Sequence parallel by all-to-all, of fsdp2 and deepspeed.", of=("deepspeed", "fsdp2")
     )
-    """Ranks that share a sequence by all-to-all; they see the same samples, so that dp is world / ulysses."""
+    """Ranks that share a sequence by all-to-all. They see the same samples, so dp is world / ulysses."""
     pipeline_layout: str | None = _key(
         None,
         Text(pattern=r"[A-Za-z0-9|,*()]+", meaning="Megatron's layout, such as Et*4|t*5|t*4,L"),
         of=MEGATRON_BACKENDS,
     )
-    """Megatron's pipeline_model_parallel_layout string; None is the even split."""
+    """Megatron's pipeline_model_parallel_layout string; None means the even split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSizes:
-    """Megatron's other ways to say a pipeline_layout. A layout has none of them, but the string that they come to."""
+    """Megatron's alternatives to a pipeline_layout. A layout holds the equivalent string instead of these keys."""
 
     decoder_first_pipeline_num_layers: int | None = _key(
         None, Count(1, 10_000), "Layers of the first pipeline rank.", of=MEGATRON_BACKENDS
@@ -110,45 +110,45 @@ SIZE_KEYS = tuple(key.name for key in fields(StageSizes))
 
 
 def stage_sizes_in(keys: Mapping[str, Any]) -> StageSizes | None:
-    """What layout keys say of stage sizes; None where that is nothing."""
+    """Return the stage sizes among layout keys, or None if there are none."""
     given = {key: keys[key] for key in SIZE_KEYS if keys.get(key)}
     return StageSizes(**given) if given else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """How a rank works through its samples of a step."""
+    """How a rank processes its samples of one step."""
 
     micro_batch_size: int = _key(1, DEGREE)
     gradient_accumulation_steps: int = _key(1, DEGREE)
-    """Also Megatron's number of micro batches per step."""
+    """Also Megatron's number of micro-batches per step."""
     sequence_parallel: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """What the data-parallel ranks share out among them, where it is kept, and how gradients are reduced."""
+    """What data-parallel ranks shard, where it is kept, and how gradients are reduced."""
 
     distributed_optimizer: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
     optimizer_offload_fraction: float = _key(0.0, Number(0, 1), of=MEGATRON_BACKENDS)
     zero_stage: int = _key(0, Count(1, 3), "With deepspeed.", of=("deepspeed",))
     offload_optimizer: bool = _key(False, Switch(), "With deepspeed.", of=("deepspeed",))
-    """The optimizer, with its gradients, in host memory."""
+    """Keeps the optimizer states and their gradients in host memory."""
     offload_param: bool = _key(False, Switch(), "With deepspeed, stage 3.", of=("deepspeed",))
-    """The parameters in host memory too."""
+    """Keeps the parameters in host memory too."""
     sharding: str = _key("full", Choice(("full", "hybrid")), "With fsdp2.", of=("fsdp2",))
-    """full (over all ranks) or hybrid (inside a node, replicated between nodes)."""
+    """full (over all ranks) or hybrid (within a node, replicated across nodes)."""
     offload: bool = _key(False, Switch(), "With fsdp2: CPU offload.", of=("fsdp2",))
-    """Parameters, gradients and optimizer in host memory (CPUOffloadPolicy)."""
+    """Keeps parameters, gradients and optimizer states in host memory (CPUOffloadPolicy)."""
     sync_each_batch: bool = _key(
         True,
         Switch(),
         "With fsdp2: gradients are reduced after every micro batch, not after the last alone.",
         of=("fsdp2",),
     )
-    """accelerate's key of that name; without it each GPU sums whole gradients, and reduces them after the last."""
+    """accelerate's key of that name; when off, each GPU accumulates whole gradients and reduces them after the last."""
     grad_reduce_in_fp32: bool = _key(True, Switch(), of=(*MEGATRON_BACKENDS, "fsdp2"))
-    """With fsdp2 as torchtitan and verl do, where accelerate takes 16 bits."""
+    """With fsdp2: fp32 as in torchtitan and verl; accelerate reduces in 16 bits."""
 
 
 MOMENT_DTYPES = ("fp32", "fp16", "bf16", "fp8")
@@ -157,51 +157,51 @@ _OF_AWARE = "With precision_aware_optimizer."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
-    """What a trainer can turn on and off beside the split."""
+    """Trainer options other than the split itself."""
 
     overlap_grad_reduce: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
     overlap_param_gather: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
     tp_comm_overlap: bool = _key(
         False, Switch(), "Tensor-parallel collectives run inside the GEMMs beside them.", of=MEGATRON_BACKENDS
     )
-    """In Transformer Engine's user buffers, as its default configuration has them; needs sequence_parallel."""
+    """Uses Transformer Engine's user buffers in their default configuration; needs sequence_parallel."""
     cross_entropy_fusion: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     cross_entropy_fusion_impl: str = _key("te", Choice(("te", "native")), of=MEGATRON_BACKENDS)
     """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""
     gradient_accumulation_fusion: bool = _key(
         True, Switch(), "Weight gradients are added to the sum by the product that makes them.", of=MEGATRON_BACKENDS
     )
-    """Without it each is a tensor of its own before it is added."""
+    """When off, each weight gradient is a separate tensor before it is accumulated."""
     attention_backend: str = _key(
         "auto",
         Choice(("auto", "flash", "fused", "unfused")),
         "Whose kernel Transformer Engine takes.",
         of=MEGATRON_BACKENDS,
     )
-    """flash-attn's, cuDNN's, or none, with every score in memory; auto is cuDNN's, but where the
-    trainer takes flash-attn's (`Traits.flash_attn`)."""
+    """flash: flash-attn; fused: cuDNN; unfused: no fused kernel, with all scores in memory; auto: cuDNN, or flash-attn
+    if the trainer uses it (`Traits.flash_attn`)."""
     deterministic_mode: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     precision_aware_optimizer: bool = _key(
         False, Switch(), "Transformer Engine's Adam, which may keep less than fp32.", of=MEGATRON_BACKENDS
     )
     main_params_dtype: str = _key("fp32", Choice(("fp32", "fp16")), _OF_AWARE, of=MEGATRON_BACKENDS)
-    """Of the weights that the optimizer keeps; fp32 as a 16-bit remainder of the bf16 ones where it can be."""
+    """Dtype of the optimizer's master weights; where possible, fp32 is stored as a 16-bit remainder of bf16 weights."""
     exp_avg_dtype: str = _key("fp32", Choice(MOMENT_DTYPES), _OF_AWARE, of=MEGATRON_BACKENDS)
-    """Of Adam's first moment."""
+    """Dtype of Adam's first moment."""
     exp_avg_sq_dtype: str = _key("fp32", Choice(MOMENT_DTYPES), _OF_AWARE, of=MEGATRON_BACKENDS)
-    """Of its second moment."""
+    """Dtype of Adam's second moment."""
     fp8_param: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
-    """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
+    """With fp8 training, keeps the blocks' weights in fp8 only (Megatron's fp8_param_gather)."""
     cp_comm_type: str = _key(
         "p2p", Choice(("p2p", "a2a")), "How the ranks of a sequence attend to all of it.", of=MEGATRON_BACKENDS
     )
-    """p2p passes keys and values on in a ring; a2a gives every rank the whole sequence for some heads."""
+    """p2p passes keys and values around a ring; a2a gives every rank the whole sequence for some of the heads."""
     moe_token_dispatcher_type: str | None = _key(None, Choice(("alltoall", "flex")), of=MEGATRON_BACKENDS)
-    """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
+    """How tokens reach their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's default."""
     moe_router_force_load_balancing: bool | None = _key(
         None, Switch(), "The router spreads tokens evenly, whatever they are: of benchmarks.", of=MEGATRON_BACKENDS
     )
-    """None is what the trainer's runs do (`Traits.routes_freely`)."""
+    """None means what the trainer's runs do (`Traits.routes_freely`)."""
     moe_expert_capacity_factor: float | None = _key(
         None,
         Number(0.01, 1024),
@@ -214,18 +214,18 @@ class Switches:
         "Liger's loss, without whole logits; of ddp, deepspeed and fsdp2.",
         of=SHARDED_BACKENDS,
     )
-    """The loss from the hidden states, the logits never whole in memory."""
+    """Computes the loss from the hidden states without materializing the logits."""
     expandable_segments: bool = _key(
         False,
         Switch(),
         "torch's allocator with expandable segments; of ddp, deepspeed and fsdp2.",
         of=SHARDED_BACKENDS,
     )
-    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator's fragmentation all but gone."""
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which all but removes allocator fragmentation."""
     experts_impl: str | None = _key(
         None,
         Choice(("eager", "grouped_mm")),
         "How transformers runs experts: eager (one by one), or grouped_mm from version 5 on; not of Megatron.",
         of=SHARDED_BACKENDS,
     )
-    """None is what all versions can do that the trainer takes (`Traits.experts_impl`)."""
+    """None means what every trainer version in use supports (`Traits.experts_impl`)."""

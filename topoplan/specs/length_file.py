@@ -1,4 +1,4 @@
-"""A length histogram that a user wrote down: in the spec, or in a CSV or JSON file."""
+"""A user's length histogram: in the spec, or in a CSV or JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPECTED = "expected [tokens, count] pairs, or a mapping of tokens to counts"
 
 
 def pairs_of(value: Any) -> tuple[tuple[int, int], ...]:
-    """The histogram in a list of pairs, a list of lengths (one sample each) or a mapping. Raises SpecError."""
+    """Parse a histogram from a list of pairs, a list of lengths (one sample each) or a mapping. Raises SpecError."""
     if isinstance(value, Mapping):
         entries: list[Any] = list(value.items())
     elif isinstance(value, list):
@@ -39,7 +39,7 @@ def pairs_of(value: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _lengths(value: Any) -> tuple[tuple[int, int], ...] | str:
-    """Pairs of tokens and count, or the path of a file."""
+    """Return pairs of tokens and count, or the path of a file."""
     if isinstance(value, str) and value.strip() and value.isprintable():
         return value
     if not isinstance(value, list | Mapping):
@@ -59,7 +59,7 @@ LENGTHS = Checked(_lengths, _schema)
 
 
 def read_length_file(path: Path) -> tuple[tuple[int, int], ...]:
-    """The histogram in a file: CSV with `tokens,count` a line, or JSON as in the spec. Raises SpecError."""
+    """Read a histogram from a file: CSV with `tokens,count` per line, or JSON as in the spec. Raises SpecError."""
     name = shown_path(path)
     text = read_text(path, most_bytes=_MAX_FILE_BYTES, wanted="give fewer lengths, with their counts")
     if text.lstrip()[:1] not in ("[", "{"):

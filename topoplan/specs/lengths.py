@@ -1,4 +1,4 @@
-"""How long the samples of a data set are, and how they fill packed sequences."""
+"""The sample lengths of a data set, and how samples fill packed sequences."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from topoplan.specs.scalars import plain_scalar
 from topoplan.units import shown
 
 LONGEST = 1_000_000_000
-"""Tokens of a sample that no data set exceeds; more is a mistake."""
+"""The largest accepted number of tokens in a sample; more is certainly a mistake."""
 _MOST = 10**12
 _PAIRS_OF_A_LINE = 12
 PREPROCESSING_BATCH = 1000
-"""Samples that LLaMA-Factory packs among themselves: its default of preprocessing_batch_size (`data_args.py`)."""
+"""Samples that LLaMA-Factory packs together: its default of preprocessing_batch_size (`data_args.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The lengths of the sequences in a data set, before anything is cut off."""
+    """The lengths of the sequences in a data set, before truncation."""
 
     counts: tuple[tuple[int, int], ...]
-    """(tokens, how many sequences have them), the shortest first; of preference pairs both answers count."""
+    """(tokens, number of sequences) pairs, shortest first; a preference pair counts as two sequences."""
     samples: Annotated[int, SIZE]
-    """Samples of one epoch; a preference pair is one."""
+    """Samples in one epoch; a preference pair counts as one."""
     source: str
-    """What was read, for sentences: `alpaca_en_demo.json`, `job.lengths`."""
+    """What was read, for messages: `alpaca_en_demo.json`, `job.lengths`."""
     rule: str = ""
-    """How tokens were counted, for sentences; empty where they were given."""
+    """How tokens were counted, for messages; empty if the lengths were given."""
     error: Annotated[float, Number(0)] = 0.0
-    """How far the mean may be off, as a fraction, and a sample by more; 0 for lengths that were given or counted."""
+    """Possible relative error of the mean (a single sample may be off by more); 0 for given or counted lengths."""
     stride: Annotated[int, SIZE] = 1
-    """Every how many samples one was measured."""
+    """One in `stride` samples was measured."""
 
     @property
     def sequences(self) -> int:
-        """Sequences that were measured, weighted."""
+        """Number of measured sequences, by their weights."""
         return sum(count for _, count in self.counts)
 
     @property
     def mean(self) -> float:
-        """Tokens of a sequence, on average."""
+        """Mean tokens per sequence."""
         return sum(tokens * count for tokens, count in self.counts) / self.sequences
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that was measured."""
+        """Tokens in the longest measured sequence."""
         return self.counts[-1][0]
 
     def quantile(self, share: float) -> int:
-        """Tokens that `share` of the sequences do not exceed."""
+        """Return the length that a fraction `share` of the sequences does not exceed, in tokens."""
         wanted, seen = share * self.sequences, 0
         for tokens, count in self.counts:
             seen += count
@@ -64,28 +64,28 @@ class Lengths:
         return self.longest
 
     def share_above(self, limit: int) -> float:
-        """Share of the sequences that are longer than `limit` tokens."""
+        """Return the fraction of sequences longer than `limit` tokens."""
         return sum(count for tokens, count in self.counts if tokens > limit) / self.sequences
 
     def cut(self, limit: int) -> tuple[tuple[int, int], ...]:
-        """`counts` when nothing is longer than `limit` tokens."""
+        """Return `counts` with lengths truncated to `limit` tokens."""
         return histogram((min(tokens, limit), count) for tokens, count in self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Packed sequences of one epoch."""
+    """The packed sequences of one epoch."""
 
     sequences: int
-    """How many there are."""
+    """Number of packed sequences."""
     fill: float
-    """Share of their positions that hold tokens of samples; the rest is padding."""
+    """Fraction of positions that hold sample tokens; the rest is padding."""
     extent: float
-    """Length of the sample that a position belongs to, averaged over positions. Padding is a sample of its own."""
+    """Length of the sample at a position, averaged over positions. Padding counts as a sample of its own."""
 
 
 def histogram(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """(tokens, count) pairs, those of equal length added up, the shortest first."""
+    """Merge (tokens, count) pairs of equal length, shortest first."""
     counts: Counter[int] = Counter()
     for tokens, count in pairs:
         counts[tokens] += count
@@ -93,13 +93,13 @@ def histogram(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def histogram_lines(counts: tuple[tuple[int, int], ...]) -> list[str]:
-    """(tokens, count) pairs as `512:1000 1024:300`, a few on a line: JSON would take four lines for each."""
+    """Format (tokens, count) pairs as `512:1000 1024:300`, several per line: JSON would take four lines per pair."""
     words = [f"{tokens}:{count}" for tokens, count in counts]
     return [" ".join(words[start : start + _PAIRS_OF_A_LINE]) for start in range(0, len(words), _PAIRS_OF_A_LINE)]
 
 
 def histogram_of_line(line: str) -> Iterator[tuple[int, int]]:
-    """The pairs in one of `histogram_lines`. Raises SpecError without a place."""
+    """Parse the pairs in a line of `histogram_lines`. Raises a SpecError without a location."""
     for word in line.split():
         tokens, colon, count = word.partition(":")
         if not colon:
@@ -108,13 +108,13 @@ def histogram_of_line(line: str) -> Iterator[tuple[int, int]]:
 
 
 def token_extent(counts: Iterable[tuple[int, int]]) -> float:
-    """Length of the sequence that a token is in, averaged over tokens."""
+    """Return the length of the sequence that a token is in, averaged over tokens."""
     pairs = list(counts)
     return sum(tokens**2 * count for tokens, count in pairs) / sum(tokens * count for tokens, count in pairs)
 
 
 def checked_pair(tokens: object, count: object) -> tuple[int, int]:
-    """One entry of a histogram that a user gave. Raises SpecError without a place."""
+    """Check one entry of a user's histogram. Raises a SpecError without a location."""
     return _whole(tokens, "length", LONGEST), _whole(count, "count", _MOST)
 
 
@@ -129,9 +129,9 @@ def _whole(value: object, what: str, most: int) -> int:
 
 
 def knapsacks(counts: Iterable[tuple[int, int]], capacity: int) -> list[int]:
-    """Tokens in each packed sequence when the longest sample that still fits always goes in next.
+    """Return the tokens in each packed sequence, filling each with the longest remaining sample that fits.
 
-    As LLaMA-Factory fills them, `data/processor/processor_utils.py::greedy_knapsack`; nothing may exceed `capacity`.
+    As in LLaMA-Factory's `data/processor/processor_utils.py::greedy_knapsack`; no sample may exceed `capacity`.
     """
     ordered = sorted(counts)
     lengths, left = [tokens for tokens, _ in ordered], [count for _, count in ordered]
@@ -139,7 +139,7 @@ def knapsacks(counts: Iterable[tuple[int, int]], capacity: int) -> list[int]:
     while lengths:
         room = capacity
         while (index := bisect_right(lengths, room) - 1) >= 0:
-            # The longest that fits stays the longest until it is used up or does not fit any more.
+            # The longest sample that fits stays the longest until it is used up or no longer fits.
             taken = min(left[index], room // lengths[index])
             room -= taken * lengths[index]
             left[index] -= taken
@@ -151,12 +151,12 @@ def knapsacks(counts: Iterable[tuple[int, int]], capacity: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def packed(lengths: Lengths, seq_len: int, batch: int, *, joined: bool) -> Packing:
-    """How the samples fill sequences of `seq_len` tokens, `batch` samples at a time.
+    """Return how samples fill sequences of `seq_len` tokens, packing `batch` samples at a time.
 
-    Two ways of LLaMA-Factory: `joined` (stage pt) puts a batch end to end, cuts it every seq_len tokens and drops what
-    is left (`data/processor/pretrain.py`); else samples, cut to seq_len, stay whole and share sequences
-    (`data/processor/supervised.py`, PackedSupervisedDatasetProcessor). The data is taken to be shuffled, so that every
-    batch is like the whole: it is given the quantiles of all lengths.
+    LLaMA-Factory packs in two ways. `joined` (stage pt) concatenates a batch, cuts it every seq_len tokens and drops
+    the remainder (`data/processor/pretrain.py`). Otherwise samples are truncated to seq_len, stay whole and share
+    sequences (`data/processor/supervised.py`, PackedSupervisedDatasetProcessor). The data is assumed to be shuffled, so
+    every batch is represented by the quantiles of all lengths.
     """
     batches, rest = divmod(lengths.samples, batch)
     counts = lengths.counts if joined else lengths.cut(seq_len)
@@ -176,12 +176,12 @@ def packed(lengths: Lengths, seq_len: int, batch: int, *, joined: bool) -> Packi
         return Packing(sequences=sequences, fill=1.0, extent=float(seq_len))
     positions = sequences * seq_len
     fill = real / positions
-    # The quantiles of a batch miss the rare long samples, whose squares weigh most.
+    # A batch's quantiles miss the rare long samples, whose squares weigh most.
     return Packing(sequences=sequences, fill=fill, extent=fill * token_extent(counts) + pad_squares / positions)
 
 
 def _quantiles(counts: tuple[tuple[int, int], ...], size: int) -> tuple[tuple[int, int], ...]:
-    """`size` samples whose lengths are the quantiles (i + 1/2) / size of a histogram; all of them if there are as many.
+    """Return `size` samples at the quantiles (i + 1/2) / size of a histogram; all of them if it has `size` samples.
 
     The first cumulated count above the quantile, in whole numbers: (2 i + 1) * total < 2 * size * cumulated.
     """

@@ -1,4 +1,4 @@
-"""From a spec file, or one run document of `topoplan predict`, to a Spec."""
+"""Load a Spec from a spec file, or from one run document of `topoplan predict`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from topoplan.specs.forms import JobForm, ModelForm
 
 _OTHER_DATA_KEYS = ("tokenized_path", "streaming")
-"""Keys of the trainer with which an epoch is not the samples of the data sets, one after the other."""
+"""Trainer keys with which an epoch is not simply the samples of the data sets in sequence."""
 
 
 def load_spec(
@@ -36,15 +36,14 @@ def load_spec(
     pins: Mapping[str, Any] | str | Sequence[str] | None = None,
     profile: str | Path | None = None,
 ) -> Spec:
-    """The spec in a file, or what was read of one, or without one that of the other arguments.
+    """Return the spec in a file (or already read from one), or without a file, the spec made of the other arguments.
 
-    `keys` has the options of a command line that say one key each: `--nodes` -> (`nodes`, `4`).
-    `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
-    `model:`, or what was read of one) of its job. `overrides` are `key=value` texts: a key of the job or of the
-    cluster, or a dotted one such as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a
-    mapping, as `tp=4,pp=1`, or as several such texts. `profile` is a file of calibration constants, in place of the one
-    that the spec may name. The relative path of a model or a profile is relative to the file that holds it; given in an
-    argument, to the working directory.
+    `keys` maps command-line options that set one key each: `--nodes` -> (`nodes`, `4`). `model` replaces the file's
+    model. `job` replaces its job: a file with a job's keys, or with `job:` and perhaps `model:`, or the content of one.
+    `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such as `job.seq_len`,
+    `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or as several such
+    texts. `profile` is a file of calibration constants that replaces the one named in the spec. The path of a model or
+    a profile is relative to the file that contains it, or to the working directory if it comes from an argument.
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
@@ -69,17 +68,17 @@ def load_cluster(
     keys: Mapping[str, tuple[str, str]] | None = None,
     overrides: Sequence[str] = (),
 ) -> Cluster:
-    """The cluster alone, of what may lack model and job. Raises SpecError or UnitError."""
+    """Load the cluster alone, from a spec that may lack model and job. Raises SpecError or UnitError."""
     draft, name, _ = _draft(path)
     has_job = draft.has("job")
     _put_options(draft, keys or {}, overrides)
     if not has_job:
-        draft.drop("job")  # what options say of a job that is elsewhere
+        draft.drop("job")  # made by options alone, about a job defined elsewhere
     return build_cluster(draft.document(), name)
 
 
 def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
-    """What is begun with, the name of a cluster that has none there, and the file for messages."""
+    """Return the initial draft, the default name of the cluster, and the file's name for messages."""
     if path is None:
         return Draft(Source(name="without a spec file", data={}), base=Path.cwd()), "", None
     if isinstance(path, Source):
@@ -98,11 +97,11 @@ def _put_options(draft: Draft, keys: Mapping[str, tuple[str, str]], overrides: S
 def spec_from_document(
     document: Mapping[str, Any], *, where: str, base: Path | None = None, profile: OwnProfile | None = None
 ) -> Spec:
-    """The spec of one run document: `cluster` (the short form or a whole spec), `model` and `job`.
+    """Return the spec in one run document: `cluster` (the short form or a whole spec), `model` and `job`.
 
-    `where` names the document in messages; relative paths are relative to `base`, or to the working directory.
-    `profile` takes the place of the one that the document may name. Other keys, such as `id` and `layout`, are left to
-    the caller. Raises what `load_spec` raises.
+    `where` names the document in messages; paths are relative to `base`, or else to the working directory. `profile`
+    replaces the profile named in the document. Other keys, such as `id` and `layout`, are left to the caller. Raises
+    what `load_spec` raises.
     """
     if not isinstance(document, Mapping):
         raise SpecError("is not a run document", where=where, expected="expected keys `cluster`, `model` and `job`")
@@ -118,7 +117,7 @@ def spec_from_document(
 
 
 def _spec(document: Document, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
-    """Check everything, and build it."""
+    """Check a document and build its spec."""
     form = document.form
     cluster = build_cluster(document, default_name)
     if form.model is None:
@@ -134,7 +133,7 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
     if profile is not None:
         profile.check_gpu(cluster.gpu)
     note = "" if job.lengths else _data_note(document, form.job)
-    # Constants that one trainer's runs gave are for what that trainer runs, unless somebody asks for another.
+    # Constants calibrated on one trainer's runs hold for that trainer only, so it becomes the default.
     trainer = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
     return Spec(cluster=cluster, model=model, job=job, profile=profile, trainer=trainer, data_note=note, path=path)
 
@@ -153,7 +152,7 @@ def _model(document: Document, form: ModelForm, seq_len: int) -> Model:
 
 
 def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
-    """The lengths of the samples, as `lengths` says or as the data set has them; None where neither is known."""
+    """Return the sample lengths, from `lengths` or else from the data set; None if neither is known."""
     if job.lengths is None:
         with document.about("job", "dataset"):
             return _lengths_of_dataset(document, job, model)
@@ -170,7 +169,7 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
 
 
 def _data_note(document: Document, job: JobForm) -> str:
-    """Why nothing is known of the data sets that are named, or of their directory."""
+    """Return why the named data sets, or their directory, could not be read."""
     directory = _data_directory(document, job)
     if job.dataset_dir is not None and not is_there(directory, Path.is_dir):
         return f"dataset_dir {job.dataset_dir} is not on this machine"

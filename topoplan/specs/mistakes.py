@@ -1,4 +1,4 @@
-"""Pydantic's report on a file as our own errors: one line for a mistake, with its file, line, key and remedy."""
+"""Turn pydantic's report on a file into topoplan's errors: one line each, with file, line, key and remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MESSAGES = 3
 _Form = TypeVar("_Form")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
-# Words of other tools, and what they are called here.
+# Other tools' names of topoplan's keys.
 _OTHER_WORDS: Mapping[str, str] = {
     **TRAINER_KEYS_OF_JOB,
     **TRAINER_KEYS_OF_LAYOUT,
@@ -67,9 +67,10 @@ def check_form(
     within: KeyPath = (),
     context: str | None = None,
 ) -> _Form:
-    """What stands at `within` in a document, as a form. `place` is the `file:line` of a path that starts there.
+    """Validate the data at `within` in a document as a form.
 
-    The `context` is for the kinds of value. Raises SpecError or UnitError, one line for each of the first mistakes.
+    `place` returns the `file:line` of a path relative to `within`. `context` is passed to the kinds of value. Raises
+    SpecError or UnitError, with one line for each of the first mistakes.
     """
     try:
         return cast(_Form, _reader(form).validate_python(data, context=context))  # type: ignore[arg-type]  # hashable
@@ -84,7 +85,7 @@ def _reader(form: Any) -> TypeAdapter[Any]:
 
 
 def keys_of(form: type[Any]) -> Mapping[str, Any]:
-    """The keys of a form as they are written, with the types of their values."""
+    """Return the keys of a form as they are written in a file, with the types of their values."""
     if issubclass(form, BaseModel):
         return {field.alias or name: field.annotation for name, field in form.model_fields.items()}
     hints = get_type_hints(form)
@@ -92,9 +93,9 @@ def keys_of(form: type[Any]) -> Mapping[str, Any]:
 
 
 def likely_key(word: str, known: Iterable[str]) -> str:
-    """The known key that a user probably meant: what another tool's word is here, or the nearest spelling.
+    """Return the known key that a user probably meant: by another tool's name for it, or by spelling.
 
-    Empty for the name of something else that there is, however near its spelling.
+    Empty if the word is a valid key of another block, however close its spelling.
     """
     names = list(known)
     for meant in (_OTHER_WORDS.get(word, word), word):
@@ -106,7 +107,7 @@ def likely_key(word: str, known: Iterable[str]) -> str:
 
 
 def belongs(key: str) -> str:
-    """Where a key of another block is written, as a remedy; empty for a key of none."""
+    """Return a remedy that says which block a key belongs to; empty for a key that belongs to none."""
     for word in (_OTHER_WORDS.get(key, key).rpartition(".")[2], key):
         if word in keys_of(JobForm):
             return f"`{word}` belongs under `job:`"
@@ -122,7 +123,7 @@ def belongs(key: str) -> str:
 
 
 def _forms_in(hint: Any) -> Iterator[type[Any]]:
-    """The forms that a value of a type may be, or be a list of."""
+    """Yield the forms among the alternatives (or list items) of a type."""
     if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, BaseModel)):
         yield hint
     for argument in get_args(hint):
@@ -130,16 +131,16 @@ def _forms_in(hint: Any) -> Iterator[type[Any]]:
 
 
 class _Report:
-    """What is wrong with a document that does not have its form."""
+    """The mistakes in a document that does not match its form."""
 
     def __init__(self, form: type[Any], data: Any, place: Callable[[KeyPath], str], within: KeyPath) -> None:
         self._form, self._data, self._place, self._within = form, data, place, within
 
     def refuse(self, mistakes: list[ErrorDetails]) -> NoReturn:
-        """Raise the first of pydantic's reports."""
+        """Raise pydantic's first mistakes as one error."""
         for mistake in mistakes:
             mistake["loc"] = self._path(mistake["loc"], mistake["type"])
-        # A key under a name of someone else's is one mistake: the unknown key, not the missing one too.
+        # A key under another tool's name is one mistake: report the unknown key, not the missing one as well.
         unknown = {mistake["loc"] for mistake in mistakes if mistake["type"] in _UNKNOWN}
         renamed = {(*path[:-1], likely_key(str(path[-1]), self._keys(path[:-1]))) for path in unknown}
         mistakes = [mistake for mistake in mistakes if mistake["type"] != "missing" or mistake["loc"] not in renamed]
@@ -152,7 +153,7 @@ class _Report:
         raise SpecError("\n".join(lines))
 
     def _path(self, location: KeyPath, problem: str) -> KeyPath:
-        """A location without the names of union members that pydantic puts into it."""
+        """Return a location without the names of union members that pydantic inserts."""
         path: KeyPath = ()
         value = self._data
         for part in location:
@@ -163,7 +164,7 @@ class _Report:
         return path
 
     def _forms(self, path: KeyPath) -> list[type[Any]]:
-        """The forms that the value at a path may have."""
+        """Return the forms that the value at a path may have."""
         found = [self._form]
         for part in path:
             if isinstance(part, str):
@@ -174,7 +175,7 @@ class _Report:
         return [key for form in self._forms(path) for key in keys_of(form)]
 
     def _explained(self, mistake: ErrorDetails) -> InputError:
-        """One of pydantic's errors as ours."""
+        """Convert one of pydantic's errors."""
         path, problem, value = mistake["loc"], mistake["type"], mistake["input"]
         context = mistake.get("ctx", {})
         error: InputError
@@ -208,7 +209,7 @@ class _Report:
                 error = SpecError(mistake["msg"])
         whole = (*self._within, *path)
         where = self._place(path)
-        # A place may be the key itself.
+        # The location may already end with the key.
         what = f"{dotted(whole)}: {error.what}" if whole and not where.endswith(dotted(whole)) else error.what
         return type(error)(what, where=where, expected=error.expected, remedy=error.remedy)
 
@@ -239,7 +240,7 @@ class _Report:
 
 
 def _examples(form: type[Any], key: str) -> list[Any]:
-    """Values of a key, for messages."""
+    """Return example values of a key, for messages."""
     if issubclass(form, BaseModel):
         return form.model_fields[key].examples or []
     return [example for own in fields(form) if own.name == key for example in own.metadata.get("examples", ())]

@@ -1,4 +1,4 @@
-"""A model as the cost formulas see it: layers, their attention and MLP, the ends, the vision tower."""
+"""A model as the cost formulas see it: layers with attention and MLP, embedding and head, the vision tower."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 from topoplan.specs.kinds import SIZE, Count, Number
 
 MOST_LAYERS = 4096
-"""Above it a number is a slip of the keyboard, and a tuple of as many layers would not fit the host's memory."""
+"""Layer limit: more is a typing error, and the tuple of layers would not fit in the host's memory."""
 Size = Annotated[int, SIZE]
 SizeOrNone = Annotated[int, Count(0, 10**18)]
-"""0 stands for what a model does not have."""
+"""A size, or 0 if the model has no such part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Softmax attention with grouped queries (MHA and MQA are its ends)."""
+    """Softmax attention with grouped queries (MHA and MQA are its extremes)."""
 
     kind: Literal["attention"] = field(default="attention", compare=False)
     heads: Size
@@ -29,7 +29,7 @@ class Attention:
     output_gate: bool = False
     """A gate as wide as the query, projected with it (Qwen3-Next)."""
     sinks: bool = False
-    """One learned sink logit a head (gpt-oss)."""
+    """One learned sink logit per head (gpt-oss)."""
     window: SizeOrNone = 0
     """Sliding window in tokens; 0 is full causal attention."""
 
@@ -41,7 +41,7 @@ class LatentAttention:
     kind: Literal["latent_attention"] = field(default="latent_attention", compare=False)
     heads: Size
     q_lora_rank: SizeOrNone
-    """0: queries come from one full matrix (DeepSeek-V2-Lite, Moonlight)."""
+    """0: queries come from a single full matrix (DeepSeek-V2-Lite, Moonlight)."""
     kv_lora_rank: Size
     qk_nope_head_dim: Size
     qk_rope_head_dim: Size
@@ -73,42 +73,42 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """A routed feed-forward block. Every expert is an MLP of `intermediate_size`."""
+    """A mixture of experts. Every expert is an MLP of `intermediate_size`."""
 
     kind: Literal["moe"] = field(default="moe", compare=False)
     experts: Size
     experts_per_token: Size
     intermediate_size: Size
     shared_intermediate_size: SizeOrNone = 0
-    """Width of the always-on expert(s) together; 0 for none."""
+    """Combined width of the shared (always active) experts; 0 if there are none."""
     shared_gate: bool = False
-    """A sigmoid gate of one output on the shared expert (Qwen2-MoE, Qwen3-Next)."""
+    """A sigmoid gate with one output on the shared expert (Qwen2-MoE, Qwen3-Next)."""
     gated: bool = True
     bias: bool = False
     """Experts have biases (gpt-oss)."""
     router_bias: bool = False
     """The router's linear layer has a bias parameter (gpt-oss)."""
     groups: Size = 1
-    """Equal runs of experts that the router first chooses among (arXiv 2412.19437, section 2.1.2: node-limited)."""
+    """Equal groups of experts for group-limited routing (arXiv 2412.19437, section 2.1.2)."""
     groups_per_token: Size = 1
-    """Of how many of them a token's experts are."""
+    """The number of groups that a token's experts may come from."""
 
 
 AnyAttention = Attention | LatentAttention | LinearAttention
 FeedForward = Mlp | Moe
 _BY_KIND = {"discriminator": "kind"}
-"""Tells pydantic how the members of a union are told apart."""
+"""Names pydantic's discriminator of the union members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One transformer block: attention and a feed-forward, each behind its norm."""
+    """One transformer block: attention and feed-forward, each preceded by its norm."""
 
     attention: AnyAttention = field(metadata=_BY_KIND)
     ffn: FeedForward = field(metadata=_BY_KIND)
     predicts_next: bool = False
-    """A multi-token-prediction layer: the block stands behind a projection of the hidden state and the embedding of the
-    token after, each behind a norm, and has a final norm of its own (arXiv 2412.19437, section 2.2)."""
+    """Whether this is a multi-token-prediction layer: the block follows a projection of the hidden state and the
+    next token's embedding, each preceded by a norm, and has a final norm of its own (arXiv 2412.19437, section 2.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +143,10 @@ class VisionTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
-    """A decoder-only language model, with a vision tower or without.
+    """A decoder-only language model, with or without a vision tower.
 
-    Compared and hashed by identity: it is the key of every cache in the search, and hashing a hundred layers costs
-    more than the formulas behind the caches.
+    Compared and hashed by identity: it is a key of every cache in the search, and hashing a hundred layers would cost
+    more than the cached formulas.
     """
 
     name: str
@@ -155,30 +155,30 @@ class Model:
     hidden_size: Size
     vocab_size: Size
     layers: tuple[Layer, ...]
-    """One entry a layer; equal layers are one shared object."""
+    """One entry per layer; equal layers are one shared object."""
     tie_word_embeddings: bool
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool = False
     learned_positions: SizeOrNone = 0
     """Rows of a learned position table (GPT-2); 0 with rotary embeddings."""
     hidden_dropout: Annotated[float, Number(0, 1)] = 0.0
-    """Dropout behind attention, MLP and embedding; backward keeps its masks."""
+    """Dropout after attention, MLP and embedding, whose masks are kept for the backward pass."""
     max_position_embeddings: SizeOrNone = 0
-    """Longest context of the config; 0 when it does not say."""
+    """Longest context in the config; 0 if it gives none."""
     mtp_layers: SizeOrNone = 0
-    """Multi-token-prediction layers in the checkpoint; 0 when it does not say. Not counted in parameters: a job trains
-    them only when it asks to (`Job.mtp_num_layers`)."""
+    """Multi-token-prediction layers in the checkpoint; 0 if the config gives none. Not counted as parameters: a job
+    trains them only on request (`Job.mtp_num_layers`)."""
     num_labels: SizeOrNone = 0
-    """Of a classifier: outputs of the layer that it has in place of the vocabulary's; 0 of a language model."""
+    """For a classifier: outputs of the head that replaces the vocabulary's; 0 for a language model."""
     vision: VisionTower | None = None
     quantization: str = ""
-    """How the weights of the checkpoint are quantized (gptq, awq, fp8); empty where the config does not say so."""
+    """Quantization method of the checkpoint's weights (gptq, awq, fp8); empty if the config names none."""
     config_path: str | None = None
-    """Local directory of the model, when it was given as one."""
+    """Local directory of the model, if it was given as one."""
 
     @property
     def head_size(self) -> int:
-        """Outputs of the last layer for a token."""
+        """Outputs of the head per token."""
         return self.num_labels or self.vocab_size
 
     @property
@@ -188,8 +188,8 @@ class Model:
 
 
 def with_labels(model: Model, labels: int) -> Model:
-    """The model with a layer of so many outputs in place of the vocabulary's; as it is for 0.
+    """Return the model with a classification head of `labels` outputs instead of the vocabulary's; unchanged for 0.
 
-    transformers' AutoModelForSequenceClassification.
+    As in transformers' AutoModelForSequenceClassification.
     """
     return replace(model, num_labels=labels, tie_word_embeddings=False) if labels else model

@@ -1,4 +1,4 @@
-"""What transformers hard-codes for a model_type, and which of them the cost formulas do not know.
+"""What transformers hard-codes for a model_type, and the model types that the cost formulas do not cover.
 
 From `transformers/models/*/configuration_*.py` and `modeling_*.py` (5.6).
 """
@@ -11,12 +11,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What transformers' class of a model_type fixes in code. None: the config's keys decide."""
+    """What the transformers class of a model_type hard-codes. None means that the config's keys decide."""
 
     qkv_bias: bool | None = None
     out_bias: bool | None = None
     attention_bias: bool = False
-    """Value of `attention_bias` when the config does not have it."""
+    """Default of `attention_bias` if the config lacks it."""
     qk_norm: bool = False
     output_gate: bool = False
     sinks: bool = False
@@ -24,21 +24,21 @@ class Family:
     gated: bool | None = None
     norm: Literal["rmsnorm", "layernorm"] | None = None
     tied: bool = False
-    """Value of `tie_word_embeddings` when the config does not have it."""
+    """Default of `tie_word_embeddings` if the config lacks it."""
     shared_gate: bool = False
     expert_bias: bool = False
     expert_groups: tuple[int, int] = (1, 1)
-    """Groups of experts, and how many of them a token may choose from, when the config does not say."""
+    """Default number of expert groups, and of groups that a token may use."""
     intermediate_divisor: int = 1
-    """First-generation Qwen writes the width of both gate halves together."""
+    """Divisor of `intermediate_size`: first-generation Qwen counts both halves of the gated MLP."""
     learned_positions: int = 0
-    """Rows of a learned position table when the config does not say."""
+    """Default number of rows in a learned position table."""
     dropout: float = 0.0
-    """Dropout behind attention and MLP when the config does not say."""
+    """Default dropout after attention and MLP."""
     window_layers: Literal["none", "all", "alternate", "from_max_window_layers"] = "none"
-    """Which layers use `sliding_window` when there is no `layer_types`."""
+    """The layers that use `sliding_window` if there is no `layer_types`."""
     linear_interval: int = 0
-    """Every n-th layer is full attention when there is neither `layer_types` nor `full_attention_interval`."""
+    """Every n-th layer has full attention if the config has neither `layer_types` nor `full_attention_interval`."""
 
 
 _LLAMA = Family(gated=True, norm="rmsnorm")
@@ -110,7 +110,7 @@ _UNSUPPORTED_TYPES: dict[str, str] = {
 }
 UNSUPPORTED = {model_type: reason for reason, types in _UNSUPPORTED_TYPES.items() for model_type in types.split()}
 
-# Keys that only architectures outside the formulas have; they catch a model_type that is new or missing.
+# Keys found only in architectures outside the formulas; they catch a new or missing model_type.
 UNSUPPORTED_KEYS: dict[str, str] = {
     "ssm_state_size": _HYBRID,
     "mamba_d_state": _HYBRID,

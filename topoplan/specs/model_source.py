@@ -1,4 +1,4 @@
-"""Where a model comes from: the catalog, a directory or file on this machine, or the Hugging Face hub."""
+"""Find a model: in the catalog, in a local directory or file, or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from topoplan.specs.model import Model
 from topoplan.specs.source import MAX_SPEC_BYTES, below, is_held, is_there, read_text
 
 _PAGE = re.compile(r"https?://[^/]+/(?:models/)?(?P<id>[^/?#]+/[^/?#]+)")
-"""Of a model on a hub."""
+"""The web page of a model on a hub."""
 _EXPECTED = "expected a Hugging Face config.json"
 
 
 def _read_config(path: Path, name: str) -> Mapping[str, Any]:
-    """The object in a config.json; `name` is it in messages."""
+    """Read the object in a config.json; `name` names the file in messages."""
     try:
         config = json_value(read_text(path, most_bytes=MAX_SPEC_BYTES), name=name)
     except SpecError as error:
@@ -33,19 +33,19 @@ def _read_config(path: Path, name: str) -> Mapping[str, Any]:
 
 
 def _name_in(config: Mapping[str, Any]) -> str:
-    """What a model is called whose directory nobody knows: as it was when its config was saved."""
+    """Return the name of a model without a directory: the one recorded when its config was saved."""
     saved = config.get("_name_or_path")
     return (saved.rstrip("/").rpartition("/")[2] if isinstance(saved, str) else "") or "model"
 
 
-# Seconds to wait for the hub's first answer; a machine without a network must not keep the user waiting.
+# Timeout of the hub's first answer, so that a machine without a network does not keep the user waiting.
 _HUB_TIMEOUT_S = 5.0
 
 
 def _download_config(reference: str) -> Path | str:
-    """The hub's config.json in the local cache, or why there is none."""
+    """Return the hub's config.json in the local cache, or why there is none."""
     try:
-        import urllib.error  # only here: they cost more to import than all the rest
+        import urllib.error  # imported late: slower to import than everything else together
         import urllib.request
 
         import huggingface_hub as hub  # type: ignore[import-not-found,unused-ignore]
@@ -56,23 +56,23 @@ def _download_config(reference: str) -> Path | str:
         if isinstance(cached, str):
             return Path(cached)
         if not hub.constants.HF_HUB_OFFLINE:
-            # The client repeats a failed request for 20 s and more; one bare request tells whether to let it.
+            # The client retries a failed request for 20 s or more; one plain request first shows whether the hub
+            # answers.
             request = urllib.request.Request(hub.constants.ENDPOINT, method="HEAD")
-            with contextlib.suppress(urllib.error.HTTPError):  # an answer, whatever it says
+            with contextlib.suppress(urllib.error.HTTPError):  # any answer shows that the hub is reachable
                 urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S).close()
         return Path(hub.hf_hub_download(reference, "config.json", etag_timeout=_HUB_TIMEOUT_S))
-    except Exception as error:  # the client lets through errors of several HTTP libraries
+    except Exception as error:  # the client passes on errors of several HTTP libraries
         said = str(getattr(error, "reason", error)).strip().splitlines()
         reason = said[0].rstrip(".") if said else type(error).__name__
         return f"the Hugging Face hub did not give its config.json ({reason})"
 
 
 def load_model(reference: str, *, base: Path, default_positions: int | None = None) -> Model:
-    """The model that a spec names: of the catalog, a directory with config.json, such a file, or a hub id.
+    """Load the model that a spec names: a catalog name, a directory with config.json, a config file, or a hub id.
 
-    Relative paths start at `base`, the directory of the spec file. The hub is asked last, and only where
-    huggingface_hub is installed; what its cache has is not asked for again. Raises ModelError, which says what was
-    tried.
+    Relative paths start at `base`, the directory of the spec file. The hub is tried last, and only if huggingface_hub
+    is installed; what is in its cache is not requested again. Raises ModelError, which says what was tried.
     """
     if not reference.strip():
         raise ModelError("no model is named", expected="expected a catalog name, a directory or a config.json")

@@ -1,4 +1,4 @@
-"""What a spec hands on as it is: keys of the trainer, variables, secrets by name, versions that the hosts have."""
+"""What a spec passes on unchanged: trainer keys, environment variables, names of secrets, package versions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from topoplan.specs.kinds import Checked, KeyedError
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret, secrets_in
 from topoplan.units import quote, shown
 
-# What LLaMA-Factory's YAML calls the things that a spec has a key for. Under `trainer:` they would be written
-# twice, with two values; anywhere else they tell what the user was looking for.
+# LLaMA-Factory's YAML keys for settings that have a key of their own in a spec. Under `trainer:` they would be
+# written twice, with conflicting values; anywhere else they show what the user was looking for.
 TRAINER_KEYS_OF_JOB: Mapping[str, str] = {
     "cutoff_len": "seq_len",
     "finetuning_type": "finetuning",
@@ -55,21 +55,21 @@ HIJACKERS = (
     *("RDZV_ID", "MIN_NNODES", "MAX_NNODES", "MAX_RESTARTS", "FORCE_TORCHRUN"),
     *("USE_RAY", "USE_KT", "USE_MEGATRON_BRIDGE", "ALLOW_EXTRA_ARGS"),
 )
-"""Variables that change what torchrun, transformers or LLaMA-Factory's launcher do; the scripts of bundles unset
-them first."""
+"""Variables that change the behavior of torchrun, transformers or LLaMA-Factory's launcher; the scripts of a bundle
+unset them first."""
 _NAME = "[A-Za-z_][A-Za-z0-9_]"
 _VARIABLE = f"{_NAME}{{0,127}}"
 
 
 def block(value: Any, expected: str) -> Mapping[Any, Any]:
-    """A value that has to be a block of keys. Raises SpecError without a place."""
+    """Check that a value is a block of keys. Raises a SpecError without a location."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{shown(value)} is not a block of keys", expected=f"expected {expected}")
     return value
 
 
 def _trainer_keys(value: Any) -> dict[str, Any]:
-    """Keys for the trainer's YAML, but for those that topoplan writes itself."""
+    """Check keys for the trainer's YAML, and refuse those that topoplan writes itself."""
     for key, content in block(value, "keys of the trainer's YAML").items():
         if not isinstance(key, str) or not re.fullmatch(_VARIABLE, key):
             raise KeyedError(key, "is not a key of the trainer")
@@ -89,7 +89,7 @@ def _trainer_keys(value: Any) -> dict[str, Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether every number in a value is one that JSON can hold."""
+    """Return whether every number in a value can be written as JSON."""
     if isinstance(value, Mapping):
         return all(map(_is_finite, value.values()))
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def _environment(value: Any) -> dict[str, str]:
 
 
 def _secret_names(value: Any) -> tuple[str, ...]:
-    """What is no name is not quoted in the message: it may be the secret."""
+    """Check names of variables. An invalid one is not quoted in the message: it may be the secret itself."""
     expected = "expected names of variables alone, such as [HF_TOKEN, WANDB_API_KEY]"
     names = re.split(r"\s*,\s*", value.strip()) if isinstance(value, str) else value
     if not isinstance(names, list | tuple):
@@ -130,7 +130,7 @@ def _secret_names(value: Any) -> tuple[str, ...]:
 
 
 def _versions(value: Any) -> dict[str, str]:
-    """Versions are text, as YAML reads 3.10 without quotes as 3.1."""
+    """Check versions, which must be quoted: YAML reads an unquoted 3.10 as 3.1."""
     from topoplan.catalog.packages import PYTHON, is_version
 
     for name, version in block(value, f"packages and their versions, such as `{PYTHON}: '3.12'`").items():
@@ -144,13 +144,13 @@ def _versions(value: Any) -> dict[str, str]:
 
 
 def _package_names() -> list[str]:
-    from topoplan.catalog.packages import PYTHON, packages  # read where versions are given alone
+    from topoplan.catalog.packages import PYTHON, packages  # only needed where versions are given
 
     return [PYTHON, *packages()]
 
 
 def mapping_schema(pattern: str, *types: str) -> dict[str, Any]:
-    """JSON Schema of a block whose keys are names of a pattern."""
+    """Return the JSON Schema of a block whose keys match a pattern."""
     values = {pattern: {"type": list(types)}}
     return {"type": "object", "patternProperties": values, "additionalProperties": False}
 

@@ -1,4 +1,4 @@
-"""Layout keys that a spec pins, held against its cluster and its batch."""
+"""Check the layout keys that a spec pins against its cluster and its batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OF_BATCH = ("dp", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def check_pin(pin: Mapping[str, Any], cluster: Cluster, job: Job, *, where: Callable[[str], str]) -> None:
-    """Raise LayoutError, with its equation, for a pin that no layout of this cluster and batch could meet."""
+    """Raise LayoutError, with the failed equation, for a pin that no layout of this cluster and batch can meet."""
 
     def fail(key: str, what: str, remedy: str = "") -> NoReturn:
         raise LayoutError(f"pin: {what}", where=where(key), remedy=remedy)
 
     def product(keys: tuple[str, ...]) -> tuple[int, str, str]:
-        """Value, equation and last key of the product of those keys that are pinned."""
+        """Return value, equation and last key of the product of the pinned keys."""
         pinned = [key for key in keys if key in pin]
         equation = " * ".join(f"{key} {pin[key]}" for key in pinned)
         return math.prod(pin[key] for key in pinned), equation, pinned[-1] if pinned else ""

@@ -1,4 +1,4 @@
-"""A calibration profile of a user's own: some constants of a GPU, measured where the run will be."""
+"""A user's own calibration profile: constants of a GPU, measured where the run will be."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from topoplan.specs.source import read_source, shown_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPlan:
-    """One plan that a calibration rests on."""
+    """One plan whose measurements a calibration is based on."""
 
     model: str
     plan: str
-    """Its id."""
+    """The plan's id."""
     steps: int = 0
     step_s: float | None = None
-    """Mean seconds of a step; None for one that told of too few."""
+    """Mean step time in seconds; None if the run logged too few steps."""
     needs_at_least_gib: float | None = None
-    """Of torch's memory, for one that ended out of memory."""
+    """Lower bound on torch's memory, for a run that ended out of memory."""
     spread: float = 0.0
-    """Standard deviation of the steps, as a fraction."""
+    """Standard deviation of the step times, as a fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """Where the constants of a file come from that `topoplan calibrate` wrote, and what they hold for."""
+    """The origin and validity of constants that `topoplan calibrate` wrote."""
 
     date: str
     trainer: str = ""
-    """The one that ran; empty where the logs are of a program that no files are written for."""
+    """The trainer that ran; empty if the logs are of a program that topoplan writes no files for."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Package -> version, as far as they are known."""
+    """Package -> version, where known."""
     measured: tuple[MeasuredPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnProfile:
-    """The constants in a profile file. Compared and hashed by identity: what is worked out for one is kept."""
+    """The constants in a profile file. Compared and hashed by identity, because results are cached per object."""
 
     gpu: str
-    """The card or the architecture that they are of."""
+    """The card or the architecture that the constants belong to."""
     constants: Mapping[str, Any]
-    """Constant or band -> value, in base units; what is left out is the GPU's own."""
+    """Name of a constant or band -> value, in base units; the rest come from the catalog."""
     source: str
-    """Where they come from, in the file's words; may be empty."""
+    """The origin of the constants as stated in the file; may be empty."""
     path: str
-    """The file as it was named."""
+    """The file, as it was named."""
     calibrated: Calibrated | None = None
-    """None for constants that a person wrote."""
+    """None for constants written by hand."""
 
     def is_of(self, gpu: Gpu) -> bool:
-        """Whether the file names this card or its architecture."""
+        """Return whether the file names this card or its architecture."""
         return self.gpu in (gpu.name, gpu.architecture)
 
     def check_gpu(self, gpu: Gpu) -> None:
-        """Raise SpecError for a cluster of other cards."""
+        """Raise SpecError if the cluster has other cards."""
         if not self.is_of(gpu):
             raise SpecError(
                 f"the profile is of {self.gpu}, and the cluster has {gpu.name}",
@@ -70,7 +70,7 @@ class OwnProfile:
 
 
 def read_profile(path: str | Path) -> OwnProfile:
-    """The profile in a YAML or JSON file. Raises SpecError or UnitError with file and line."""
+    """Read a profile from a YAML or JSON file. Raises SpecError or UnitError with file and line."""
     from topoplan.specs.mistakes import check_form
     from topoplan.specs.profile_form import ProfileForm
 

@@ -1,4 +1,4 @@
-"""The file of a calibration profile."""
+"""The schema of a calibration profile's file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from topoplan.specs.kinds import GPU_NAME, Text
 from topoplan.specs.profile import Calibrated
 
 
-class ProfileForm(form_of(Constants)):  # type: ignore[misc]  # the base is made of a declaration
-    """Constants of a GPU that are measured, not derived. Those left out are the GPU's own. Peaks are the vendor's."""
+class ProfileForm(form_of(Constants)):  # type: ignore[misc]  # the base is generated from a declaration
+    """Measured constants of a GPU. Those left out come from the catalog. Peak rates are always the vendor's."""
 
     list_of_keys: ClassVar[str] = "`topoplan show profile` lists the constants of a GPU"
 

@@ -1,4 +1,4 @@
-"""Single values as people write them: what a bare word of YAML means, and numbers that were written as text."""
+"""Single values as people write them: YAML's unquoted words, and numbers written as text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 NOT_DECIMAL = re.compile(r"[-+]?0(?:[0-9_]+|[oO][0-7_]+|[xX][0-9a-fA-F_]+|[bB][01_]+)")
-"""Numbers that YAML 1.1 and 1.2 read differently: 010 is 8 in the one and 10 in the other. Here they are text."""
+"""Numbers that YAML 1.1 and 1.2 read differently (010 is 8 in one and 10 in the other). They stay text here."""
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _INF = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
 
 
 def plain_scalar(text: str) -> bool | int | float | str | None:
-    """Meaning of an unquoted YAML 1.2 scalar."""
+    """Return the meaning of an unquoted YAML 1.2 scalar."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text[0] in "tT"
-    # A number of a thousand digits is text: int() would refuse it, and no key takes it.
+    # A number with a thousand digits stays text: int() would refuse it, and no key accepts it.
     if len(text) <= 400 and not NOT_DECIMAL.fullmatch(text):
         if _INT.fullmatch(text):
             return int(text)
@@ -31,20 +31,20 @@ def plain_scalar(text: str) -> bool | int | float | str | None:
 
 
 def as_number(value: Any) -> Any:
-    """A number that was written as text, such as YAML 1.1's `2e-5`, as a number; anything else as it is."""
+    """Convert a number written as text, such as YAML 1.1's `2e-5`; return anything else unchanged."""
     number = plain_scalar(value.strip()) if isinstance(value, str) else value
-    # Beyond a float's range every kind of value refuses it; as infinity it overflows nowhere on the way.
+    # Every kind of value refuses a number beyond a float's range; infinity cannot overflow on the way there.
     return math.inf if isinstance(number, int) and abs(number) > 10**300 else number
 
 
 def as_whole(value: Any) -> Any:
-    """`4.0` and `1e5` as whole numbers."""
+    """Convert whole numbers such as `4.0` and `1e5` to int."""
     number = as_number(value)
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def as_fraction(value: Any) -> Any:
-    """`70%` as a number."""
+    """Convert a percentage such as `70%` to a fraction."""
     if not (isinstance(value, str) and value.strip().endswith("%")):
         return as_number(value)
     number = as_number(value.strip()[:-1])
@@ -52,6 +52,6 @@ def as_fraction(value: Any) -> Any:
 
 
 def as_switch(value: Any) -> Any:
-    """A word of YAML 1.1 as true or false."""
+    """Convert a YAML 1.1 boolean word to a boolean."""
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
     return words.get(value.lower(), value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The spec file as JSON Schema, so that an editor completes and checks it."""
+"""The JSON Schema of the spec file, for completion and checks in an editor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from topoplan.specs.forms import ModelForm, RecomputeForm, SpecForm
 
 
 def schema_of_spec() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the spec file."""
+    """Return the JSON Schema (draft 2020-12) of the spec file."""
     schema = TypeAdapter(SpecForm).json_schema()
     _drop_noise(schema)
     blocks = schema["$defs"]
     for form in (ModelForm, Host, RecomputeForm):
         block = blocks[form.__name__]
         blocks[form.__name__] = {"anyOf": [block["properties"][form.short_key], block]}
-    # A name alone is one of the catalog; in a block it may be new.
+    # A bare name must be in the catalog; a name in a block may be new.
     name = {"type": "string", "enum": list(catalog.gpu_names())}
     told = {key: value for key, value in schema["properties"]["gpu"].items() if key in ("description", "examples")}
     gpu = {**told, "anyOf": [name, {"$ref": "#/$defs/GpuForm"}]}
@@ -28,7 +28,7 @@ def schema_of_spec() -> dict[str, Any]:
 
 
 def _drop_noise(node: Any) -> None:
-    """Remove what pydantic adds and no reader needs: titles of keys, defaults that say nothing, the branch for null."""
+    """Remove pydantic's additions that no reader needs: titles of keys, empty defaults, the null branch."""
     if isinstance(node, list):
         for item in node:
             _drop_noise(item)

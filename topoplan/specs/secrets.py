@@ -1,7 +1,8 @@
-"""What looks like a secret: by the name of its variable or key, or by what it is. None is ever written to a file.
+"""Detect secrets, by the name of a variable or key or by the value itself. No secret is ever written to a file.
 
-A guess for people who put one where it gets copied and shared. It is wide, because a token that is out has to be
-revoked; names that only sound so (`eos_token`, `prompt_key`) are known by their words, switches by their values.
+This is a heuristic, to protect people who put a secret where it gets copied and shared. It is broad, because a leaked
+token has to be revoked; harmless names (`eos_token`, `prompt_key`) are recognized by their words, and switches by
+their values.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ REMEDY = (
     " its value from your environment and hands it over, into no file"
 )
 
-# Patterns as text: `re` compiles each where it is first needed, and keeps it.
+# Patterns are kept as text, because `re` compiles and caches each on first use.
 _ANYWHERE = r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|WEBHOOK|API_?KEY|(?:^|_)(?:ACCESS|PRIVATE|AUTH)_?KEY"
 _AT_THE_END = r"(?:^|_)(?:TOKEN|DSN)$|_CONN(?:ECTION)?_STR(?:ING)?$|_(?:PASS|PWD)$"
 _OF_A_VARIABLE = r"_(?:KEY|PAT)$"
-"""In capitals alone: keys of configurations that end so name columns and patterns."""
+"""For names in capitals only: configuration keys with these endings name columns and patterns."""
 _WHERE_IT_IS = r"_(?:FILE|PATH|DIR|NAME|LENGTH|LEN|TYPE|SIZE|ENV|VAR)$"
 _HARMLESS = (
     r"(?:^|_)(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|EOD|EOT|EOM|IMAGE|VIDEO|AUDIO|MEDIA|MM|STOP|START|END|BEGIN|SPECIAL|THINK|TOOL"
@@ -31,7 +32,7 @@ _HARMLESS = (
 )
 """Tokens of a text, keys of a table, passes over data."""
 _SWITCH = r"(?i)|\d{1,3}|true|false|yes|no|on|off|none|null|auto|<.*>|\[.*\]|~?/\S*\.\w{1,6}"
-"""Values that are none, whatever the name: switches, counts, tokens of a text, files."""
+"""Values that are not secrets whatever their name: switches, counts, special tokens, file paths."""
 
 _VALUE = (
     r"(?<![A-Za-z0-9_-])(?:"
@@ -46,11 +47,11 @@ _VALUE = (
     r"|(?i:https://(?:hooks\.slack\.com/services|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|open\.(?:feishu\.cn|larksuite\.com)"
     r"/open-apis/bot/v2/hook|[\w.-]+\.webhook\.office\.com/webhook)/\S{8,})"
 )
-"""Tokens as their issuers write them, private keys, URLs and connection strings with a password, webhooks."""
+"""Tokens in their issuers' formats, private keys, URLs and connection strings with a password, webhooks."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or key of that name holds a token or password. `num_tokens` and `NCCL_IB_PKEY` do not."""
+    """Return whether a variable or key of that name holds a secret, unlike `num_tokens` and `NCCL_IB_PKEY`."""
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]", "_", name).upper()
     if re.search(_WHERE_IT_IS, word) or re.search(_HARMLESS, word):
         return False
@@ -59,7 +60,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a value looks like a secret by its name, or by itself."""
+    """Return whether a value looks like a secret, by its name or by itself."""
     if value is None or isinstance(value, bool | float) or not isinstance(value, str | int):
         return False
     text = str(value).strip()
@@ -67,7 +68,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def secrets_in(block: Mapping[str, Any]) -> Iterator[KeyPath]:
-    """The places of what looks like a secret in keys with their values, nested ones included."""
+    """Yield the paths of values that look like secrets, including nested ones."""
     yield from _within("", block, ())
 
 

@@ -1,8 +1,8 @@
-"""Reading a YAML (or JSON) file while keeping the line of every key, so that any later error can name it.
+"""Read a YAML (or JSON) file and keep the line of every key, so that any later error can point to it.
 
-Built on PyYAML's event stream, not on its loader: composing a deeply nested document crashes the C library's
+Built on PyYAML's event stream rather than its loader: composing a deeply nested document crashes the C library's
 binding, PyYAML resolves YAML 1.1 (`no` is False, `2e-5` is text), and neither reports a duplicate key. Plain
-scalars follow YAML 1.2's core schema, as editors do: only true and false are booleans.
+scalars follow the core schema of YAML 1.2, as in editors: only true and false are booleans.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from topoplan.specs.scalars import plain_scalar as plain_scalar
 from topoplan.units import quote
 
 KeyPath = tuple[str | int, ...]
-"""Where a value sits in a document: `("hosts", 0, "port")`."""
+"""The path of a value in a document: `("hosts", 0, "port")`."""
 
 MAX_FILE_BYTES = 1_000_000
 MAX_SPEC_BYTES = 10_000_000
-"""A spec may list the hosts of the largest cluster."""
+"""Size limit of a spec, which may list the hosts of the largest cluster."""
 _A_SPEC = "a spec is a short YAML file"
 _MAX_VALUES = 1_000_000
 _MAX_DEPTH = 40
@@ -41,18 +41,18 @@ _OLD_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A document with the place of each of its values."""
+    """A document, with the line of each of its values."""
 
     name: str
-    """The file as the user named it, or what stands for it: `runs.jsonl:3`, `--set`."""
+    """The file as the user named it, or a stand-in such as `runs.jsonl:3` or `--set`."""
     data: dict[str, Any]
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
-    """Line of each key and list item; empty when the document did not come from a file of its own."""
+    """Line of each key and list item; empty if the document is not a whole file."""
     old_booleans: frozenset[KeyPath] = frozenset()
-    """Values written as a bare yes, no, on or off: text here, a boolean in YAML 1.1."""
+    """Paths of values written as a bare yes, no, on or off: text in YAML 1.2, booleans in YAML 1.1."""
 
     def place(self, path: KeyPath) -> str:
-        """`file:line` of a value, or of the nearest block that holds it."""
+        """Return `file:line` of a value, or of the nearest enclosing block with a known line."""
         for end in range(len(path), 0, -1):
             if line := self.lines.get(path[:end]):
                 return f"{self.name}:{line}"
@@ -60,17 +60,17 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """The mapping in a YAML or JSON file. Raises SpecError for anything else that the path may lead to."""
+    """Read the mapping in a YAML or JSON file. Raises SpecError if the path leads to anything else."""
     return parse_source(read_text(path, most_bytes=MAX_SPEC_BYTES), name=shown_path(path))
 
 
 def shown_path(path: Path) -> str:
-    """A path for messages: as it was given, with control characters escaped."""
+    """Return a path for messages: as given, with control characters escaped."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def dotted(path: KeyPath) -> str:
-    """`hosts[0].port`."""
+    """Format a path as `hosts[0].port`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -82,7 +82,10 @@ _HELD: ContextVar[Mapping[Path, str]] = ContextVar("_HELD", default=MappingProxy
 
 @contextmanager
 def held(texts: Mapping[str, str]) -> Iterator[None]:
-    """Within, these are files of the working directory, by name: a browser hands over texts, and no paths."""
+    """Serve texts as files of the working directory, by name, within the context.
+
+    A browser hands over file contents without paths.
+    """
     token = _HELD.set({Path.cwd() / name: text for name, text in texts.items()})
     try:
         yield
@@ -91,17 +94,17 @@ def held(texts: Mapping[str, str]) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a path leads to a text that is no file on the disk."""
+    """Whether a path names an in-memory text (see `held`) rather than a file on disk."""
     return Path.cwd() / path in _HELD.get()
 
 
 def path_of(key: str) -> KeyPath:
-    """`model.model_path` as the path to it."""
+    """Split a dotted key such as `model.model_path` into a path."""
     return tuple(key.split("."))
 
 
 def at(data: Any, path: KeyPath) -> Any:
-    """The value at a path, or None."""
+    """Return the value at a path, or None."""
     for part in path:
         held = range(len(data)) if isinstance(data, list) else data if isinstance(data, Mapping) else ()
         if part not in held:
@@ -111,15 +114,15 @@ def at(data: Any, path: KeyPath) -> Any:
 
 
 def below(base: Path, name: str) -> Path:
-    """A path that starts at `base` unless it is absolute."""
+    """Resolve `name` relative to `base`, unless it is absolute or starts with `~`."""
     try:
         return base / Path(name).expanduser()
-    except RuntimeError:  # ~someone, and there is no such user
+    except RuntimeError:  # ~someone, where no such user exists
         return base / name
 
 
 def is_there(path: Path, test: Callable[[Path], bool] = Path.exists) -> bool:
-    """Whether a path leads to something; one that the system refuses to look up does not."""
+    """Whether a path passes `test`; False for a path that the system refuses to look up."""
     try:
         return test is not Path.is_dir if is_held(path) else test(path)
     except (OSError, ValueError):
@@ -127,9 +130,9 @@ def is_there(path: Path, test: Callable[[Path], bool] = Path.exists) -> bool:
 
 
 def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
-    Raises SpecError when it is missing or unreadable, larger or not text; `wanted` says what should have been given.
+    Raises SpecError if the file is missing, unreadable, too large or not text; `wanted` describes the file expected.
     """
     name = shown_path(path)
     if is_held(path):
@@ -141,7 +144,7 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_
             remedy = f"it holds {', '.join(found)}" if found else "give a YAML file"
             raise SpecError("is a directory, not a file", where=name, remedy=remedy)
         with path.open("rb") as file:
-            # Never more than the limit: the path may be a device or a pipe.
+            # Never read more than the limit: the path may be a device or a pipe.
             return decoded(file.read(most_bytes + 1), name=name, most_bytes=most_bytes, wanted=wanted)
     except FileNotFoundError:
         raise SpecError("no such file", where=name, remedy=nearest_file(path)) from None
@@ -151,7 +154,7 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_
 
 
 def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:
-    """The text of what was read, at most one byte more than the limit. Raises SpecError for huge or binary content."""
+    """Decode file content read up to one byte past the limit. Raises SpecError if it is too large or binary."""
     if len(content) > most_bytes:
         raise SpecError(f"is larger than {most_bytes // 10**6} MB", where=name, remedy=wanted)
     try:
@@ -164,7 +167,7 @@ def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, want
 
 
 def nearest_file(path: Path) -> str:
-    """`did you mean 'x'?` for a file beside one that is not there, or an empty string."""
+    """Return `did you mean 'x'?` for the sibling closest to a missing file, or an empty string."""
     try:
         return nearest(path.name, (entry.name for entry in path.parent.iterdir()))
     except (OSError, ValueError):
@@ -172,7 +175,7 @@ def nearest_file(path: Path) -> str:
 
 
 def parse_source(text: str, *, name: str) -> Source:
-    """The mapping that `text` holds. Raises SpecError with `name` and the line."""
+    """Parse the mapping in `text`. Raises SpecError with `name` and the line."""
     reader = _Reader(name)
     value = reader.document(text)
     if value is None:
@@ -184,12 +187,12 @@ def parse_source(text: str, *, name: str) -> Source:
 
 
 def parse_value(text: str, *, name: str) -> Any:
-    """One value as it would stand behind a key, for options such as `--set key=value`. Raises SpecError."""
+    """Parse one value as it would follow a key, for options such as `--set key=value`. Raises SpecError."""
     return _Reader(name).document(text)
 
 
 class _Reader:
-    """Turns one event stream into values. Depth and size are bounded, whatever the file says."""
+    """Turn a YAML event stream into values, with bounded depth and size."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -204,7 +207,7 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             where = self.name
-            if mark is not None and not where.startswith("--"):  # an option is one line, and shown whole
+            if mark is not None and not where.startswith("--"):  # an option is a single line, shown whole
                 where = f"{where}:{mark.line + 1}:{mark.column + 1}"
             problem = error.problem or "cannot be parsed"
             remedy = ""
@@ -261,7 +264,7 @@ class _Reader:
                 value = self._mapping(events, path)
             if event.anchor:
                 self._anchors[event.anchor] = (value, self._values - before)
-        # Aliases of aliases grow without bound; what counts is the size written out.
+        # Aliases of aliases can grow exponentially, so the limit applies to the expanded size.
         if self._values > _MAX_VALUES:
             raise self._error(f"holds more than {_MAX_VALUES} values, aliases written out", event)
         return value
@@ -310,7 +313,7 @@ class _Reader:
         return merged | mapping
 
     def _merged(self, event: Any, value: Any) -> dict[str, Any]:
-        """What `<<: *base` or `<<: [*a, *b]` brings: keys that stand in the block itself win, then earlier ones."""
+        """Return the keys of `<<: *base` or `<<: [*a, *b]`; the first block that has a key wins."""
         blocks = value if isinstance(value, list) else [value]
         if not all(isinstance(block, dict) for block in blocks):
             raise self._error("`<<` merges something else than blocks", event, expected="expected `<<: *anchor`")

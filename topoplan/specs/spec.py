@@ -1,4 +1,4 @@
-"""What a search starts from."""
+"""The input of a search."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from topoplan.specs.profile import OwnProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A cluster, a model and a job."""
+    """A cluster, a model and a job, with the options of a search."""
 
     cluster: Cluster
     model: Model
     job: Job
     profile: OwnProfile | None = None
-    """Constants of the GPU that take the place of the catalog's."""
+    """GPU constants that replace the catalog's."""
     backends: tuple[str, ...] = ()
-    """What a search looks at; empty: what is usual for the job."""
+    """Backends to search; empty means the usual ones for the job."""
     trainer: str | None = None
-    """The trainer that has to be able to run what is found; None: any that files are written for."""
+    """The trainer that must support the plans; None means any that topoplan writes files for."""
     data_note: str = ""
-    """Why the lengths of the samples of the job's data sets were not read, where they should be here."""
+    """Why the sample lengths of local data sets could not be read."""
     path: str | None = None
     """The spec file as it was named, for messages."""

@@ -1,4 +1,4 @@
-"""How many tokens a text has: by the model's own tokenizer where it is here, else by its bytes."""
+"""Count the tokens of a text: with the model's own tokenizer if available, otherwise from its bytes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from topoplan.specs.source import is_there, shown_path
 from topoplan.units import quote
 
 BYTES_PER_TOKEN = 4.3
-"""UTF-8 bytes in a token. Counted over the demonstration data of LLaMA-Factory and Python code with the tokenizers of
+"""UTF-8 bytes per token. Counted over the demonstration data of LLaMA-Factory and Python code with the tokenizers of
 Qwen3, Llama 3 and DeepSeek-V3: English 4.6 to 4.9, code 4.3 to 4.7, JSON tool calls 3.9 to 4.5, Chinese 3.7 to 5.0.
 tiktoken's README says "about 4 bytes"."""
 BYTES_PER_TOKEN_ERROR = 0.2
-"""All of those are within a fifth of it. That is of a data set: a single sample may be off by several times."""
+"""All of these are within a fifth of BYTES_PER_TOKEN on average; a single sample may be off by several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounter:
-    """A way to count the tokens of texts."""
+    """A method of counting the tokens of texts."""
 
     count: Callable[[Sequence[str]], list[int]]
     rule: str
-    """In words."""
+    """The method in words, for messages."""
     error: float
-    """How far the mean may be off, as a fraction."""
+    """Possible relative error of the mean."""
     measured_bytes: int
-    """Size of a file from which not every record is measured."""
+    """File size above which only a sample of the records is measured."""
 
 
 def token_counter(tokenizer: Path | None) -> TokenCounter:
-    """The one of a tokenizer.json where it is there, and the package `tokenizers`; else the rule of bytes."""
+    """Return a counter using a tokenizer.json if it and the package `tokenizers` are available, otherwise BY_BYTES."""
     if tokenizer is None or not is_there(tokenizer, Path.is_file):
         return BY_BYTES
     try:
@@ -42,7 +42,7 @@ def token_counter(tokenizer: Path | None) -> TokenCounter:
         return BY_BYTES
     try:
         model = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the package raises bare ones
+    except Exception as error:  # the package raises bare exceptions
         raise SpecError(f"is not a tokenizer: {quote(str(error))}", where=shown_path(tokenizer)) from None
 
     def count(texts: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a trainer computes, as far as memory and time depend on it: a value that its wing makes and engines read."""
+"""A trainer's computation, as far as memory and time depend on it: its wing creates the value, engines read it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The loss of a trainer that has all logits in memory, in bytes a logit."""
+    """The loss of a trainer that materializes all logits, in bytes per logit."""
 
     forward_bytes: float
-    """Alive at the end of forward."""
+    """Alive at the end of the forward pass."""
     backward_bytes: float
-    """Alive at the worst moment of the loss's own backward."""
+    """Alive at the peak of the loss's own backward pass."""
     forward_moved_bytes: float
-    """Read and written in forward."""
+    """Read and written in the forward pass."""
     backward_moved_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """What a trainer pads the sequences of a micro batch to. Packed samples fill seq_len in any case."""
+    """How a trainer pads the sequences of a micro-batch. Packed samples always fill seq_len."""
 
     multiple: int = 1
-    """The longest of them, rounded up to a multiple of this."""
+    """Sequences are padded to the longest one, rounded up to a multiple of this."""
     pt_multiple: int | None = None
-    """The same in stage pt, where it is another."""
+    """The multiple in stage pt, if it differs."""
     end_to_end: bool = False
-    """Not at all: the samples of a micro batch lie end to end, and it is as long as they are together."""
+    """No padding: the samples of a micro-batch are concatenated, so its length is the sum of theirs."""
     packs_apart: bool = False
-    """Attention stays within the samples of a packed sequence, whatever the job says."""
+    """Attention is limited to each sample of a packed sequence, whatever the job says."""
     to_seq_len_with_experts: bool = False
-    """To seq_len under expert parallel, but for stage pt."""
+    """Sequences are padded to seq_len under expert parallelism, except in stage pt."""
     removed: bool = False
-    """Not at all: whole samples follow each other up to a budget of seq_len tokens a sequence of the micro batch, and
+    """No padding: whole samples are concatenated up to a budget of seq_len tokens per sequence of the micro-batch, and
     the ranks' shares of a batch are balanced."""
 
 
@@ -48,35 +48,35 @@ class Traits:
     vocab_must_divide: bool = False
     """A vocabulary that tp does not divide is refused instead of padded."""
     flash_attn: bool = False
-    """Attention of Transformer Engine is flash-attn's where the layout leaves that open; version 2, for version 3 has
-    to be built from its source."""
+    """Transformer Engine uses flash-attn if the layout leaves the choice open; version 2, because version 3 must be
+    built from source."""
     router_pads_on: tuple[str, ...] = ()
-    """Architectures on which runs in 8 bits have the router pad what an expert gets
-    (moe_router_padding_for_quantization, which megatron-core leaves off)."""
+    """Architectures on which 8-bit runs make the router pad each expert's tokens
+    (moe_router_padding_for_quantization, off by default in megatron-core)."""
     dispatcher: str = "alltoall"
-    """Usual moe_token_dispatcher_type of expert groups inside a node."""
+    """Default moe_token_dispatcher_type of expert groups within a node."""
     routes_freely: bool = False
-    """Tokens go to the experts that the router likes best, as in all fine-tuning. Benchmarks of Megatron-LM and
+    """Tokens go to the experts that the router prefers, as in all fine-tuning. Benchmarks of Megatron-LM and
     Megatron-Bridge force balance (moe_router_force_load_balancing)."""
     dispatcher_across_nodes: str = "alltoall"
-    """The same of groups that span nodes, where the cluster has what it needs."""
+    """Default moe_token_dispatcher_type of expert groups that span nodes, if the cluster supports it."""
     is_adapter: bool = False
-    """mcore_adapter (MCA) builds, feeds and saves the model, with what it lacks of Megatron-core's own ways."""
+    """mcore_adapter (MCA) builds, feeds and saves the model, without some of Megatron-core's own features."""
     reduces_in_fp32: bool = False
-    """Gradients of FSDP2 are reduced in fp32 where no key says it, as verl does; accelerate takes the products' type
+    """FSDP2 reduces gradients in fp32 unless a key says otherwise, as in verl; accelerate uses the compute dtype
     (`utils/dataclasses.py`, FullyShardedDataParallelPlugin.set_mixed_precision)."""
     experts_impl: str = "eager"
-    """How experts run where the layout does not say: one by one wherever a version of transformers below 5 will do for
-    the trainer (LLaMA-Factory takes 4.55 and newer, ms-swift 4.33)."""
+    """How experts run unless the layout says otherwise: one by one if the trainer supports a version of transformers
+    below 5 (LLaMA-Factory takes 4.55 and newer, ms-swift 4.33)."""
     loss: Loss | None = None
-    """Of an eager trainer; Megatron's is one of its layout's."""
+    """The loss of an eager trainer; Megatron's loss is part of the layout."""
     fsdp_version: int = 2
-    """1: what is in no block is one flat parameter, and a single GPU does without sharding (NO_SHARD)."""
+    """1: parameters outside the blocks form one flat parameter, and a single GPU is not sharded (NO_SHARD)."""
     adam_bytes: float = 0.0
-    """A trained parameter's share of what FSDP's optimizer step has on top of the states."""
+    """Bytes per trained parameter that FSDP's optimizer step needs on top of the states."""
     stranded_bytes: float = 0.0
-    """A logit's share of a block that the caching allocator loses without expandable segments."""
+    """Bytes per logit of a block that the caching allocator strands without expandable segments."""
     distributes_one_gpu: bool = False
-    """A single process makes a process group, too."""
+    """Even a single process creates a process group."""
     sends_weights: bool = False
-    """A process has a communicator with one that generates samples, in reinforcement learning."""
+    """The training process has a communicator with one that generates samples, in reinforcement learning."""

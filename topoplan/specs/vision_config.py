@@ -12,11 +12,11 @@ VISION_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", 
 
 
 def _widths(fields: Fields, model_type: str, hidden: int) -> tuple[int, int, int]:
-    """Width of the patches, of their MLP, and of the merged tokens."""
+    """Return the width of the patches, of their MLP, and of the merged tokens."""
     if model_type != "qwen2_vl":
         width, inner = fields.integer("hidden_size"), fields.integer("intermediate_size")
         return width, inner, fields.integer("out_hidden_size", default=hidden)
-    # Qwen2-VL's `hidden_size` is the width of the merged tokens and `embed_dim` that of the patches.
+    # Qwen2-VL's `hidden_size` is the width of the merged tokens, and `embed_dim` the width of the patches.
     width = fields.integer("embed_dim")
     ratio = 4 if fields.raw("mlp_ratio") is None else fields.raw("mlp_ratio")
     if not is_number(ratio, 1e-9, 1e9):
@@ -25,7 +25,7 @@ def _widths(fields: Fields, model_type: str, hidden: int) -> tuple[int, int, int
 
 
 def vision_tower(config: Mapping[str, Any], model_type: str, hidden: int, where: str) -> VisionTower:
-    """The tower in front of a language model that is `hidden` wide. Raises ModelError.
+    """Return the vision tower of a language model with hidden size `hidden`. Raises ModelError.
 
     Sources: Qwen2VisionTransformerPretrainedModel, Qwen2_5_VisionTransformerPretrainedModel, Qwen3VLVisionModel and
     Qwen3_5VisionModel in transformers/models/*/modeling_*.py (5.6).
@@ -48,7 +48,7 @@ def vision_tower(config: Mapping[str, Any], model_type: str, hidden: int, where:
     mlp = 3 * width * inner + 2 * inner + width if gated else 2 * width * inner + inner + width
     norm = width if gated else 2 * width  # RMSNorm, or LayerNorm with its bias
     encoder = channels * temporal * patch * patch * width + depth * (2 * norm + attention + mlp)
-    if model_type not in ("qwen2_vl", "qwen2_5_vl"):  # Qwen3-VL: a bias on the patches, and learned positions
+    if model_type not in ("qwen2_vl", "qwen2_5_vl"):  # Qwen3-VL adds a patch bias and learned positions
         encoder += width + fields.integer("num_position_embeddings") * width
     deepstack = len(fields.indices("deepstack_visual_indexes"))
     return VisionTower(
@@ -62,7 +62,7 @@ def vision_tower(config: Mapping[str, Any], model_type: str, hidden: int, where:
         spatial_merge_size=merge,
         encoder_parameters=encoder,
         projector_parameters=norm + merger_mlp,
-        # Each deepstack merger norms the merged patches instead of the single ones.
+        # Each deepstack merger normalizes the merged patches instead of the single ones.
         deepstack_parameters=deepstack * (2 * merged + merger_mlp),
         min_first_stage_layers=deepstack,
     )

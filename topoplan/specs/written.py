@@ -1,6 +1,6 @@
-"""A cluster and a job as the keys of a spec file: the inverse of reading one.
+"""Write a cluster and a job as the keys of a spec file, the inverse of reading one.
 
-What is left out is what a reader puts there by itself.
+Keys whose value a reader would fill in anyway are left out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from topoplan.specs.model import Model
 from topoplan.units import format_bit_rate, format_byte_rate, format_seconds
 
 ALWAYS = ("stage", "finetuning", "seq_len", "global_batch_size")
-"""Keys of a job that are written whatever they are."""
+"""Keys of a job that are always written."""
 
 _SAID = ("gpu", "gpus_per_node")
-"""Keys of a cluster that are written though they may be left out."""
+"""Optional keys of a cluster that are always written."""
 _TERA = 1e12
 
 
 def job_keys(job: Job) -> dict[str, Any]:
-    """The keys of the job. Lengths that were read from the data set are left to be read again."""
+    """Return the keys of the job. Lengths read from the data set are left out, to be read again."""
     written = {name: getattr(job, name) for name in ALWAYS}
     implied = {
         "packing": job.stage == "pt",
@@ -44,18 +44,18 @@ def job_keys(job: Job) -> dict[str, Any]:
 
 
 def model_key(model: Model) -> str:
-    """What a spec calls a model: its name, or the directory that it was read from."""
+    """Return the name of a model in a spec: its id, or the directory that it was read from."""
     return model.config_path or model.name
 
 
 def cluster_keys(cluster: Cluster) -> dict[str, Any]:
-    """The keys of the cluster but for those that it assumes; `assumed_keys` has these."""
+    """Return the keys of the cluster, except those taken from the GPU's usual machine (see `assumed_keys`)."""
     whole = _cluster_keys(cluster)
     return {key: value for key, value in whole.items() if key in _SAID or key not in cluster.assumed}
 
 
 def assumed_keys(cluster: Cluster) -> dict[str, Any]:
-    """What the cluster has of the GPU's usual machine, as a spec would say it."""
+    """Return the values taken from the GPU's usual machine, as keys of a spec."""
     whole = _cluster_keys(cluster)
     return {key: whole[key] for key in cluster.assumed if key not in _SAID and key in whole}
 
@@ -96,7 +96,7 @@ def _cluster_keys(cluster: Cluster) -> dict[str, Any]:
 
 
 def _gpu(gpu: Gpu) -> Any:
-    """Its name, or a block of the figures of a card that no catalog has."""
+    """Return a GPU's catalog name, or a block of figures for a card outside the catalog."""
     if gpu.name not in catalog.gpu_names() or replace(gpu, source="") != replace(known.gpu(gpu.name), source=""):
         figures = {
             "name": gpu.name,
@@ -113,12 +113,12 @@ def _gpu(gpu: Gpu) -> Any:
 
 
 def _size(amount_bytes: int) -> str:
-    """Memory as somebody may have said it, else in whole MiB."""
+    """Format memory in whole GB if exact, otherwise in MiB."""
     return f"{amount_bytes // 10**9}GB" if amount_bytes % 10**9 == 0 else f"{amount_bytes // 2**20}MiB"
 
 
 def _given(block: Fabric | Host) -> dict[str, Any]:
-    """The keys of a block that are not as they are by themselves."""
+    """Return the keys of a block that differ from their defaults."""
     found = {}
     for own in fields(block):
         value, key = getattr(block, own.name), own.name

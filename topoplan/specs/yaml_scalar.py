@@ -1,4 +1,4 @@
-"""A value as YAML text, read alike by YAML 1.1, YAML 1.2 and OmegaConf."""
+"""Write a value as YAML text that YAML 1.1, YAML 1.2 and OmegaConf read alike."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-# Written without quotes only if no reader can take it for anything but a string: it starts with a letter, `/` or `./`,
-# or is a quantity with its unit (`900GB/s`), holds nothing that YAML reads as syntax, and is none of the words below.
+# Text stays unquoted only if every reader takes it for a string: it starts with a letter, `/` or `./`, or is a
+# quantity with its unit (`900GB/s`), holds no YAML syntax, and is none of the words below.
 _PLAIN_STRING = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./+-]*|\d+(?:\.\d+)?(?:[kMGTP]i?[Bb](?:/s)?|us|ms)")
 _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"])
 
 
 def scalar(value: Any) -> str:
-    """`value` as it stands behind a key; mappings and lists in flow style."""
+    """Return `value` as YAML text; mappings and lists in flow style."""
     if value is None:
         return "null"
     if isinstance(value, bool):
