@@ -1,4 +1,4 @@
-"""What configurations are held against, and what was worked out for it: nothing is worked out twice."""
+"""What configurations are compared with, and a cache of the searches and predictions made for it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def _best(spec: Spec) -> Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """What configurations are held against. `--fix` asks the same one again for what it has not changed."""
+    """What configurations are compared with; `--fix` passes the same object again to reuse its cache."""
 
     cluster: Cluster | None = None
-    """None: large cards, as many as the command says."""
+    """The cluster to predict on; None for machines of large cards, as many as the command says."""
     model: str | None = None
-    """Takes the place of the one that configurations name."""
+    """Replaces the model that configurations name."""
     seq_len: int = USUAL_SEQ_LEN
-    """Tokens of a sequence for those that do not say how long theirs are."""
+    """Sequence length in tokens for configurations that do not give one."""
     profile: OwnProfile | None = None
     search: Search = _best
     """Finds the best plan of a spec."""
     _known: list[tuple[Any, Any]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def ranking(self, spec: Spec) -> Ranking:
-        """What a search finds: several configurations are layouts of one job."""
+        """Return the ranking of a spec's plans, cached because several configurations may be layouts of one job."""
         return self.once(replace(spec, path=None), lambda: self.search(spec))
 
     def once(self, key: object, work: Callable[[], Value]) -> Value:
-        """What `work` gives, which depends on the key alone."""
+        """Return the result of `work`, computed once per key. The result must depend on nothing but the key."""
         for other, value in self._known:
             if other == key:
                 known: Value = value

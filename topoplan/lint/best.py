@@ -1,4 +1,4 @@
-"""The best plan of a configuration's job, among all backends that its trainer has, and what would make a job fit."""
+"""The best plan for a configuration's job over all backends of its trainer, and changes that would make a job fit."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from topoplan.units import GIB
 
 NOTHING_FITS = "no layout of this job fits"
 _MOST_HOST_BYTES = 64 * 2**40
-"""Stands for as much host memory as may be wanted."""
+"""Stands for an unlimited host memory."""
 _MOST_NODES = 16
-"""Machines up to which more GPUs are looked at."""
+"""The largest number of machines tried when searching for enough GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """What the searches found."""
+    """Results of the searches for the best plan."""
 
     plan: Plan | None = None
     own: Plan | None = None
-    """The best one of the configuration's own backend."""
+    """The best plan of the configuration's own backend."""
     reason: str = ""
-    """Why there is none."""
+    """Why there is no plan."""
 
     @property
     def nearest(self) -> Plan | None:
-        """The one that the configuration is nearest to: of its own backend where that has any."""
+        """The plan closest to the configuration: of its own backend if there is one."""
         return self.own or self.plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A change of the machine or the job with which it fits."""
+    """A change of the machine or the job that makes the job fit."""
 
     change: str
     plan: Plan
 
 
 def backends_of(translation: Translation) -> tuple[str, ...]:
-    """The configuration's own backend, then the others of its trainer."""
+    """Return the configuration's own backend, then the others of its trainer."""
     own = translation.layout.backend
     return tuple(dict.fromkeys((own, *trainer_of(translation.configuration).backends)))
 
@@ -58,12 +58,13 @@ def backends_of(translation: Translation) -> tuple[str, ...]:
 def best_of(
     translation: Translation, search: Search, spec: Spec | None = None, *, backends: Sequence[str] = ()
 ) -> Best:
-    """The best plan of a translation's job, or of another `spec` for the same trainer; of all its backends or some."""
+    """Return the best plan of a translation's job or another `spec`, over the trainer's or the given backends."""
     spec = spec or translation.spec
     layout, cluster = translation.layout, spec.cluster
     offloads = layout.offload_optimizer or layout.offload or layout.optimizer_offload_fraction
     if cluster.host_memory_bytes is None and offloads:
-        # Offload is searched where host memory is stated; what offloads already is compared with its like.
+        # Offload is searched only if host memory is stated; a configuration that offloads is compared with plans that
+        # do too.
         cluster = replace(cluster, host_memory_bytes=_MOST_HOST_BYTES)
     found: dict[str, Plan] = {}
     reason = ""
@@ -72,7 +73,7 @@ def best_of(
         try:
             wide = replace(any_samples(pinned), cluster=cluster, trainer=_trainer(translation, backend))
             if plans := search(wide).plans:
-                # Predicted once more, since a search lists no more stages than it needs.
+                # Predict again, because a search lists no more stages than it needs.
                 found[backend] = predict(replace(pinned, path=None), plans[0].layout)
         except InputError as error:
             reason = reason or (error.what if backend == layout.backend else "")
@@ -80,34 +81,34 @@ def best_of(
         return Best(reason=reason or NOTHING_FITS)
     best, own = ranked(list(found.values()))[0], found.get(layout.backend)
     if own is not None and own.tokens_per_s_per_gpu >= best.tokens_per_s_per_gpu * (1.0 - TIE):
-        best = own  # another backend that is as fast is no reason to change
+        best = own  # an equally fast plan of another backend is no reason to switch
     return Best(plan=best, own=own)
 
 
 def _trainer(translation: Translation, backend: str) -> str | None:
-    """The trainer that has to run the plans of a backend; any for what its own has no files for yet."""
+    """Return the trainer that must run the plans of a backend; None for any, if its own writes no files for them."""
     own = trainer_of(translation.configuration)
     return None if translation.spec.job.stage in own.unwritten or own.way(backend) is None else own.name
 
 
 def any_samples(spec: Spec) -> Spec:
-    """The spec without the number of samples: too few for a step have a finding of their own, and bind no layout."""
+    """Return the spec without a number of samples: too few of them should not limit layouts, and are reported apart."""
     return replace(spec, job=replace(spec.job, samples=None))
 
 
 def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
-    """The spec for a search of one backend, which keeps what the file says and its trainer cannot change."""
+    """Return the spec for a search of one backend, pinning what the file sets and its trainer cannot change."""
     job, own = spec.job, translation.layout
     if "fused_linear_cross_entropy" not in keys_of(backend):
         return replace(spec, job=replace(job, pin={**job.pin, "backend": backend}))
     pin = {
         "backend": backend,
-        "sharding": "full",  # no trainer that is read writes another
+        "sharding": "full",  # no trainer that is read here writes another value
         "fused_linear_cross_entropy": own.fused_linear_cross_entropy,
     }
     if _trainer(translation, backend) is None or all(row.part != "ulysses" for row in translation.codec.rows.values()):
         pin["ulysses"] = 1
-    # DeepSpeed's optimizer keeps fp32 weights whatever was loaded.
+    # DeepSpeed's optimizer keeps fp32 weights whatever dtype was loaded.
     pure = job.pure_bf16 and backend != "deepspeed"
     return replace(spec, job=replace(job, pin=pin, pure_bf16=pure))
 
@@ -116,7 +117,7 @@ def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
 
 
 def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
-    """Nothing fits as it is: more host memory, adapters instead of all weights, more GPUs; each from a search."""
+    """Search for changes that make a job fit: more host memory, adapters instead of full weights, more GPUs."""
     spec = translation.spec
     part, job = spec.cluster, spec.job
     with_host = replace(spec, cluster=replace(part, host_memory_bytes=_MOST_HOST_BYTES))
@@ -130,7 +131,7 @@ def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> I
 
 
 def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
-    """The fewest GPUs on which a layout fits, of the same backend if any, with the same batch a GPU."""
+    """Yield the fewest GPUs on which a layout fits at the same batch per GPU, first of the configuration's backend."""
     spec = translation.spec
     each = spec.job.global_batch_size // max(1, translation.layout.dp)
     own, *others = backends_of(translation)
@@ -146,7 +147,7 @@ def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) ->
 
 
 def _larger(cluster: Cluster, part: Cluster) -> Iterator[Cluster]:
-    """The part with more GPUs: of its machines, then with more machines of the cluster's kind."""
+    """Yield larger clusters: more GPUs per machine, then more machines of the cluster's kind."""
     whole = max(cluster.gpus_per_node, 8)
     if part.nodes == 1:
         for gpus in range(part.gpus_per_node + 1, whole + 1):
@@ -158,7 +159,7 @@ def _larger(cluster: Cluster, part: Cluster) -> Iterator[Cluster]:
 
 
 def sentence(ways: Sequence[Way]) -> str:
-    """The ways as a sentence."""
+    """Return the ways to fit as a sentence."""
     words = []
     for way in ways:
         host = f" and {way.plan.memory.host_bytes / GIB:,.0f} GiB of host memory" if way.plan.memory.host_bytes else ""

@@ -1,4 +1,4 @@
-"""Findings that are so at some versions of a package, judged by the version that the files are for."""
+"""Findings that only apply to some versions of a package, judged by the version that the files are for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOLDS = re.compile(r"([a-z0-9-]+)(.+)")
 
 
 def judged(finding: Finding, versions: Mapping[str, str]) -> Finding | None:
-    """A finding as it is at these versions, a note where they do not say it; None where it is not so there."""
+    """Return a finding if it applies to these versions, as a note if the version is unknown; None otherwise."""
     match = _HOLDS.fullmatch(finding.holds)
     if match is None:
         return finding

@@ -1,7 +1,7 @@
-"""Which findings are told: those of the rules that were chosen, but for what a comment in the file answers for.
+"""Which findings are reported: those of the chosen rules, except where a comment in the file suppresses them.
 
-`# topoplan: ignore[mca-hub-id]` stands in the line of the finding, in the one above it, or above the command that the
-line is of; `# topoplan: ignore-file[launch]` anywhere in the file. Without brackets every rule is meant.
+`# topoplan: ignore[mca-hub-id]` goes on the line of the finding, on the line above it, or above the command that the
+line belongs to; `# topoplan: ignore-file[launch]` goes anywhere in the file. Without brackets, it applies to all rules.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _COMMENT = re.compile(r"(?:^|\s)#\s*topoplan:\s*ignore(?P<file>-file)?(?:\[(?P<r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Rules by their ids, or by how these begin: `launch` is every `launch-...`."""
+    """Rules, selected by id or by the first words of their ids: `launch` selects every `launch-...`."""
 
     select: tuple[str, ...] = ()
-    """Empty: all."""
+    """Rules to report; empty for all."""
     ignore: tuple[str, ...] = ()
 
     def takes(self, finding: Finding, setup: Setup) -> bool:
-        """Whether a finding is told."""
+        """Whether a finding is reported."""
         if self.select and not _is_one(finding.rule, self.select):
             return False
         return not _is_one(finding.rule, self.ignore) and not _is_answered(finding, setup)
 
 
 def chosen(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Names with commas between them. Raises InputError for one that no rule has."""
+    """Split comma-separated names of rules. Raises InputError for a name that matches no rule."""
     found = tuple(name.strip() for text in names for name in text.split(",") if name.strip())
     known = rule_ids()
     for name in found:
@@ -49,12 +49,12 @@ def chosen(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def _is_one(rule: str, names: Iterable[str]) -> bool:
-    """Whether it is one of these, or begins as one of these does."""
+    """Whether a rule has one of these names, or an id that begins with one of them."""
     return any(rule == name or rule.startswith(f"{name}-") for name in names)
 
 
 def _is_answered(finding: Finding, setup: Setup) -> bool:
-    """A comment in the file says that it is known."""
+    """Whether a comment in the file suppresses a finding."""
     lines = finding.part.text.split("\n")
     whole = next((part.text.split("\n") for part in setup.parts if part.name == finding.part.name), lines)
     comments = [
@@ -69,7 +69,7 @@ def _names(match: re.Match[str]) -> list[str]:
 
 
 def _near(finding: Finding, lines: Sequence[str], setup: Setup) -> Iterator[str]:
-    """Lines in which a comment answers for a finding: its own, and a comment above it or the command around it."""
+    """Yield the lines where a comment may suppress a finding: its own, and comments above it or above its command."""
     number = finding.line
     if number is None or not 0 < number <= len(lines):
         return

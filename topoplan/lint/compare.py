@@ -1,4 +1,4 @@
-"""The memory and speed of exactly a configuration, and the best plan of its job on the same GPUs."""
+"""Predict exactly what a configuration runs, and compare it with the best plan of its job on the same GPUs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from topoplan.trainers.layout_keys import key_line
 from topoplan.trainers.recognisers import codec_of
 
 _USUAL_CARD = "a100-sxm-80gb"
-"""What is meant where no cluster is given: the largest card that most people have."""
+"""The card assumed if no cluster is given: the largest that most people have."""
 _USUAL_GPUS = 8
-"""Of a machine, where no command says how many."""
+"""GPUs per machine, if no command says how many."""
 _MANY_NODES = 1024
-"""Of which a file that names its GPUs takes its own."""
+"""Machines assumed for a file that states its own number of GPUs; it uses as many of them as it needs."""
 _FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
 _PRECISION = (*_FP8, "bf16", "torch_dtype")
 
 
 def predicted(configuration: Configuration, setup: Setup, against: Against) -> tuple[Prediction, tuple[Finding, ...]]:
-    """The prediction of a whole configuration and what is to be said of it."""
+    """Return the prediction for a whole configuration, and the findings about it."""
     cluster = against.cluster
     if cluster is None:
         return Prediction(configuration=configuration), tuple(_on_usual_cards(configuration, setup, against))
@@ -69,7 +69,7 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
 
 
 def _of_bundle(translation: Translation, setup: Setup) -> Translation:
-    """With what the bundle's plan was made for and its trainer's files do not hold: how long the samples are, ..."""
+    """Return a bundle's translation with what only its plan file holds, such as the lengths of samples."""
     directory, job = setup.bundle_of(translation.configuration), translation.spec.job
     if directory is None:
         return translation
@@ -77,7 +77,7 @@ def _of_bundle(translation: Translation, setup: Setup) -> Translation:
     try:
         planned = read_plan_file(directory).spec.job
     except InputError:
-        return translation  # a rule on bundles tells
+        return translation  # a rule on bundles reports this
     assumptions = translation.assumptions
     job = replace(job, images_per_sequence=planned.images_per_sequence, token_imbalance=planned.token_imbalance)
     if planned.lengths is not None and (planned.seq_len, planned.packs) == (job.seq_len, job.packs):
@@ -88,7 +88,7 @@ def _of_bundle(translation: Translation, setup: Setup) -> Translation:
 
 
 def _in_keys(remedy: str, configuration: Configuration) -> str:
-    """A remedy for a spec's `precision` in the trainer's own keys."""
+    """Rephrase a remedy for a spec's `precision` in the trainer's own keys."""
     if "precision" not in remedy:
         return remedy
     if "fp16" in remedy:
@@ -102,7 +102,7 @@ def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tu
 
 
 def unpredicted(setup: Setup) -> Iterator[Finding]:
-    """What is said of configurations that nobody predicts, where a prediction was asked for."""
+    """Report configurations that no prediction supports, if predictions were asked for."""
     for configuration in setup.configurations:
         recogniser = setup.recogniser(configuration.trainer)
         if recogniser and recogniser.unpredicted and codec_of(configuration, setup) is None:
@@ -111,10 +111,10 @@ def unpredicted(setup: Setup) -> Iterator[Finding]:
 
 
 def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against) -> Iterator[Finding]:
-    """Without a cluster: a warning where the states alone are too much for the GPUs of the command, if large ones."""
+    """Without a cluster, warn if model states alone exceed large cards, as many as the command uses."""
     processes = processes_for(setup, configuration)
     if setup.bundles:
-        return  # planned for its own cards
+        return  # the bundle was planned for its own cards
     nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
     codec = codec_of(configuration, setup)
     names_gpus = codec is not None and codec.gpus is not None
@@ -132,7 +132,7 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
         return
     yield from translation.codec.findings(setup, configuration, translation.spec, translation.layout)
     yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
-    # A larger card may hold what only its activations make too large.
+    # A larger card may still hold a configuration whose activations are what makes it too large.
     if translation.codec.shards and nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
         for one in misfit(against.once(translation, lambda: _compared(translation, cluster, against, plan))):
             yield replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
@@ -144,7 +144,7 @@ def _translated(configuration: Configuration, setup: Setup, cluster: Cluster, ag
 
 
 def _illegal(translation: Translation) -> Iterator[Finding]:
-    """The rules that a layout breaks on as many GPUs as its own command starts, whatever cards these are."""
+    """Yield the layout rules broken by a command's own number of GPUs, whatever the cards are."""
     processes, configuration = translation.processes, translation.configuration
     says_itself = translation.codec.gpus is not None
     started = processes is not None and bool(processes.nodes and processes.gpus_per_node)
@@ -155,7 +155,7 @@ def _illegal(translation: Translation) -> Iterator[Finding]:
 
 
 def _states_bytes(plan: Plan) -> float:
-    """Weights, gradients and optimizer, which every GPU has its share of."""
+    """Return the bytes of weights, gradients and optimizer states on a GPU of the first stage."""
     return sum(plan.memory.by_stage[0].parts_bytes[part] for part in ("weights", "gradients", "optimizer"))
 
 
@@ -179,7 +179,7 @@ def _with_best(translation: Translation, cluster: Cluster, against: Against) -> 
 def _compared(
     translation: Translation, cluster: Cluster, against: Against, plan: Plan | None, reason: str = ""
 ) -> Prediction:
-    """The plan beside the best one of its job; where nothing fits on these machines, what would."""
+    """Return the prediction of a plan beside the best plan of its job and, if nothing fits, what would."""
     best = best_of(translation, against.ranking)
     is_lost = best.plan is None and not (plan is not None and plan.fits)
     return Prediction(

@@ -1,4 +1,4 @@
-"""Corrected copies beside the originals: the edits of findings, applied to the text of each part, never over a file."""
+"""Corrected copies beside the originals: findings' edits applied to the text of each part, never to a file in place."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from topoplan.reading.read_parts import STANDARD_INPUT
 from topoplan.reading.setup import Launch, Setup
 
 MARK = "# Corrected by `topoplan check --fix` from"
-"""How a copy of ours begins, behind a script's first line."""
+"""How a corrected copy begins, after a script's shebang line if it has one."""
 _MOST_ROUNDS = 4
 _EMPTY_BLOCK = re.compile(
     r"^(?P<indent>[ \t]*)(?:[^#\n]*(?:\b(?:then|do|else)|[\s)]\{)|\{)[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*"
     r"(?=[ \t]*(?:(?:fi|done|else|elif)\b|\}))",
     re.MULTILINE,
 )
-"""A block of the shell that lost its last command, which bash refuses; up to the line that ends it."""
+"""A shell block that lost its last command, which is a syntax error in bash, up to the line that closes it."""
 _COMPOUND = re.compile(r"\s*(?:(?:if|for|while|until|case|select|function)\b|[\w-]+\s*\(\)|\{)")
 _SUFFIXES = {"yaml": ".yaml", "json": ".json", "shell": ".sh"}
 
@@ -36,9 +36,9 @@ class Correction:
 
     before: Part
     after: Part
-    """The same part with the corrected text; its lines are those of that text."""
+    """The part with the corrected text; its line numbers refer to that text."""
     findings: tuple[Finding, ...]
-    """What was corrected."""
+    """The findings that were corrected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +48,15 @@ class Copy:
     path: Path
     text: str
     mark: str
-    """How the text begins, by which an earlier copy is known."""
+    """How the text begins, which identifies an earlier copy."""
     mode: int | None
-    """Permissions of the original; None where the copy is of a piece of a document."""
+    """Permissions of the original; None if the copy comes from a block of a document."""
     parts: tuple[Part, ...]
-    """What it holds, corrected where it had to be; several where the blocks of a document are one session."""
+    """Its parts, corrected where necessary; several if the blocks of a document form one session."""
     corrections: tuple[Correction, ...]
 
     def line(self, part: Part, line: int) -> int:
-        """Line in the file of a line of one of its parts."""
+        """Convert a line number of one of its parts to a line number in the file."""
         if line == 1 and self.text.startswith("#!"):
             return 1
         before = self.parts[: self.parts.index(part)]
@@ -64,13 +64,13 @@ class Copy:
 
 
 Recheck = Callable[[Sequence[Part]], Sequence[Finding]]
-"""The findings on parts that were corrected."""
+"""Returns the findings on corrected parts."""
 
 
 def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Recheck) -> tuple[Correction, ...]:
-    """Apply edits until none is left, at most a few rounds.
+    """Apply edits until none is left, in a limited number of rounds.
 
-    Corrected text is checked again, because one correction may be what another waited for.
+    Corrected text is checked again, because a correction may make another one possible.
     """
     now = list(parts)
     done: list[list[Finding]] = [[] for _ in parts]
@@ -95,9 +95,9 @@ def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Reche
 
 
 def apart(setup: Setup) -> Iterator[Part]:
-    """The parts, of those that are no file of their own the commands of several nodes each by itself.
+    """Yield the parts, splitting the commands for several nodes that stand in one block or on standard input.
 
-    One script of them would wait at the first one for the others.
+    A single script with all of them would wait at the first command for the other nodes.
     """
     for part in setup.parts:
         launches = [one for one in setup.launches if one.part is part]
@@ -106,21 +106,21 @@ def apart(setup: Setup) -> Iterator[Part]:
 
 
 def _for_several_nodes(launches: Sequence[Launch]) -> bool:
-    """One is to be started on each node, by hand: not in the background, over SSH or as a shell's test has it."""
+    """Whether there are several launches, each to be started by hand on a node of its own."""
     ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
     started = any(one.background or is_remote(one) for one in launches)
     return len(launches) > 1 and len(ranks) == len(launches) and None not in ranks and not started
 
 
 def _by_command(part: Part, launches: Sequence[Launch]) -> Iterator[Part]:
-    """What stands above the first command, then each with the lines between it and the one before."""
+    """Yield the text above the first command, then each command with the lines between it and the preceding command."""
     lines = part.text.split("\n")
     first = launches[0].first_line
     while first > 1 and lines[first - 2].lstrip().startswith("#"):
         first -= 1
     ends = [first - 1, *(one.last_line for one in launches[:-1]), len(lines)]
     if any(_COMPOUND.match(line) for line in lines):
-        ends = [0, len(lines)]  # a function or a test around them
+        ends = [0, len(lines)]  # the commands are inside a function or a test
     for number, (start, end) in enumerate(pairwise([0, *ends])):
         text = "\n".join(lines[start:end]) + "\n"
         if text.strip():
@@ -129,9 +129,9 @@ def _by_command(part: Part, launches: Sequence[Launch]) -> Iterator[Part]:
 
 
 def apply_edits(text: str, findings: Iterable[Finding]) -> tuple[str, list[Finding]]:
-    """The text with the edits of these findings, and the findings whose edits were applied.
+    """Return the text with the edits of these findings, and the findings whose edits were applied.
 
-    A finding with an edit that overlaps one of a finding before it is left for another round.
+    A finding with an edit that overlaps one of an earlier finding is left for the next round.
     """
     chosen: list[Edit] = []
     used: list[Finding] = []
@@ -144,7 +144,7 @@ def apply_edits(text: str, findings: Iterable[Finding]) -> tuple[str, list[Findi
 
 
 def _overlap(one: Edit, other: Edit) -> bool:
-    """Two edits that touch the same lines; insertions touch none, but must not be inside what is replaced."""
+    """Whether two edits touch the same lines; an insertion touches none, but must not be inside a replaced range."""
     first, second = sorted((one, other), key=lambda edit: (edit.first_line, edit.last_line))
     return second.first_line <= first.last_line
 
@@ -155,11 +155,11 @@ def copies(
     *,
     reads: Iterable[tuple[Part, Part]] = (),
 ) -> tuple[Copy, ...]:
-    """The files to write: `train.fixed.yaml` for `train.yaml`, and `article.fixed.yaml` for a block of `article.md`.
+    """Return the files to write: `train.fixed.yaml` for `train.yaml`, `article.fixed.yaml` for a block of `article.md`.
 
-    `files` says which parts make a file together, such as a command of a document with the variables that are set above
-    it. Those without a correction are left out; several of one kind and document are numbered. `reads` says which part
-    names the file of which other one: a corrected script names the corrected file.
+    `files` groups parts that make up one file, such as a command of a document with the variables set above it. Groups
+    without a correction are left out; several of one kind from one document are numbered. `reads` pairs a script part
+    with the part whose file it names, so that the corrected script can name the corrected file.
     """
     by_part = {correction.after: correction for correction in corrections}
     wanted = [tuple(parts) for parts in files if any(part in by_part for part in parts)]
@@ -177,7 +177,7 @@ def copies(
 
 
 def _naming(copy: Copy, file: Part, name: str) -> Copy:
-    """The copy with another name for a file, wherever the old one stands in it."""
+    """Return the copy with every occurrence of a file's name replaced."""
     old = re.compile(rf"(?<![\w.-]){re.escape(Path(file.name).name)}(?![\w.-])")
     return replace(copy, text=old.sub(lambda _: name, copy.text))
 
@@ -187,7 +187,7 @@ def _suffix(part: Part) -> str:
 
 
 def _beside(name: str, suffix: str) -> Path:
-    """`train.fixed.yaml` beside `train.yaml`; in the working directory for standard input."""
+    """Return `train.fixed.yaml` for `train.yaml`, beside it, or in the working directory for standard input."""
     path = Path(name)
     if not path.is_file():
         path = Path("stdin")
@@ -197,10 +197,10 @@ def _beside(name: str, suffix: str) -> Path:
 def _copy(parts: tuple[Part, ...], by_part: Mapping[Part, Correction], path: Path) -> Copy:
     main, corrections = parts[-1], tuple(by_part[part] for part in parts if part in by_part)
     original = Path(main.name)
-    # Blocks of a document are an empty line apart.
+    # Blocks of a document are separated by an empty line.
     text = "\n\n".join("\n".join(_lines(part.text)) for part in parts) + "\n"
     if main.kind == "json":
-        mark = text  # JSON has no comments: only the same text is known to be ours
+        mark = text  # JSON has no comments: only identical text is recognized as an earlier copy
     else:
         head, rest = "", text
         if text.startswith("#!"):
@@ -215,12 +215,12 @@ def _copy(parts: tuple[Part, ...], by_part: Mapping[Part, Correction], path: Pat
 
 
 def _lines(text: str) -> list[str]:
-    """Lines of a part, without the empty ones at its end."""
+    """Return the lines of a part, without trailing empty lines."""
     return text.rstrip("\n").split("\n")
 
 
 def write_copies(wanted: Sequence[Copy], *, force: bool = False) -> None:
-    """Write the copies. Unless `force`, a file in the way that is not ours raises OutputError before any is written."""
+    """Write the copies. Without `force`, raise OutputError before writing any if another file is in the way."""
     for copy in wanted:
         if not force and copy.path.exists() and not _is_ours(copy):
             raise OutputError(

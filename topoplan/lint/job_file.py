@@ -1,4 +1,4 @@
-"""The model and the job of a trainer's own file, as a spec has them: a train.yaml, a launch script."""
+"""The model and the job in a trainer's own file (a train.yaml, a launch script), converted to a spec."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from topoplan.trainers.recognisers import codec_of, recognisers, trainer_of
 from topoplan.trainers.trainer import Trainer
 
 _OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
-"""Keys by which a YAML file of topoplan's own is known: no trainer has them."""
+"""Keys that identify a YAML file of topoplan's own: no trainer has them."""
 _EXPECTED = "expected keys of a job, such as seq_len, or a file of LLaMA-Factory or ms-swift"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerFile:
-    """The file of a trainer, and what else it leads to."""
+    """A trainer's file, and the setup that it is part of."""
 
     path: str
     setup: Setup
@@ -37,24 +37,24 @@ class TrainerFile:
 
     @property
     def processes(self) -> Processes | None:
-        """What its command starts; None where there is none."""
+        """The processes that its command starts; None if there is no command."""
         return processes_for(self.setup, self.configuration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What a trainer's file means on a cluster."""
+    """The job of a trainer's file on a cluster."""
 
     source: Source
-    """`model` and `job`, with the lines of the file."""
+    """`model` and `job`, with line numbers in the file."""
     trainer: Trainer
-    """Whose it is."""
+    """The trainer that the file is for."""
     notes: tuple[str, ...]
-    """What was assumed, and what of the file is not the job."""
+    """Assumptions, and what the file holds besides the job."""
 
 
 def trainer_file(path: str) -> TrainerFile | None:
-    """The file of a trainer at `path`; None for a job file of topoplan's own. Raises SpecError for what is neither."""
+    """Read a trainer's file at `path`; None for a job file of topoplan's own. Raises SpecError if it is neither."""
     if not path:
         raise SpecError("the name of the job's file is empty", expected="expected the path of a file")
     is_yaml = Path(path).suffix.lower() in (".yaml", ".yml", ".json")
@@ -64,7 +64,7 @@ def trainer_file(path: str) -> TrainerFile | None:
         setup = read_setup([path], recognisers())
     except UnknownKindError as error:
         if error.remedy:
-            raise  # it looks like something else
+            raise  # the file looks like something else
         _refuse_other_keys(path)
         return None
     found = [one for one in setup.whole if setup.is_whole(one)]
@@ -84,7 +84,7 @@ def trainer_file(path: str) -> TrainerFile | None:
 
 
 def _refuse_other_keys(path: str) -> None:
-    """Raise SpecError for a file of something else; the errors of a job's file say what its keys are called there."""
+    """Raise SpecError for keys that are not a job's; for those that are, the job's own errors name the mistakes."""
     given = read_source(Path(path)).data.keys()
     known = given & {
         *SpecForm.__dataclass_fields__,
@@ -101,10 +101,9 @@ def _refuse_other_keys(path: str) -> None:
 
 
 def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq_len: int | None = None) -> JobFile:
-    """The job of a trainer's file on a cluster, which decides how many sequences a step takes.
+    """Return the job of a trainer's file on a cluster, whose size determines how many sequences a step takes.
 
-    `model` and `seq_len` take the place of what it says. Raises InputError for what cannot be predicted: the message
-    says why.
+    `model` and `seq_len` override the file. Raises InputError, with the reason, for what cannot be predicted.
     """
     try:
         found = translate(file.configuration, file.setup, cluster, model=model, length=seq_len)
@@ -118,7 +117,7 @@ def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq
 
 
 def _check_split(file: TrainerFile, found: Translation) -> None:
-    """Refuse degrees that the GPUs cannot be split by: they say of no batch how large it is."""
+    """Refuse degrees that the number of GPUs is not a multiple of: the batch size cannot be derived from them."""
     layout, world = found.layout, found.spec.cluster.world_size
     split = layout.world_size // layout.dp
     if world % split:
@@ -150,7 +149,7 @@ def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Itera
 
 
 def _layout_keys(file: TrainerFile) -> set[str]:
-    """Keys in which its trainer writes layouts, and those that name files of DeepSpeed's and FSDP."""
+    """Return the keys in which the trainer expresses layouts, and those that name DeepSpeed and FSDP files."""
     codecs = (way.codec for way in trainer_of(file.configuration).ways)
     rows = {key for codec in codecs if codec is not None for key in codec.rows}
     return rows | {"deepspeed", "fsdp", "fsdp_config"}

@@ -1,4 +1,4 @@
-"""A log of a run among the files: where it ended out of memory, what that says of the plan that ran."""
+"""Run logs among the checked files: where a run went out of memory, and what that says about its plan."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SUFFIXES = (".log", ".out", ".err", ".jsonl")
 
 
 def is_log(path: str) -> bool:
-    """Whether a file is what a run has written, by its name."""
+    """Whether a file is a run's log, judging by its name."""
     return Path(path).suffix.lower() in _SUFFIXES and not Path(path).is_dir()
 
 
 def read_logs(paths: Sequence[str]) -> tuple[tuple[Part, ...], tuple[tuple[Part, SpecError], ...]]:
-    """Logs as parts, and those that cannot be read."""
+    """Read logs as parts. Returns the parts, and those that could not be read with their errors."""
     found: list[Part] = []
     unread: list[tuple[Part, SpecError]] = []
     for path in paths:
@@ -40,7 +40,7 @@ def read_logs(paths: Sequence[str]) -> tuple[tuple[Part, ...], tuple[tuple[Part,
 
 
 def of_logs(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[Finding]:
-    """What the logs say that ended out of memory, beside what was predicted of the plan that ran."""
+    """Yield a finding for each log that ended out of memory, with what was predicted for the plan that ran."""
     ran = list(_ran(setup, predictions))
     for part in setup.logs:
         if (found := read_exhausted(part.text)) is not None:
@@ -48,12 +48,12 @@ def of_logs(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[Finding
 
 
 def _ran(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[tuple[Spec, Plan]]:
-    """What may have run: the plan of a bundle, or what is predicted of a configuration."""
+    """Yield the plans that may have run: those of bundles, and those predicted for configurations."""
     for bundle in setup.bundles:
         try:
             recorded = read_plan_file(str(bundle))
         except InputError:
-            continue  # a finding of its own says why
+            continue  # reported by a separate finding
         yield recorded.spec, recorded.plan
     for one in predictions:
         if one.translation and one.plan and setup.bundle_of(one.configuration) is None:

@@ -1,4 +1,4 @@
-"""What an offloaded configuration needs of a node's host memory, held against what the node has."""
+"""The host memory that an offloaded configuration needs on a node, compared with what the node has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KILLED = ", and Linux kills a process that asks for more (exit code -9)"
 
 
 def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
-    """That the host memory is not stated, or is too small; what it is made of, and what less would do."""
+    """Report host memory that is unstated or too small, with a breakdown of the need and a way to need less."""
     spec, memory = translation.spec, plan.memory
     if not memory.host_bytes:
         return
@@ -47,7 +47,8 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
 
 
 def _made_of_megatron(translation: Translation) -> str:
-    """What Megatron's HybridDeviceOptimizer keeps there (`engines/megatron/states.py::host_optimizer_parts`)."""
+    """Describe what Megatron's HybridDeviceOptimizer keeps there
+    (`engines/megatron/states.py::host_optimizer_parts`)."""
     share, capacity = translation.layout.optimizer_offload_fraction, translation.spec.cluster.host_memory_bytes
     made_of = (
         f"optimizer_offload_fraction {share:g} of 16 bytes of fp32 weight, Adam's two moments and gradient for each"
@@ -57,7 +58,7 @@ def _made_of_megatron(translation: Translation) -> str:
 
 
 def _made_of(translation: Translation, plan: Plan) -> str:
-    """`12 bytes of optimizer for each of 72.7B parameters (872 GB), 177 GB of gradients, 145 GB of weights`."""
+    """Return `12 bytes of ... for each of 72.7B trained parameters (872 GB), 177 GB of gradients, 145 GB of ...`."""
     spec, layout = translation.spec, plan.layout
     away = [one for one in states_of(case_of(spec, layout.backend), layout) if one.on_host]
     processes, trained = min(spec.cluster.gpus_per_node, layout.world_size), elements_of(spec.model, spec.job).trained
@@ -78,9 +79,10 @@ def _made_of(translation: Translation, plan: Plan) -> str:
 
 
 def _own_estimate(translation: Translation) -> str:
-    """DeepSpeed's, `runtime/zero/stage3.py::estimate_zero3_model_states_mem_needs` and its like of stages 1 and 2.
+    """Return DeepSpeed's own estimate (`runtime/zero/stage3.py::estimate_zero3_model_states_mem_needs`; stages 1 and 2
+    have a counterpart).
 
-    It has room for buffers, and leaves out the gradients' own 16 bits.
+    The estimate adds room for buffers and omits the 16-bit gradients.
     """
     spec, layout = translation.spec, translation.layout
     if spec.job.finetuning != "full":

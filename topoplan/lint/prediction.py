@@ -1,4 +1,4 @@
-"""What is known of a configuration: its plan, the best plan of its job, and the keys that lead there."""
+"""The prediction for one configuration: its plan, the best plan of its job, and the keys that lead there."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ RULES = read_rules(__package__, "predictions.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A key that leads from a configuration to the best plan."""
+    """A key to change on the way from a configuration to the best plan."""
 
     key: str
     now: Any
-    """As the trainer has it; None where it is left out."""
+    """The value in effect; None if the key is left out."""
     best: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is known of one configuration."""
+    """The prediction for one configuration."""
 
     configuration: Configuration
     translation: Translation | None = None
-    """None for a trainer that is not predicted, or a configuration that cannot be."""
+    """None if the trainer is not predicted or the configuration cannot be translated."""
     plan: Plan | None = None
-    """None where the layout is illegal."""
+    """None if the layout is illegal."""
     best: Plan | None = None
-    """None where no layout fits."""
+    """None if no layout fits."""
     own: Plan | None = None
-    """The best one of the configuration's own backend."""
+    """The best plan of the configuration's own backend."""
     ways: tuple[Way, ...] = ()
-    """Where nothing fits: with what it would."""
+    """If nothing fits: changes with which the job would."""
     told: bool = False
-    """A finding says why there is no plan."""
+    """True if a finding says why there is no plan."""
     reason: str = ""
     """Why there is no plan."""
     no_best: str = ""
@@ -51,7 +51,7 @@ class Prediction:
 
     @property
     def faster(self) -> float | None:
-        """Throughput of the best plan over that of the configuration."""
+        """Throughput of the best plan divided by that of the configuration."""
         if self.plan is None or self.best is None:
             return None
         return self.best.tokens_per_s_per_gpu / self.plan.tokens_per_s_per_gpu
@@ -70,7 +70,7 @@ class Prediction:
             way = way_of(layout.backend, trainer_of(self.configuration).name)
             emitted, defaults = way.files(any_samples(spec), target.layout).values, self.translation.codec.defaults()
             for key in follows:
-                if emitted.get(key) not in (None, True):  # switching on what is off changes nothing that is predicted
+                if emitted.get(key) not in (None, True):  # turning a disabled switch on changes no prediction
                     now[key] = self.configuration.get(key, defaults[key])
                     best[key] = emitted[key]
         return tuple(

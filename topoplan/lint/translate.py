@@ -1,4 +1,4 @@
-"""From a configuration of a trainer to the job and the layout that it would really run on a cluster."""
+"""From a trainer's configuration to the job and the layout that it would really run on a cluster."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Translation:
     configuration: Configuration
     codec: Codec
     spec: Spec
-    """Cluster, model and job; what a search for a better layout has to keep is pinned."""
+    """Cluster, model and job; whatever a search for a better layout must keep is pinned."""
     layout: Layout
-    """As the trainer would run it, legal or not."""
+    """The layout as the trainer would run it, legal or not."""
     processes: Processes | None
-    """What its command starts; None where none was found."""
+    """The processes that its command starts; None if no command was found."""
     assumptions: tuple[str, ...]
-    """Sentences on what the files do not say."""
+    """Sentences on what the files leave open."""
     planned: bool = False
-    """It is of a bundle: what was asked for and chosen is in its plan."""
+    """True if it belongs to a bundle, whose plan records what was requested and chosen."""
     keys: Keys = field(compare=False, repr=False)
-    """Of the configuration, with what its command says behind it."""
+    """The configuration's keys, overridden by the arguments of its command."""
 
 
 def translate(
@@ -53,11 +53,10 @@ def translate(
     seq_len: int = USUAL_SEQ_LEN,
     length: int | None = None,
 ) -> Translation:
-    """The job and the layout of a configuration on a cluster.
+    """Return the job and the layout of a configuration on a cluster.
 
-    `model` takes the place of the one that the configuration names, `seq_len` that of a length that it does not say,
-    `length` that of any.
-    Raises InputError where it cannot be predicted: the message says why.
+    `model` replaces the model that the configuration names, `seq_len` a missing sequence length, `length` any sequence
+    length. Raises InputError, with the reason, if the configuration cannot be predicted.
     """
     codec = codec_of(configuration, setup)
     if codec is None:
@@ -98,7 +97,7 @@ def translate(
 
 
 def _meant(job: Job, model: Model) -> Job:
-    """The job with the usual value of what means nothing for the model and the kind of fine-tuning."""
+    """Return the job with defaults for the keys that have no effect for its model and kind of fine-tuning."""
     usual: dict[str, Any] = {key: Job.__dataclass_fields__[key].default for key, _ in without_effect(job, model)}
     return replace(job, **usual)
 
@@ -114,7 +113,7 @@ def _on_length(codec: Codec, job: Job, written: int | None, length: int | None) 
 
 
 def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configuration, str]:
-    """A file with what its command says behind it, which wins, and a sentence on that.
+    """Return a file's configuration overridden by the arguments after the file in its command, and a sentence on that.
 
     LLaMA-Factory: `hparams/parser.py::read_args`; ms-swift: `cli/main.py::parse_yaml_args`.
     """
@@ -130,7 +129,7 @@ def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configu
 
 
 def _part_of_file(cluster: Cluster, gpus: int | None) -> tuple[Cluster, str]:
-    """The machines and GPUs of a cluster that a file names, and a sentence on them; all where it asks for more."""
+    """Return the part of a cluster that a file's GPU count takes, with a sentence; all of it if it asks for more."""
     if gpus is None:
         return cluster, ""
     if gpus > cluster.world_size:
@@ -143,7 +142,7 @@ def _part_of_file(cluster: Cluster, gpus: int | None) -> tuple[Cluster, str]:
 
 
 def _part_of(cluster: Cluster, processes: Processes | None) -> tuple[Cluster, str]:
-    """The machines and GPUs of a cluster that a command uses, and a sentence on them; all where it asks for more."""
+    """Return the part of a cluster that a command uses, with a sentence; all of it if the command asks for more."""
     if processes is None:
         return cluster, ""
     return part_with(
@@ -155,7 +154,7 @@ def _part_of(cluster: Cluster, processes: Processes | None) -> tuple[Cluster, st
 
 
 def part_with(cluster: Cluster, nodes: int, gpus: int, why: str = "that it is for") -> tuple[Cluster, str]:
-    """So many machines and GPUs of a cluster, and a sentence on them; all where it has fewer."""
+    """Return a cluster reduced to some machines and GPUs, with a sentence; all of it if it has fewer."""
     if (nodes, gpus) == (cluster.nodes, cluster.gpus_per_node):
         return cluster, ""
     if nodes > cluster.nodes or gpus > cluster.gpus_per_node:

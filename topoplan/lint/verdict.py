@@ -1,4 +1,4 @@
-"""What is said of a prediction: whether it fits, what would, and how much faster the best plan is."""
+"""Findings on a prediction: whether it fits, what would fit, and how much faster the best plan is."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from topoplan.trainers.layout_keys import key_line
 from topoplan.units import GIB
 
 MUCH_FASTER = 0.15
-"""What the best plan gains over a configuration, as a share of its throughput, from which it is worth a warning."""
+"""Throughput gain of the best plan over the configuration, as a fraction, from which it is worth a warning."""
 A_LITTLE_FASTER = 0.03
-"""Below this nothing is said: the figures show it."""
+"""Gain below which nothing is reported; the predicted figures show it anyway."""
 
 
 def unnamed(spec: Spec) -> Spec:
-    """A spec that was not read from a file need not say host_memory: it is told what is needed."""
+    """Return the spec without a path: one that was not read from a file need not state host_memory to be predicted."""
     return replace(spec, path=None)
 
 
 def process_findings(processes: Processes | None, cluster: Cluster) -> Iterator[Finding]:
-    """That the command starts another number of processes than the cluster has GPUs."""
+    """Report a command that starts a different number of processes than the cluster has GPUs."""
     if processes is None:
         return
     nodes, gpus = processes.nodes or cluster.nodes, processes.gpus_per_node or cluster.gpus_per_node
@@ -58,7 +58,7 @@ def process_findings(processes: Processes | None, cluster: Cluster) -> Iterator[
 
 
 def batch_finding(translation: Translation) -> Iterator[Finding]:
-    """Of a DeepSpeed file alone; where a command starts it, `rules/deepspeed.py` tells."""
+    """Report a lone DeepSpeed file for another number of GPUs; with a command, `rules/deepspeed.py` reports it."""
     configuration, world = translation.configuration, translation.spec.cluster.world_size
     gpus = gpus_of(Keys(configuration, {})) if configuration.trainer == "deepspeed" else None
     if gpus is None or gpus == world:
@@ -69,17 +69,17 @@ def batch_finding(translation: Translation) -> Iterator[Finding]:
 
 
 def samples_finding(translation: Translation) -> Iterator[Finding]:
-    """That there are fewer samples than a step takes."""
+    """Report that there are fewer samples than a step takes."""
     job = translation.spec.job
     micro_batches = translation.layout.micro_batch_size * translation.layout.dp
     if job.samples is None or not micro_batches <= job.samples < job.global_batch_size:
-        return  # fewer still break the rule on the batch
+        return  # even fewer break the rule on the batch
     rule, batch = RULES["samples-below-batch"], job.global_batch_size
     yield rule.at(translation.configuration, "max_samples", samples=job.samples, batch=batch)
 
 
 def verdict(prediction: Prediction) -> Iterator[Finding]:
-    """Whether it fits, and what the best plan gains."""
+    """Report whether a configuration fits, and what the best plan gains."""
     translation, plan, best = prediction.translation, prediction.plan, prediction.best
     if translation is None:
         return
@@ -114,12 +114,12 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
 
 
 def _named(plan: Plan, layout: Layout) -> str:
-    """The id, with what trains it where that is not what trains `layout`."""
+    """Return a plan's id, followed by `(Megatron)` if Megatron trains it but not `layout`."""
     return f"{plan.id} (Megatron)" if plan.layout.is_megatron and not layout.is_megatron else plan.id
 
 
 def _of_own_backend(prediction: Prediction) -> str:
-    """What the best plan of the same backend gains, where another backend has the best of all."""
+    """Return what the best plan of the configuration's backend gains, if the overall best plan uses another backend."""
     plan, own = prediction.plan, prediction.own
     if plan is None or own is None or own == prediction.best:
         return ""
@@ -130,10 +130,10 @@ def _of_own_backend(prediction: Prediction) -> str:
 
 
 def misfit(prediction: Prediction) -> Iterator[Finding]:
-    """That a plan is over the card, by how much, and what would fit."""
+    """Report a plan that exceeds the card's memory: by how much, and what would fit."""
     translation, plan = prediction.translation, prediction.plan
     if translation is None or plan is None or plan.memory.excess_bytes <= 0.0:
-        return  # the host memory is too small, which has a finding of its own
+        return  # host memory is the problem, which a separate finding reports
     spec, layout = translation.spec, plan.layout
     out = memory_rejection(unnamed(spec), layout)
     length = None if spec.job.packs or spec.job.lengths is not None else _longest_that_fits(spec, layout)
@@ -163,7 +163,7 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
 
 
 def _shortest(layout: Layout) -> int:
-    """Tokens of the shortest sample that the ranks can split."""
+    """Return the length in tokens of the shortest sample that the ranks can split."""
     return 2 * layout.cp * layout.tp * layout.ulysses
 
 
@@ -172,7 +172,7 @@ def _memory_at(spec: Spec, layout: Layout, seq_len: int) -> Memory:
 
 
 def _longest_that_fits(spec: Spec, layout: Layout) -> int:
-    """Tokens of the longest samples that fit, where those of seq_len do not; 0 where no sample does."""
+    """Return the longest sample length in tokens that fits, given that seq_len does not; 0 if none does."""
     unit = _shortest(layout)
     longer = range(1, spec.job.seq_len // unit + 1)
     return unit * bisect_left(longer, True, key=lambda units: _memory_at(spec, layout, units * unit).excess_bytes > 0.0)
@@ -184,7 +184,7 @@ def _gpus(spec: Spec) -> str:
 
 
 def _parts(plan: Plan) -> str:
-    """`56.9 GiB weights, 11.4 GiB gradients, 68.2 GiB optimizer, 9.6 GiB activations and buffers`."""
+    """Return `56.9 GiB weights, 11.4 GiB gradients, 68.2 GiB optimizer, 9.6 GiB activations, buffers and context`."""
     stage = max(plan.memory.by_stage, key=lambda one: one.allocated_bytes)
     states = {name: stage.parts_bytes.get(name, 0.0) for name in ("weights", "gradients", "optimizer")}
     rest = plan.memory.device_bytes - sum(states.values())
@@ -193,7 +193,7 @@ def _parts(plan: Plan) -> str:
 
 
 def _towards_best(prediction: Prediction) -> str:
-    """The changes of keys as a sentence, for those who read the findings alone."""
+    """Return the changes of keys as a sentence, for readers who only see the findings."""
     plan, own, best = prediction.plan, prediction.own, prediction.best
     is_gain = own is not None and (
         plan is None or not plan.fits or own.tokens_per_s_per_gpu > plan.tokens_per_s_per_gpu * (1.0 + A_LITTLE_FASTER)

@@ -1,4 +1,4 @@
-"""What `accelerate launch` reads: its file, and what the command says in its place.
+"""Rules on the configuration file of `accelerate launch` and the options that override it.
 
 Sources, at accelerate 1.15: `commands/config/config_args.py`, `commands/launch.py` (_validate_launch_command),
 `utils/launch.py` (prepare_multi_gpu_env), `utils/dataclasses.py` (FullyShardedDataParallelPlugin, DeepSpeedPlugin).
@@ -37,11 +37,11 @@ _BESIDE_A_FILE = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
     *("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path"),
 )
-"""What stands in the DeepSpeed file, where one is named (DeepSpeedPlugin._deepspeed_config_checks)."""
+"""Keys that belong in the DeepSpeed file if one is named (DeepSpeedPlugin._deepspeed_config_checks)."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in accelerate's files."""
+    """Report faults in accelerate's files."""
     told = list(setup.of("accelerate"))
     launches = [launch for launch in setup.launches if launch.starter == "accelerate"]
     for launch in launches:
@@ -66,7 +66,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _trainers(setup: Setup) -> Iterator[Configuration]:
-    """Configurations that `accelerate launch` starts."""
+    """Yield the configurations that `accelerate launch` starts."""
     for one in setup.configurations:
         launch = launch_of(setup, one) if setup.model_key(one) else None
         if launch is not None and launch.starter == "accelerate":
@@ -103,7 +103,7 @@ def _choice(configuration: Configuration, place: str) -> Iterator[Finding]:
     choices: list[str] = key_list("accelerate")["choices"][place]
     text = str(value)
     if value is None or (isinstance(value, bool) and name == "mixed_precision"):
-        return  # a bare `no`
+        return  # a bare `no` is read as False
     if text.upper() not in [choice.upper() for choice in choices]:
         close = nearest(text.upper(), choices) or nearest(text.lower(), choices)
         yield RULES["accelerate-wrong-value"].at(
@@ -112,7 +112,7 @@ def _choice(configuration: Configuration, place: str) -> Iterator[Finding]:
 
 
 def _setting(configuration: Configuration, block: str, name: str) -> tuple[KeyPath, Any]:
-    """Where a setting of a block stands, and its value; of FSDP's also without the fsdp_ in front."""
+    """Return the path and value of a setting in a block; FSDP's settings may have the prefix fsdp_."""
     paths: list[KeyPath] = [(block, f"fsdp_{name}"), (block, name)] if block == _FSDP else [(block, name)]
     if not block:
         paths = [(name,)]
@@ -159,7 +159,7 @@ def _machines(configuration: Configuration, launches: list[Launch]) -> Iterator[
 
 
 def _count(configuration: Configuration, launches: list[Launch], key: str) -> int | None:
-    """A number of the file, or what the only command says in its place."""
+    """Return a number from the file, or from the option of the only launch, which overrides it."""
     option = launches[0].options.get(key) if len(launches) == 1 else None
     if option is None:
         return None if any(key in launch.options for launch in launches) else as_whole(configuration.get(key))
@@ -230,7 +230,7 @@ def _with_trainer(setup: Setup, configuration: Configuration, trainer: Configura
 
 
 def _other_values(configuration: Configuration, trainer: Configuration) -> Iterator[Finding]:
-    """What HfTrainerDeepSpeedConfig compares with the trainer's arguments."""
+    """Report values that HfTrainerDeepSpeedConfig would find in conflict with the trainer's arguments."""
     for key, name in (("gradient_accumulation_steps", "gradient_accumulation_steps"), ("gradient_clipping", _CLIPPING)):
         value, given = at(configuration.source.data, (_DEEPSPEED, key)), number(trainer, name)
         if as_number(value) is not None and given is not None and given != value:
@@ -240,7 +240,7 @@ def _other_values(configuration: Configuration, trainer: Configuration) -> Itera
 
 
 def _layers(configuration: Configuration, model: Model) -> Iterator[Finding]:
-    """A class of layers that another model has: one that this model has beside its layers is nobody's mistake."""
+    """Report a layer class of another model; a class that this model has besides its layers is not a mistake."""
     layers: Mapping[str, str] = key_list("accelerate")["layers"]
     own = layers.get(model.model_type, "").split()
     path, written = _setting(configuration, _FSDP, "transformer_layer_cls_to_wrap")

@@ -1,4 +1,4 @@
-"""Rules over a directory that `topoplan generate` wrote: what was changed in it since, and whether it still agrees."""
+"""Rules on directories written by `topoplan generate`: what was changed since, and whether the files still agree."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong with each bundle."""
+    """Report faults of each bundle."""
     for directory in setup.bundles:
         plan = _plan(directory)
         recorded, fresh = _recorded(directory)
-        # Another version writes other scripts.
+        # Another version of topoplan writes other scripts.
         is_ours = plan is not None and plan.get("version") == topoplan.__version__
         yield from _changed_files(directory, fresh if is_ours else {})
         if plan is None:
@@ -57,7 +57,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _recorded(directory: Path) -> tuple[RecordedPlan | None, Mapping[str, str]]:
-    """The plan, and what this version writes for it; nothing where that cannot be read, which is told elsewhere."""
+    """Return the plan and the files that this version writes for it; nothing if unreadable (reported elsewhere)."""
     try:
         recorded = read_plan_file(directory)
         return recorded, written_again(recorded)
@@ -66,7 +66,7 @@ def _recorded(directory: Path) -> tuple[RecordedPlan | None, Mapping[str, str]]:
 
 
 def _contents(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Those of the files that are there and can be read."""
+    """Return the contents of the files that exist and can be read."""
     found = {}
     for name in names:
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def _changed_files(directory: Path, again: Mapping[str, str]) -> Iterator[Findin
 
 
 def _mixture(directory: Path, fresh: Mapping[str, str]) -> Iterator[Finding]:
-    """Files of two bundles: of `generate` that was ended in an earlier version, or of a copy that broke off."""
+    """Report files of two bundles in one directory, left by an interrupted copy or by an older `generate`."""
     if not fresh:
         return
     texts = {name: text.encode() for name, text in fresh.items()}
@@ -97,7 +97,7 @@ def _mixture(directory: Path, fresh: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _to_fill_in(directory: Path) -> Iterator[Finding]:
-    """The key that `generate` leaves to the reader."""
+    """Report the dataset key that `generate` leaves to be filled in."""
     key = re.compile(rf"[ -]*([a-z_]+): *{DATASET_TO_FILL_IN}\b")
     text = _contents(directory, [MAIN_FILE]).get(MAIN_FILE, b"").decode(errors="replace")
     for number, line in enumerate(text.split("\n"), 1):
@@ -106,7 +106,7 @@ def _to_fill_in(directory: Path) -> Iterator[Finding]:
 
 
 def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding]:
-    """Nodes without a script that the manifest does not know of either."""
+    """Report nodes whose script is missing and is not listed in the manifest either."""
     _, missing = bundle_changes(directory)
     try:
         nodes = int(plan["inputs"]["cluster"]["nodes"])
@@ -119,7 +119,7 @@ def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Findi
 
 
 def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mapping[str, str]) -> Iterator[Finding]:
-    """Keys of train.yaml that differ from the plan, for which memory and time were predicted."""
+    """Report keys of train.yaml that differ from the plan, whose memory and time were predicted."""
     if recorded is None or MAIN_FILE not in fresh:
         return
     backend = recorded.plan.layout.backend
@@ -129,7 +129,7 @@ def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mappin
     try:
         source = parse_source(read_text(directory / MAIN_FILE), name=MAIN_FILE)
     except InputError:
-        return  # which is told elsewhere
+        return  # reported by another rule
     planned, defaults = parse_source(fresh[MAIN_FILE], name=MAIN_FILE).data, codec.defaults()
     for key in (*codec.rows, codec.length):
         now, wanted = (_meant(data.get(key), key, defaults) for data in (source.data, planned))
@@ -139,7 +139,7 @@ def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mappin
 
 
 def _meant(value: Any, key: str, defaults: Mapping[str, Any]) -> Any:
-    """The value that the trainer works with; a degree that is left out is 1."""
+    """Return the value that the trainer uses; a parallel size that is left out is 1."""
     value = defaults.get(key) if value is None else value
     return 1 if value is None and key.endswith("_size") else value
 

@@ -1,6 +1,6 @@
-"""A DeepSpeed configuration: a JSON file of its own, or the `deepspeed:` block of a trainer's YAML.
+"""Rules on DeepSpeed configurations: a JSON file, or the `deepspeed:` block of a trainer's YAML.
 
-Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks forbid unknown keys, and drop "auto"),
+Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks forbid unknown keys and drop "auto"),
 `runtime/zero/config.py`, `runtime/zero/offload_config.py`; transformers 5.6.0 `integrations/deepspeed.py` (fill_match).
 """
 
@@ -39,11 +39,11 @@ _SAME: tuple[tuple[KeyPath, str], ...] = (
     (("fp16", "enabled"), "fp16"),
     (("bf16", "enabled"), "bf16"),
 )
-"""What HfTrainerDeepSpeedConfig.trainer_config_process compares with the trainer's arguments."""
+"""DeepSpeed keys that HfTrainerDeepSpeedConfig.trainer_config_process compares with the trainer's arguments."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in the DeepSpeed configurations."""
+    """Report faults in the DeepSpeed configurations."""
     for document in documents(setup):
         yield from key_findings(document)
         yield from _precision(document)
@@ -70,7 +70,7 @@ def _batch(document: Document) -> Iterator[Finding]:
         if value is not None and value < 1:
             yield document.finding("batch", (key,), value=shown(value))
             return
-    if total is not None and document.trainer is not None:  # transformers works the batch out of its own keys
+    if total is not None and document.trainer is not None:  # transformers fills in the batch from its own keys
         micro, steps = (
             given if given is not None else as_whole(_argument(document.trainer, key))
             for given, key in ((micro, "per_device_train_batch_size"), (steps, "gradient_accumulation_steps"))
@@ -93,7 +93,7 @@ def _batch(document: Document) -> Iterator[Finding]:
 
 
 def _world_size(document: Document) -> int | None:
-    """GPUs that the one launch of the setup starts, where it says so."""
+    """Return the number of GPUs that the setup's only launch starts, if known."""
     if len(document.launches) != 1:
         return None
     started = processes_of(document.launches[0])
@@ -120,7 +120,7 @@ def _trainer(document: Document) -> Iterator[Finding]:
 
 
 def _argument(trainer: Configuration, key: str) -> Any:
-    """What the trainer uses for a key: as given, or LLaMA-Factory's default. None where it is not known."""
+    """Return the value that the trainer uses for a key, given or LLaMA-Factory's default; None if unknown."""
     given = value_of(trainer, key)
     if key in ("fp16", "bf16"):
         if trainer.trainer == "swift" and given is None:
@@ -132,7 +132,7 @@ def _argument(trainer: Configuration, key: str) -> Any:
 
 
 def _groups(document: Document) -> Iterator[Finding]:
-    """Groups of ranks that the world has to be made of: `utils/groups.py`, `runtime/zero/mics.py`."""
+    """Report group sizes that do not divide the world size: `utils/groups.py`, `runtime/zero/mics.py`."""
     world = _world_size(document)
     for key in ("zero_hpz_partition_size", "mics_shard_size"):
         size = as_whole(document.get(ZERO, key))
@@ -174,7 +174,7 @@ def _stages(document: Document) -> Iterator[Finding]:
 
 
 def _weights(document: Document) -> Iterator[Finding]:
-    """Checkpoints of ZeRO-3 without the whole weights, which adapters do not need."""
+    """Report ZeRO-3 checkpoints that lack the gathered weights, except for adapters, which do not need them."""
     trainer = document.trainer
     lora = trainer is not None and "lora" in (trainer.get("finetuning_type"), trainer.get("tuner_type"))
     if lora or any(document.get(ZERO, key) for key in _GATHERS):
@@ -185,7 +185,7 @@ def _weights(document: Document) -> Iterator[Finding]:
 
 
 def _beside_fsdp(setup: Setup) -> Iterator[Finding]:
-    """`accelerate launch` with FSDP, and DeepSpeed in the trainer's own file: accelerate asks for DeepSpeed first."""
+    """Report FSDP in accelerate's file when the trainer's file names DeepSpeed, which accelerate checks first."""
     told = [one for one in setup.of("accelerate") if one.get("distributed_type") == "FSDP"]
     for trainer in setup.with_deepspeed:
         launch = launch_of(setup, trainer)

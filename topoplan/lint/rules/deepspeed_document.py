@@ -1,4 +1,4 @@
-"""DeepSpeed configurations, wherever they stand: a JSON file, or the `deepspeed:` block of a trainer's YAML."""
+"""Finds DeepSpeed configurations: a JSON file, or the `deepspeed:` block of a trainer's YAML."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ ZERO = "zero_optimization"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One DeepSpeed configuration, wherever it stands."""
+    """One DeepSpeed configuration and where it was found."""
 
     holder: Configuration
     path: KeyPath
-    """Where it begins in `holder`; empty for a file of its own."""
+    """Path of the block in `holder`; empty for a file of its own."""
     data: Mapping[str, Any]
     trainer: Configuration | None
-    """The configuration that uses it."""
+    """The trainer's configuration that uses it, if known."""
     launches: tuple[Launch, ...]
 
     def get(self, *path: str | int) -> Any:
-        """The value at a path; None also for "auto", which DeepSpeed drops and the trainer fills in."""
+        """Return the value at a path; None also for "auto", which DeepSpeed drops and the trainer fills in."""
         value = at(self.data, path)
         return None if value == "auto" else value
 
     @property
     def stage(self) -> int:
-        """ZeRO stage; 0 where it is none."""
+        """The ZeRO stage; 0 without ZeRO."""
         stage = as_whole(self.get(ZERO, "stage"))
         return stage if stage in (1, 2, 3) else 0
 
     def finding(self, rule: str, path: KeyPath, **said: Any) -> Finding:
-        """A finding at a path of the document; `said` as for `Rule.at`."""
+        """Return a finding at a path of the document, with `said` as for `Rule.at`."""
         return RULES[f"deepspeed-{rule}"].at(self.holder, (*self.path, *path), **said)
 
 
 def documents(setup: Setup) -> Iterator[Document]:
-    """All of a setup, with the trainer's configuration where it is known which one uses it."""
+    """Yield the DeepSpeed configurations of a setup, each with the trainer's configuration that uses it, if clear."""
     named = [one for one in setup.with_deepspeed if one.get("deepspeed") is not None]
     users = [one for one in named if not setup.uses_mca(one)]
     for one in users:

@@ -1,6 +1,6 @@
-"""Keys and values that DeepSpeed refuses or does not read.
+"""Keys and values that DeepSpeed refuses or ignores.
 
-Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks forbid unknown keys, and drop "auto"),
+Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks forbid unknown keys and drop "auto"),
 `runtime/zero/config.py`, `runtime/zero/offload_config.py`; transformers 5.6.0 `integrations/deepspeed.py` (fill_match).
 """
 
@@ -20,16 +20,16 @@ from topoplan.units import shown
 
 _DEVICES = ("none", "cpu", "nvme")
 _BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "0", "1"})
-"""pydantic's."""
+"""Strings that pydantic accepts as booleans."""
 
 
 def key_findings(document: Document) -> Iterator[Finding]:
-    """What is wrong with each key alone."""
+    """Report faults of single keys."""
     known = key_list("deepspeed")
     for key, value in document.data.items():
         if expected := _unfit(key, known["top"].get(key, ""), value):
             yield document.finding("wrong-value.top", (key,), value=shown(value), expected=expected)
-        if key not in known["top"] and not str(key).startswith(("_", "//")):  # a comment, as JSON has none
+        if key not in known["top"] and not str(key).startswith(("_", "//")):  # such keys serve as comments in JSON
             close = nearest(key, known["top"])
             edits = () if close else drop(document.holder, (*document.path, key))
             yield document.finding("unknown-key", (key,), name=shown(key), remedy=close, edits=edits)
@@ -73,7 +73,7 @@ def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, s
 
 
 def _unfit(key: str, kind: str, value: Any) -> str:
-    """What was expected in place of a value that pydantic refuses; empty where it takes it."""
+    """Return what pydantic expects in place of a value; empty if it accepts the value."""
     if not kind or value is None or value == "auto" or (isinstance(value, bool) and kind in ("bool", "int", "float")):
         return ""
     if key == "stage":
@@ -92,6 +92,6 @@ def _unfit(key: str, kind: str, value: Any) -> str:
         missed = range_missed(key_list("deepspeed")["ranges"].get(key), value)
         return kind_of if not fits else f"{kind_of} {missed}" if missed else ""
     if kind == "dict":
-        told = key in ("offload_param", "offload_optimizer")  # as blocks of their own
+        told = key in ("offload_param", "offload_optimizer")  # checked as blocks of their own
         return "" if told or isinstance(value, Mapping) else "a block of keys"
     return "" if isinstance(value, str) else "text"

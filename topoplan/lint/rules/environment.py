@@ -1,7 +1,7 @@
-"""Environment variables that are better not set, or not to that value.
+"""Environment variables that should not be set, or not to that value.
 
-The verdicts are data: `topoplan/catalog/environment_variables.json`, each with its source. Here are the few that need
-more than the name and the value.
+Most verdicts are data in `topoplan/catalog/environment_variables.json`, each with its source. This module has the few
+that depend on more than name and value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INDEXED = re.compile(r".*_[a-z]*[1-9]")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong with the variables that are set."""
+    """Report faults of the environment variables that are set."""
     counts = [launch.options["nnodes"].value for launch in setup.launches if "nnodes" in launch.options]
     counts += [one.value for one in setup.variables if one.name == "NNODES"]
     nodes = max([*map(_number, counts), *(nodes_of(launch) or 0 for launch in setup.launches)], default=0)
@@ -43,7 +43,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for variable in setup.variables:
         yield from _secret(variable)
         if variable.name in vendors:
-            continue  # its plugin ends the run where the value is another one
+            continue  # the fabric's plugin stops the run if the value differs
         yield from _from_catalog(variable)
         if variable.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             yield from _no_interface(variable)
@@ -56,7 +56,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def removal(variable: Variable) -> tuple[Edit, ...]:
-    """The edit that takes a variable's line out, where the line sets nothing else and no line before goes on in it."""
+    """Return an edit that deletes a variable's line, if nothing else is set there and no command continues into it."""
     line = line_text(variable)
     if goes_on(variable.part, variable.line) and not line.rstrip().endswith("\\"):
         return ()
@@ -69,13 +69,13 @@ def removal(variable: Variable) -> tuple[Edit, ...]:
 
 
 def new_value(variable: Variable, value: str) -> tuple[Edit, ...]:
-    """The edit that sets it to another value."""
+    """Return an edit that sets a variable to another value."""
     name = re.escape(variable.name)
     return rewritten(variable, rf"\b{name}=(?:'[^']*'|\"[^\"]*\"|[^\s'\"`;&|]*)", f"{variable.name}={value}")
 
 
 def rewritten(variable: Variable, pattern: str, new: str) -> tuple[Edit, ...]:
-    """The edit that puts a text in the only place of a pattern in its line; none where it is not the only one."""
+    """Return an edit that replaces a pattern in the variable's line; nothing unless the pattern occurs exactly once."""
     line = line_text(variable)
     if len(re.findall(pattern, line)) != 1:
         return ()
@@ -84,13 +84,13 @@ def rewritten(variable: Variable, pattern: str, new: str) -> tuple[Edit, ...]:
 
 
 def goes_on(part: Part, line: int) -> bool:
-    """Whether the line goes on with the command of the one before it: nothing can come between the two."""
+    """Whether a line continues the command of the preceding line, so that nothing can be inserted between them."""
     before = part.text.split("\n")[line - 2] if line > 1 else ""
     return re.search(r"(?:\\|&&|\|)\s*$", before) is not None
 
 
 def line_text(variable: Variable) -> str:
-    """The line on which it is set."""
+    """Return the line on which a variable is set."""
     lines = variable.part.text.split("\n")
     return lines[variable.line - 1] if 0 < variable.line <= len(lines) else ""
 
@@ -103,7 +103,7 @@ def _catalog() -> Mapping[str, Any]:
 
 
 def rule_of(case: Mapping[str, Any]) -> Rule:
-    """What one case of the catalog says."""
+    """Return one case of the catalog as a rule."""
     return Rule(
         id=case["rule"],
         level=case["severity"],
@@ -116,7 +116,7 @@ def rule_of(case: Mapping[str, Any]) -> Rule:
 
 
 def rules_of_catalog() -> Iterator[Rule]:
-    """What all cases of the catalog say."""
+    """Yield all cases of the catalog as rules."""
     catalog = _catalog()
     for cases in catalog["variables"].values():
         yield from map(rule_of, cases)
@@ -124,12 +124,12 @@ def rules_of_catalog() -> Iterator[Rule]:
 
 
 def known_names() -> frozenset[str]:
-    """Variables that the catalog has cases of."""
+    """Return the variables that the catalog has cases for."""
     return frozenset(_catalog()["variables"])
 
 
 def _shown(variable: Variable) -> str:
-    """The value for a message."""
+    """Return the value for display in a message."""
     return variable.value if variable.value.isprintable() and len(variable.value) <= 60 else "..."
 
 
@@ -160,7 +160,7 @@ def _from_catalog(variable: Variable) -> Iterator[Finding]:
     if case is None:
         return
     if variable.name == "NCCL_IB_DISABLE" and _OWN_SCRIPT in variable.part.text[:1000]:
-        return  # the cluster spec says that the fabric has no RDMA
+        return  # topoplan wrote it because the cluster spec says that the fabric has no RDMA
     fix = case.get("fix")
     edits = removal(variable) if fix == "remove" else new_value(variable, fix) if fix else ()
     yield _found(rule_of(case), variable, edits=edits)
@@ -179,7 +179,7 @@ def _secret(variable: Variable) -> Iterator[Finding]:
 
 
 def _names(variable: Variable) -> list[str]:
-    """What a list of devices names, without what says how they are meant."""
+    """Return the device names in a list, without the prefixes `=` and `^`."""
     return [] if is_open(variable.value) else re.findall(r"[^,=^:]+", variable.value)
 
 

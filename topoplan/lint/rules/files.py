@@ -1,4 +1,4 @@
-"""Files that are named and not here: what nobody looked at must not look like one without faults."""
+"""Files that are named but missing: what was not examined must not look free of faults."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FILE = re.compile(r"[\w./~-]*[./][\w./~-]*")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WORDS = re.compile(r"[-./_]")
 _MISSPELT = 0.8
-"""How alike two words of names are, of which one is the other misspelt."""
+"""Minimum similarity, from 0 to 1, at which a word counts as a misspelling of another."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What could not be read; trainers' files that commands name, and the files of DeepSpeed and accelerate."""
+    """Report unreadable files, missing files of trainers, DeepSpeed and accelerate, and misspelt names of models."""
     yield from _unread(setup)
     yield from _of_trainers(setup)
     yield from _models(setup)
@@ -49,7 +49,7 @@ def _unread(setup: Setup) -> Iterator[Finding]:
 
 
 def _of_trainers(setup: Setup) -> Iterator[Finding]:
-    """The configurations that were not found, where no other file was given that may be the one."""
+    """Report configurations that were not found, unless another given file may be the one meant."""
     has_other = any(setup.model_key(one) and not one.from_command for one in setup.configurations)
     for launch in setup.launches:
         name = launch.config_file
@@ -70,7 +70,7 @@ def _of_trainers(setup: Setup) -> Iterator[Finding]:
 
 
 def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
-    """Part, line, key and name of every file of DeepSpeed's and accelerate's that is named."""
+    """Yield part, line, key and name of every DeepSpeed and accelerate file that is named."""
     for one in setup.with_deepspeed:
         name = one.get("deepspeed")
         if isinstance(name, str) and _FILE.fullmatch(name) and not setup.uses_mca(one):
@@ -87,7 +87,7 @@ def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
 
 
 def _models(setup: Setup) -> Iterator[Finding]:
-    """Names of models that differ from a known one in a word that no known model has in its name."""
+    """Report models whose name differs from a known one in one word that occurs in no known name."""
     for one in setup.whole:
         name = setup.named_model(one) or ""
         if one.part.is_piece or catalog.knows_model(name) or not _HUB_NAME.fullmatch(name):
@@ -97,7 +97,7 @@ def _models(setup: Setup) -> Iterator[Finding]:
 
 
 def _misspelt_model(name: str) -> str:
-    """The known name that was meant; empty where none is that near."""
+    """Return the known name that a misspelt one is closest to; empty if none is close enough."""
     words = _WORDS.split(name)
     for known in catalog.model_names():
         theirs = _WORDS.split(known)
@@ -115,7 +115,7 @@ def _known_words() -> frozenset[str]:
 
 
 def _is_sure(setup: Setup, part: Part, name: str) -> bool:
-    """Whether it would be here: its directory is, or one of its kind was given that nobody names."""
+    """Whether a file is certainly missing: its directory exists, or a DeepSpeed file was given that nothing names."""
     named = {PurePath(one).name for _, _, _, one in _of_starters(setup)}
     others = [one for one in setup.of("deepspeed") if PurePath(one.part.name).name not in named]
     return has_directory(part, name) or any(not one.from_command and one.part is not part for one in others)

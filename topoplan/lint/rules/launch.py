@@ -1,4 +1,4 @@
-"""Launch commands that do not start what is meant: the starter, the program and its arguments.
+"""Launch commands that do not start what is intended: faults in the launcher, the program or its arguments.
 
 Facts from LLaMA-Factory 0.9.5 (launcher.py, hparams/parser.py), ms-swift 4 (swift/cli/main.py), torch 2.13
 (distributed/run.py) and DeepSpeed 0.18 (launcher/runner.py).
@@ -38,14 +38,14 @@ _DECLARED_CHOICES = {
     "recompute_method": ("uniform", "recompute"),
     "moe_token_dispatcher_type": ("allgather", "alltoall"),
 }
-"""Of mcore_adapter's `training_args.py`, where Megatron takes others too."""
+"""Choices that mcore_adapter's `training_args.py` declares where Megatron accepts further values."""
 _ALLOCATOR_OPTIONS = (
     *("backend", "expandable_segments", "garbage_collection_threshold", "graph_capture_record_stream_reuse"),
     *("max_non_split_rounding_mb", "max_split_size_mb", "per_process_memory_fraction", "pinned_num_register_threads"),
     *("pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_use_cuda_host_register"),
     *("release_lock_on_cudamalloc", "roundup_power2_divisions", "use_cuda_host_register"),
 )
-"""torch 2.13 c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp."""
+"""Options that torch 2.13 parses in c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp."""
 _OF_V1 = ("sft", "dpo", "rm", "merge")
 _OF_LLAMAFACTORY = ("api", "chat", "env", "eval", "export", "help", "train", "version", "webchat", "webui", *_OF_V1)
 _METHODS = {
@@ -57,13 +57,13 @@ _METHODS = {
     ),
     "megatron": ("pt", "sft", "rlhf", "export"),
 }
-"""The words that the trainers' commands take first."""
+"""The subcommands of the trainers' programs."""
 _DEEPSPEED_COUNTS, _FILTERS = ("num_gpus", "num_nodes"), ("include", "exclude")
 _FORM_A_VARIABLES = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong with the launches, one by one."""
+    """Report faults of individual launches."""
     for launch in setup.launches:
         for rule in _RULES:
             yield from rule(setup, launch)
@@ -72,7 +72,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _unknown_methods(script: Script) -> Iterator[Finding]:
-    """`swift sftt`: a trainer's own command with a word that it does not know."""
+    """Report an unknown subcommand of a trainer's program: `swift sftt`."""
     for command in script.commands:
         first = command.words[:2]
         program, method = [word.text for word in first] if len(first) > 1 else ("", "")
@@ -87,7 +87,7 @@ def _unknown_methods(script: Script) -> Iterator[Finding]:
 
 
 def _nested(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """A launcher around a command that is one itself."""
+    """Report a launcher around a command that starts a launcher itself."""
     if not launch.starter:
         return
     if launch.program == "llamafactory-cli":
@@ -103,7 +103,7 @@ def _nested_llamafactory(launch: Launch) -> Finding:
     processes = count_of(launch.options.get("nproc_per_node")) or count_of(launch.options.get("num_gpus"))
     each = f"each of the {processes} processes" if processes else "each process"
     edits: tuple[Edit, ...] = ()
-    if launch.starter == "torchrun" and "no_python" not in launch.options:  # `--no_python -m` is refused
+    if launch.starter == "torchrun" and "no_python" not in launch.options:  # torchrun refuses `--no_python -m`
         edits = replaced(launch, _CLI_WORDS, "-m llamafactory.launcher")
     remedy = "write FORCE_TORCHRUN=1 llamafactory-cli train FILE: `deepspeed:` in FILE turns DeepSpeed on"
     return RULES["launch-nested-torchrun"].on(
@@ -117,7 +117,7 @@ def _nested_llamafactory(launch: Launch) -> Finding:
 
 
 def _run_by_python(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """`torchrun swift sft`: torchrun runs its program with Python, unless it is told not to."""
+    """Report `torchrun swift sft`: torchrun runs its program with Python unless --no_python is given."""
     if launch.starter != "torchrun":
         return
     if "no_python" in launch.options and "module" in launch.options:
@@ -131,7 +131,7 @@ def _run_by_python(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _unknown_option(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """All that torchrun does not know; of the others, which have more options, what is close to one of them."""
+    """Report options unknown to torchrun; for launchers whose options are not all listed, only near misspellings."""
     if not launch.starter or launch.called == "torch.distributed.launch":
         return
     known = options_of(launch.starter)
@@ -148,7 +148,7 @@ def _deprecated(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _deepspeed_nodes(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """The launchers of DeepSpeed and accelerate read no NODE_RANK."""
+    """Report multi-node variables that the launchers of DeepSpeed and accelerate do not read."""
     if launch.starter not in ("deepspeed", "accelerate"):
         return
     given = [one for one in launch.variables if one.name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")]
@@ -157,7 +157,10 @@ def _deepspeed_nodes(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _deepspeed_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """`launcher/runner.py`, main: filters and counts exclude each other, and both take CUDA_VISIBLE_DEVICES' place."""
+    """Report conflicting DeepSpeed options: `launcher/runner.py`, main.
+
+    Filters and counts exclude each other, and both override CUDA_VISIBLE_DEVICES.
+    """
     if launch.starter != "deepspeed":
         return
     counts, filters = ([one for one in names if one in launch.options] for names in (_DEEPSPEED_COUNTS, _FILTERS))
@@ -175,7 +178,7 @@ def _deepspeed_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _chosen_by_deepspeed(launch: Launch) -> set[str] | None:
-    """GPUs that `--include localhost:0,1` or `--num_gpus 2` starts on, as text."""
+    """Return the GPUs that `--include localhost:0,1` or `--num_gpus 2` selects, as text."""
     named = re.fullmatch(r"(?:localhost|127\.0\.0\.1):([\d,]+)", known(launch.options.get("include")) or "")
     count = count_of(launch.options.get("num_gpus"))
     if named:
@@ -184,12 +187,12 @@ def _chosen_by_deepspeed(launch: Launch) -> set[str] | None:
 
 
 def _family(setup: Setup, launch: Launch) -> str:
-    """Whose configuration a launch trains by."""
+    """Return the trainer whose configuration a launch uses."""
     return launch.reads.trainer if launch.reads else launch.configuration.trainer if launch.configuration else ""
 
 
 def _one_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """LLaMA-Factory as a plain script on several GPUs: `parser.py`, get_train_args."""
+    """Report LLaMA-Factory run as a plain script with several GPUs visible: `parser.py`, get_train_args."""
     is_script = not launch.starter and launch.program.endswith(".py") and _family(setup, launch) == "llamafactory"
     gpus = visible_gpus(launch) or 1
     outside = from_outside(launch) or launch.variable("WORLD_SIZE") is not None
@@ -198,7 +201,7 @@ def _one_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _single_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """The launcher as a module, without torchrun, is one process."""
+    """Report llamafactory.launcher run as a module without torchrun, which is a single process."""
     if launch.starter or launch.program != "llamafactory.launcher":
         return
     given = [name for name in _FORM_A_VARIABLES if launch.variable(name) is not None]
@@ -207,7 +210,7 @@ def _single_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _deepspeed_alone(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """DeepSpeed in one process that nobody told of others: `parser.py`, get_train_args."""
+    """Report DeepSpeed in a process that was not started by a distributed launcher: `parser.py`, get_train_args."""
     used = [one for one in (launch.reads, launch.configuration) if one is not None and one.trainer == "llamafactory"]
     if launch.starter or not any(one.get("deepspeed") for one in used) or starts_torchrun_anyway(launch):
         return
@@ -232,14 +235,14 @@ def _train_word(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _other_launcher(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """Words that one of LLaMA-Factory's two launchers knows: `launcher.py` and, with USE_V1=1, `v1/launcher.py`."""
+    """Report subcommands of `v1/launcher.py` given without USE_V1=1 to LLaMA-Factory's `launcher.py`."""
     word, is_new = next(iter(launch.arguments), ""), is_enabled(launch, "USE_V1")
     if is_llamafactory_cli(launch) and word in _OF_V1 and not is_new and not from_outside(launch):
         yield RULES["launch-other-launcher"].on(launch, word=word)
 
 
 def _overrides(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """Behind a file LLaMA-Factory reads `key=value`."""
+    """Report arguments after a LLaMA-Factory configuration file that are not `key=value`."""
     if launch.program.startswith("llamafactory") and launch.config_file and (word := _no_override(launch)):
         yield RULES["launch-spaced-override"].on(launch, file=launch.config_file, word=word)
     if not launch.program.startswith("llamafactory") or not launch.config_file or launch.configuration is None:
@@ -260,7 +263,7 @@ def _overrides(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _no_override(launch: Launch) -> str:
-    """The first word behind the file that is no `key=value`; an option and its value are told by another rule."""
+    """Return the first word after the file that is not `key=value`; another rule reports options and their values."""
     behind = launch.arguments[launch.arguments.index(launch.config_file) + 1 :]
     for before, word in zip(("", *behind), behind, strict=False):
         if "=" not in word.strip("=") and not word.startswith("-") and not before.startswith("-") and not is_open(word):
@@ -280,7 +283,7 @@ def _undashed(launch: Launch) -> tuple[Edit, ...]:
 
 
 def _declared_choices(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """What argparse checks on a command line, and nobody in a file."""
+    """Report values that argparse rejects on a command line, although they are not checked in a file."""
     configuration = launch.configuration
     if launch.config_file or configuration is None or configuration.trainer != "llamafactory":
         return
@@ -325,13 +328,13 @@ def _allocator_overwritten(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _keeps_allocator(launch: Launch) -> bool:
-    """Whether the processes get PYTORCH_CUDA_ALLOC_CONF as it was set."""
+    """Whether PYTORCH_CUDA_ALLOC_CONF reaches the processes unchanged."""
     is_off = known(launch.variable("OPTIM_TORCH")) is not None and not is_enabled(launch, "OPTIM_TORCH")
     return is_off or not is_llamafactory_cli(launch)
 
 
 def _allocator_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """What torch's allocator does not understand: it stops where the first tensor is put on the GPU."""
+    """Report options that torch's allocator cannot parse: it fails when the first tensor is put on the GPU."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         variable = launch.variable(name)
         value = known(variable)

@@ -1,4 +1,4 @@
-"""What a launch of the Megatron trainer needs in its environment."""
+"""What a launch of LLaMA-Factory's Megatron trainers needs in its environment."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from topoplan.trainers.llamafactory.key_list import TrainerPath
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is missing in the environment of LLaMA-Factory's Megatron trainer."""
+    """Report what the environment of LLaMA-Factory's Megatron trainers lacks."""
     for launch in setup.launches:
         for rule in _RULES:
             yield from rule(setup, launch)
 
 
 def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """USE_MCA and the keys of the Megatron trainer go together; so do USE_MEGATRON_BRIDGE and those of its own."""
+    """Report Megatron keys without their switch (USE_MCA or USE_MEGATRON_BRIDGE), and USE_MCA without Megatron keys."""
     if not launch.program.startswith("llamafactory") and not _is_own_script(launch):
         return
     configurations = configurations_of(setup, launch)
@@ -48,12 +48,12 @@ def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _trains_all(configuration: Configuration) -> bool:
-    """The Megatron trainer trains all weights, whatever method is named."""
+    """Whether a configuration asks for full fine-tuning; the Megatron trainer does that whatever method is named."""
     return bool(value_of(configuration, "finetuning_type") == "full")
 
 
 def _exported(setup: Setup, launch: Launch, name: str) -> tuple[Edit, ...]:
-    """The switch set in front of the only command that would see it."""
+    """Return an edit that exports the switch above the only command that would see it."""
     others = [one for one in setup.launches if one.part is launch.part and one is not launch]
     if others or not has_exports(launch) or goes_on(launch.part, launch.first_line):
         return ()
@@ -63,7 +63,7 @@ def _exported(setup: Setup, launch: Launch, name: str) -> tuple[Edit, ...]:
 
 
 def _is_own_script(launch: Launch) -> bool:
-    """LLaMA-Factory's src/train.py: the adapter's run_train.py has the switch among its own arguments."""
+    """Whether a launch runs LLaMA-Factory's src/train.py; the adapter's run_train.py has the switch as an argument."""
     return re.fullmatch(r"(?:.*/)?src/train(?:_bash)?\.py", launch.program) is not None
 
 
@@ -74,11 +74,11 @@ def _fsdp_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _max_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """What Megatron's overlap of communication and computation rests on, before Blackwell."""
+    """Report CUDA_DEVICE_MAX_CONNECTIONS other than 1: before Blackwell, Megatron's communication overlap needs it."""
     if not launch.program.startswith("llamafactory") or not is_enabled(launch, "USE_MCA") or from_outside(launch):
         return
     if Path(launch.part.name).parent in setup.bundles:
-        return  # topoplan set it by the GPU that it planned for
+        return  # topoplan chose the value for the GPU that it planned for
     variable = launch.variable("CUDA_DEVICE_MAX_CONNECTIONS")
     splits = [
         max(size_of(one, "tensor_model_parallel_size"), size_of(one, "context_parallel_size"))

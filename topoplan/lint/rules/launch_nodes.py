@@ -1,4 +1,4 @@
-"""Nodes and processes that do not find each other: ranks, addresses, ports, numbers of processes.
+"""Nodes and processes that fail to find each other: ranks, addresses, ports, numbers of processes.
 
 Facts from torch 2.13 (distributed/run.py) and LLaMA-Factory 0.9.5 (launcher.py).
 """
@@ -40,7 +40,7 @@ _NUMBERS = {
     "nproc_per_node": re.compile(r"[1-9]\d*|auto|gpu|cpu|xpu|npu"),
     "node_rank": re.compile(r"\d+"),
 }
-"""What torchrun takes."""
+"""Values that torchrun accepts."""
 _PLACEHOLDER_ADDRESS = re.compile(
     r"<.*>|\{.*\}|\[[A-Za-z_ ]+\]|.*[^\x00-\x7f].*|[xX]+(?:\.[xX]+){1,3}|(?:\d+\.)+[xX]+(?:\.[xX]+)*|x+"
     r"|(?i:(?:your|master|main|head|node0|first)?[-_ ]?(?:node)?[-_ ]?(?:ip|ip[-_ ]?addr(?:ess)?)(?:[-_ ]?here)?)"
@@ -49,7 +49,7 @@ _PLACEHOLDER_ADDRESS = re.compile(
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong with how nodes and processes are to find each other."""
+    """Report why nodes and processes would fail to find each other."""
     for launch in setup.launches:
         for rule in _RULES:
             yield from rule(setup, launch)
@@ -58,7 +58,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _count_missing(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """The rank of a node, and not how many there are: `launcher.py` and `cli/main.py` take NNODES for 1 then."""
+    """Report a node rank without a node count: `launcher.py` and `cli/main.py` then take NNODES to be 1."""
     is_read = is_llamafactory_cli(launch) or is_swift_cli(launch)
     if not is_read or from_outside(launch) or launch.variable("RDZV_ID") is not None:
         return
@@ -69,7 +69,7 @@ def _count_missing(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _rank_variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """RANK where the command reads NODE_RANK."""
+    """Report RANK and WORLD_SIZE where the command reads NODE_RANK and NNODES."""
     if not (is_llamafactory_cli(launch) or is_swift_cli(launch)):
         return
     rank, nodes = launch.variable("RANK"), nodes_of(launch)
@@ -85,12 +85,12 @@ def _rank_variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _assignment(variable: Variable) -> str:
-    """The pattern of where it is set."""
+    """Return a pattern for a variable's assignment."""
     return rf"(?<![\w$]){re.escape(variable.name)}="
 
 
 def _missing_node_settings(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """More than one node, and something that they need to find each other is not said."""
+    """Report launches of several nodes that lack a setting the nodes need to find each other."""
     nodes = nodes_of(launch)
     if nodes is None or nodes < 2 or from_outside(launch):
         return
@@ -109,7 +109,7 @@ def _missing_torchrun_options(launch: Launch, nodes: int) -> Iterator[Finding]:
 
 def _missing_variables(launch: Launch, nodes: int) -> Iterator[Finding]:
     missing = [name for name in ("NODE_RANK", "MASTER_ADDR") if launch.variable(name) is None]
-    if "NODE_RANK" in missing and launch.variable("RANK") is None:  # else launch-rank-variable says it
+    if "NODE_RANK" in missing and launch.variable("RANK") is None:  # otherwise launch-rank-variable reports it
         yield RULES["launch-missing-node-rank.variable"].on(launch, nodes=nodes)
     if "MASTER_ADDR" in missing:
         yield RULES["launch-missing-master-address.variable"].on(launch, nodes=nodes)
@@ -136,7 +136,7 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     if LOCAL_ADDRESS.fullmatch(address):
         if count_of(setting_of(launch, "node_rank")) == 0:
-            return  # node 0 reaches itself
+            return  # node 0 can reach itself under a local address
         yield RULES["launch-local-master-address"].on(launch, setting, nodes=nodes, address=address)
     elif (match := _WITH_MORE.search(address)) and address.count(":") < 2:
         yield RULES["launch-address"].on(launch, setting, address=address, more=match[0])
@@ -156,7 +156,7 @@ def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _port(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """A number that a port can have."""
+    """Report invalid port numbers."""
     of_accelerate = launch.starter == "accelerate"
     setting = setting_of(launch, "main_process_port" if of_accelerate else "master_port")
     port = known(setting)
@@ -167,7 +167,7 @@ def _port(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _numbers(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """Counts and ranks that are none."""
+    """Report counts and ranks that are not numbers."""
     if launch.starter not in ("torchrun", ""):
         return
     for name, pattern in _NUMBERS.items():
@@ -179,7 +179,10 @@ def _numbers(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """c10d orders the nodes by itself, and reads neither master_addr nor master_port (run.py, get_rdzv_endpoint)."""
+    """Report rendezvous settings that c10d ignores or lacks.
+
+    c10d ranks the nodes by itself and reads neither master_addr nor master_port (run.py, get_rdzv_endpoint).
+    """
     backend = launch.options.get("rdzv_backend")
     if (name := known(backend)) is not None and (close := nearest(name, _BACKENDS)) and name not in _BACKENDS:
         yield RULES["launch-rendezvous-backend"].on(launch, backend, name=name, close=close)
@@ -196,7 +199,7 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """As many processes as GPUs that they see."""
+    """Report a number of processes that differs from the number of visible GPUs."""
     setting: Option | Variable | None = setting_of(launch, "nproc_per_node")
     visible = known(launch.variable("CUDA_VISIBLE_DEVICES"))
     count, name = count_of(setting), "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
@@ -211,12 +214,12 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if count > devices:
         gpus = "1 GPU" if devices == 1 else f"{devices} GPUs"
         yield RULES["launch-process-count"].on(launch, setting, gpus=gpus, **said)
-    elif count < devices and launch.program not in ("swift", "megatron"):  # device_map gives each process several
+    elif count < devices and launch.program not in ("swift", "megatron"):  # with device_map a process uses several
         yield RULES["launch-process-count.idle"].on(launch, setting, idle=devices - count, **said)
 
 
 def _visible(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """GPUs that are hidden from the processes, or shown twice."""
+    """Report GPUs that are hidden from the processes or listed twice."""
     variable = launch.variable("CUDA_VISIBLE_DEVICES")
     shown = known(variable)
     if variable is None or shown is None or "--use_cpu" in launch.arguments or from_outside(launch):
@@ -232,7 +235,7 @@ def _visible(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _same_node_rank(setup: Setup) -> Iterator[Finding]:
-    """Two commands for the same node of one job."""
+    """Report two commands with the same node rank in one job."""
     seen: dict[tuple[object, ...], Launch] = {}
     for launch in setup.launches:
         rank, nodes = count_of(setting_of(launch, "node_rank")), nodes_of(launch)
@@ -252,7 +255,7 @@ def _same_node_rank(setup: Setup) -> Iterator[Finding]:
 
 
 def _same_port(setup: Setup) -> Iterator[Finding]:
-    """Two jobs at the same time on one machine."""
+    """Report two simultaneous jobs on one machine that use the same port."""
     for first, second in pairwise(setup.launches):
         if first.part is not second.part or not first.background or is_remote(first) or is_remote(second):
             continue
@@ -268,7 +271,7 @@ def _same_port(setup: Setup) -> Iterator[Finding]:
 
 
 def _own_port(launch: Launch) -> str | None:
-    """The port that a launch opens on this machine; None where it finds a free one, or is not known."""
+    """Return the port that a launch opens on this machine; None if it picks a free one or the port is unknown."""
     nodes = setting_of(launch, "nnodes")
     if nodes is not None and count_of(nodes) != 1:
         return None

@@ -1,7 +1,7 @@
-"""Jobs of Slurm: what runs on every node and what on the first alone, and how often.
+"""Slurm jobs: what runs on every node, what runs only on the first, and how many times.
 
 Sources: sbatch(1), "runs a single copy of the script on the first node in the set of allocated nodes"; srun(1), OUTPUT
-ENVIRONMENT VARIABLES: SLURM_NODEID and SLURM_PROCID differ from task to task, and both are 0 in the script itself.
+ENVIRONMENT VARIABLES: SLURM_NODEID and SLURM_PROCID differ between tasks, and both are 0 in the script itself.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _TAKES = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu"), _COUNT),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _GPUS),
 }
-"""Option -> what sbatch takes as its value."""
+"""Option -> pattern of the values that sbatch accepts."""
 _MISSPELT = 0.85
-"""How alike two names are, of which one is the other misspelt: plugins of a cluster have options of their own."""
+"""Minimum similarity of a misspelt option; it is high because plugins of a cluster add options of their own."""
 _NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")
 _NEARLY_READ = re.compile(r"#[ \t]+SBATCH[ \t]+-[^\n#]*|#(?i:sbatch)(?<!#SBATCH)[ \t]+-[^\n#]*")
 _TASKS = re.compile(r"(?:--ntasks[= ]|(?<!\S)-n ?=?)(\d+)")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong with how Slurm is to start the processes."""
+    """Report faults in how Slurm starts the processes."""
     for script in setup.scripts:
         yield from _directives(script)
     for launch in setup.launches:
@@ -66,12 +66,12 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _directives(script: Script) -> Iterator[Finding]:
-    """Lines that sbatch does not read."""
+    """Report directives that sbatch does not read, and faults of those that it does."""
     lines = list(enumerate(script.part.text.split("\n"), start=1))
     read = [number for number, line in lines if line.startswith("#SBATCH")]
     first = next((number for number, line in lines if line.strip() and not line.startswith("#")), len(lines) + 1)
     late = next((number for number in read if number > first), None)
-    if late is not None and "<<" not in script.part.text:  # else it may be the text of another script
+    if late is not None and "<<" not in script.part.text:  # otherwise the line may belong to an embedded script
         yield RULES["launch-slurm-directive.late"].found(script.part, late, first=script.part.file_line(first))
     for number, line in lines:
         if line.startswith("#SBATCH") and number < first:
@@ -82,7 +82,7 @@ def _directives(script: Script) -> Iterator[Finding]:
 
 
 def _of_sbatch(script: Script, number: int, line: str) -> Iterator[Finding]:
-    """Options that sbatch has not, and values that it does not take."""
+    """Report options that sbatch does not have, and values that it does not accept."""
     for match in re.finditer(r"(?<=\s)--([a-z][\w-]*)(?:[= ]([^\s#-]\S*))?", line):
         option, value = match[1], match[2] or ""
         wrong = unknown_option(option)
@@ -95,7 +95,7 @@ def _of_sbatch(script: Script, number: int, line: str) -> Iterator[Finding]:
 
 
 def _node_list(launch: Launch) -> Iterator[Finding]:
-    """The list of all nodes in place of the address of one."""
+    """Report the list of all nodes used as the address of one."""
     written = (_setting(launch, "master_addr", "main_process_ip"), launch.variable("MASTER_ADDR"))
     for setting in written:
         if setting is not None and _NODE_LIST.fullmatch(setting.value):
@@ -104,12 +104,12 @@ def _node_list(launch: Launch) -> Iterator[Finding]:
 
 
 def _starts_processes(launch: Launch) -> bool:
-    """Whether it starts the processes of a whole node; DeepSpeed's own launcher reaches the others by ssh."""
+    """Whether a launch starts all processes of a node; DeepSpeed's launcher reaches other nodes over SSH instead."""
     return launch.starter in ("torchrun", "accelerate") or is_llamafactory_cli(launch) or is_swift_cli(launch)
 
 
 def _first_node_alone(launch: Launch) -> Iterator[Finding]:
-    """A job of several nodes whose script starts its own part without srun."""
+    """Report a job of several nodes whose script starts the launcher without srun, and so on the first node only."""
     nodes = number_of(NODES, job_options(launch))
     setting = _setting(launch, "nnodes", "num_machines")
     if nodes is None or nodes < 2 or setting is None or is_remote(launch):
@@ -121,7 +121,7 @@ def _first_node_alone(launch: Launch) -> Iterator[Finding]:
 
 
 def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
-    """The number of a node, put in place by the script on the first one."""
+    """Report a node rank that the script on the first node expands, instead of each task."""
     if "srun" not in launch.wrappers:
         return
     setting = _setting(launch, "node_rank", "machine_rank")
@@ -137,12 +137,12 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     if _SHELLS.intersection(after) and launch.first_line <= setting.line <= launch.last_line:
         text = "\n".join(line for _, line in lines_of(launch))
         if not re.search(r"\s-\w*c\s+\"", text) or not _OF_A_TASK.search(text):
-            return  # in single quotes, or behind a backslash: for the shell on the node
+            return  # single-quoted or escaped: the shell on the node expands it
     yield RULES["launch-slurm-node-rank"].on(launch, setting, variable=variable[0])
 
 
 def _several_tasks(launch: Launch) -> Iterator[Finding]:
-    """More than one task a node, each of which starts all processes of the node."""
+    """Report more than one task per node when each task starts all processes of the node."""
     if "srun" not in launch.wrappers:
         return
     own, job = _own_options(launch), job_options(launch)
@@ -160,18 +160,18 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
 
 
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
-    """Nodes of the job beside those that the command counts on."""
+    """Report a job whose number of nodes differs from that of the command."""
     nodes, setting = number_of(NODES, job_options(launch)), _setting(launch, "nnodes", "num_machines")
     wanted = count_of(setting)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
-        return  # not known, or another rule tells
-    is_part = number_of(NODES, _own_options(launch)) is not None  # one srun of several
+        return  # not known, or reported by another rule
+    is_part = number_of(NODES, _own_options(launch)) is not None  # one of several srun steps
     if wanted > nodes or (wanted < nodes and not is_part):
         yield RULES["launch-slurm-nodes"].on(launch, setting, wanted=wanted, nodes=nodes)
 
 
 def _no_gpus(launch: Launch) -> Iterator[Finding]:
-    """A job that asks for none; one that has its nodes for itself has all that is on them."""
+    """Report a job that requests no GPUs; a job with exclusive nodes has all GPUs on them."""
     job = job_options(launch)
     asked = f"{job} {_own_options(launch)}"
     if job and not re.search(r"gpu|--gres|--tres|(?<!\S)-G|--exclusive(?!=)|--constraint|(?<!\S)-C", asked):
@@ -179,7 +179,7 @@ def _no_gpus(launch: Launch) -> Iterator[Finding]:
 
 
 def _other_gpus(launch: Launch) -> Iterator[Finding]:
-    """GPUs of the job on a node beside the processes there."""
+    """Report a job whose number of GPUs per node differs from the number of processes."""
     gpus = number_of(_GPUS_PER_NODE, _own_options(launch)) or number_of(_GPUS_PER_NODE, job_options(launch))
     setting = setting_of(launch, "nproc_per_node")
     wanted = count_of(setting)
@@ -194,7 +194,7 @@ def _setting(launch: Launch, option: str, of_accelerate: str) -> Option | Variab
 
 
 def _own_options(launch: Launch) -> str:
-    """What its srun says."""
+    """Return the options of the launch's srun."""
     return " ".join(line for _, line in lines_of(launch)).partition("srun")[2]
 
 

@@ -1,6 +1,6 @@
-"""Scripts of one job, one a node: what all of them have to say alike, held against each other.
+"""Comparison of the scripts of one job, one per node: what must be the same in all of them.
 
-Two directories are two jobs; so are scripts of one directory with names of their own for the same node.
+Two directories are two jobs. Scripts in one directory are two jobs if they have different names for the same node.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from topoplan.units import shown
 
 _SWITCHES = frozenset(["USE_MCA", "USE_MEGATRON_BRIDGE", "FORCE_TORCHRUN", "CUDA_DEVICE_MAX_CONNECTIONS"])
 _DEFAULTS = {"nnodes": "1", "nproc_per_node": "1", "master_port": "29500"}
-"""torchrun's."""
+"""torchrun's defaults."""
 _OF_A_NODE = re.compile(r"NCCL_(?:SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|TOPO_FILE|DEBUG\w*)")
-"""What may differ from node to node."""
+"""NCCL variables that may differ between nodes."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """In what the scripts of the other nodes differ from that of the first."""
+    """Report how the scripts of the other nodes differ from that of the first."""
     for launches in _jobs(setup):
         first, *others = launches
         ranks: dict[int | None, Launch] = {}
@@ -40,7 +40,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _jobs(setup: Setup) -> Iterator[list[Launch]]:
-    """The launches of each job of several nodes that has a script a node, as the ranks order them."""
+    """Yield the launches of each multi-node job that has one script per node, ordered by rank."""
     scripts = [one for one in setup.launches if not one.part.label and _is_of_a_node(setup, one)]
     for _, of_job in groupby(sorted(scripts, key=_job), key=_job):
         launches = sorted(of_job, key=lambda one: (count_of(setting_of(one, "node_rank")) or 0, one.part.name))
@@ -52,7 +52,7 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
 
 
 def _is_of_a_node(setup: Setup, launch: Launch) -> bool:
-    """The only command of its file, which says which node it is for."""
+    """Whether a launch is the only command of its file and says which node it is for."""
     is_alone = sum(one.part.name == launch.part.name for one in setup.launches) == 1
     rank, nodes = count_of(setting_of(launch, "node_rank")), nodes_of(launch)
     return is_alone and rank is not None and nodes is not None
@@ -63,7 +63,7 @@ def _job(launch: Launch) -> tuple[str, str, str]:
 
 
 def _settings(first: Launch, launch: Launch) -> Iterator[Finding]:
-    """Number of nodes and processes, address and port, where both are certain."""
+    """Report differing numbers of nodes and processes, addresses and ports, if both values are certain."""
     for option in ("nnodes", "nproc_per_node", "master_addr", "master_port"):
         one, other = (_said(each, option) for each in (first, launch))
         of_itself = option == "master_addr" and one is not None and LOCAL_ADDRESS.fullmatch(one)
@@ -78,7 +78,7 @@ def _said(launch: Launch, option: str) -> str | None:
 
 
 def _variables(first: Launch, launch: Launch) -> Iterator[Finding]:
-    """What NCCL and the trainer read on every node alike."""
+    """Report differing variables that NCCL and the trainer need to be the same on every node."""
     for name in sorted({one.name for each in (first, launch) for one in each.variables}):
         if name not in _SWITCHES and (not name.startswith("NCCL_") or _OF_A_NODE.fullmatch(name)):
             continue
@@ -89,7 +89,7 @@ def _variables(first: Launch, launch: Launch) -> Iterator[Finding]:
 
 
 def _keys(setup: Setup, first: Launch, launch: Launch) -> Iterator[Finding]:
-    """The trainer's keys: layout, batch, model, data."""
+    """Report differing keys of the trainer: layout, batch, model, data."""
     ours, theirs = configurations_of(setup, first), configurations_of(setup, launch)
     if len(ours) != 1 or len(theirs) != 1 or ours[0].source.data == theirs[0].source.data:
         return

@@ -1,4 +1,4 @@
-"""Rules that the layout of a configuration breaks, each at the line of the key that decides it."""
+"""Layout rules that a configuration breaks, each reported at the line of the key responsible."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from topoplan.trainers.case import case_of
 from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
 
 SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
-"""A trainer runs what breaks them, at the speed of the network between nodes."""
+"""Rules whose violation a trainer still runs, at the speed of the network between nodes."""
 
 
 def broken_rules(spec: Spec, layout: Layout) -> list[tuple[LayoutRule, str]]:
-    """Every rule that a layout breaks, with its equation; of those that one key decides, the first."""
+    """Return the rules that a layout breaks, each with its equation; at most one rule per key, the first."""
     broken: dict[str, tuple[LayoutRule, str]] = {}
     case = case_of(spec, layout.backend)
     for rule in engine_of(layout.backend).rules:
         try:
             equation = rule.failed(case, layout)
-        except LayoutError:  # stages that do not divide, which a rule of their own tells
+        except LayoutError:  # stages that do not divide evenly; a separate rule reports them
             continue
         if equation:
             broken.setdefault(KEYS_OF_RULE[rule.name][0], (rule, equation))
@@ -35,7 +35,7 @@ def broken_rules(spec: Spec, layout: Layout) -> list[tuple[LayoutRule, str]]:
 
 
 def of_layout(rule: LayoutRule) -> Rule:
-    """An engine's rule as one of `check`."""
+    """Return an engine's layout rule as a rule of `check`."""
     return Rule(
         id=f"layout-{rule.name}",
         level="warning" if rule.name in SLOW_RULES else "error",
@@ -47,8 +47,8 @@ def of_layout(rule: LayoutRule) -> Rule:
 
 
 def legality_findings(translation: Translation) -> Iterator[Finding]:
-    """A finding for each broken rule."""
-    # What is offloaded has a finding of its own, with the host memory that it takes.
+    """Yield a finding for each broken rule."""
+    # Without a path, host_memory may be unstated; a separate finding reports the host memory that offloading takes.
     spec = replace(translation.spec, path=None)
     for rule, equation in broken_rules(spec, translation.layout):
         line = key_line(translation.keys.configuration, KEYS_OF_RULE[rule.name])

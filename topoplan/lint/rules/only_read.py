@@ -1,4 +1,4 @@
-"""Files and commands that are judged and never written here: ROLL's, Megatron-LM's, and those of LLaMA-Factory's v1."""
+"""Rules on trainers that are checked but never written for: ROLL, Megatron-LM and LLaMA-Factory's v1."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RULES = read_rules(__package__, "only_read.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """What is known of one trainer."""
+    """How one trainer is checked."""
 
     trainer: str
     rule: str
     relations: Relations
     keys: KeyClasses | None = None
     fork_by: str = ""
-    """A key that a fork alone has, which has rules of its own."""
+    """A key found only in a fork that has rules of its own; its configurations are skipped."""
 
 
 def _keys(listed: str, prefix: str, *, ignores_others: bool) -> KeyClasses:
@@ -47,7 +47,7 @@ _ALL = (
         trainer="roll",
         rule="roll-refused-together",
         relations=read_relations("topoplan.trainers.roll", "relations.toml"),
-        keys=_keys("roll", "roll", ignores_others=True),  # dacite reads what it knows
+        keys=_keys("roll", "roll", ignores_others=True),  # dacite ignores keys that it does not know
     ),
     _Judged(
         trainer="llamafactory-v1",
@@ -60,7 +60,7 @@ _ALL = (
         rule="megatron-lm-refused-together",
         relations=read_relations("topoplan.trainers", "megatron_lm.toml"),
         keys=_keys("megatron_lm", "megatron-lm", ignores_others=False),
-        fork_by="deepspeed",  # Megatron-DeepSpeed
+        fork_by="deepspeed",  # found in Megatron-DeepSpeed
     ),
 )
 
@@ -73,12 +73,12 @@ def _is_devices(mapping: object) -> bool:
 
 
 def _no_megatron(config: Mapping[str, Any]) -> list[str]:
-    """Keys of ROLL's strategy_config that the arguments of mcore_adapter, on those of transformers, have not."""
+    """Return the keys of ROLL's strategy_config that are arguments neither of mcore_adapter nor of transformers."""
     return [key for key in config if key not in keys_for("mca") and key not in plain_keys()]
 
 
 def _wrong_megatron(config: Mapping[str, Any]) -> list[str]:
-    """`key: value` where a key has choices, and the value is none of them."""
+    """Return `key: value` for each key whose value is not among its choices."""
     choices = {key: keys_for("mca")[key].choices for key in config if key in keys_for("mca")}
     return [f"{key}: {config[key]}" for key, some in choices.items() if some and config[key] not in (None, *some)]
 
@@ -92,7 +92,7 @@ _FUNCTIONS = {
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in them."""
+    """Report faults in the configurations of these trainers."""
     for judged in _ALL:
         for configuration in setup.of(judged.trainer):
             if judged.fork_by and configuration.get(judged.fork_by) is not None:

@@ -1,4 +1,4 @@
-"""Files and commands of trainers that are known and not judged: named, with what they say of their training."""
+"""Trainers that are recognized but not checked: their files and commands, with what these say about the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RULES = read_rules(__package__, "others.toml")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """One for each."""
+    """Yield one note for each such configuration."""
     for configuration in setup.configurations:
         one = others().get(configuration.trainer)
         if one is not None and not (one.part and setup.launches):

@@ -1,4 +1,4 @@
-"""The Python that a script makes an environment with, beside the trainers that it installs there."""
+"""The Python version that a script creates an environment with, compared with what the installed packages need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MADE_WITH = re.compile(
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """Scripts that pin a package and make an environment that is too old, or too new, for it."""
+    """Report scripts that pin a package and create an environment whose Python is too old or too new for it."""
     pins = {pin.package: pin.version for pin in setup.pins}
     for part in setup.parts:
         made = [(match, next(filter(None, match.groups()))) for match in _MADE_WITH.finditer(part.text)]

@@ -1,4 +1,4 @@
-"""All rules of `topoplan check`: the general ones, and those of each trainer's wing."""
+"""All rules of `topoplan check`: the general ones and those of each trainer."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ def _of_wings() -> list[Any]:
 
 
 def rule_modules() -> tuple[Any, ...]:
-    """Each has `findings(setup)`. Of findings at one place the order here is the one in which they are told."""
+    """Return the modules with `findings(setup)`, in the order in which findings at one place are reported."""
     return (*_GENERAL, *_of_wings(), *_LAST)
 
 
 def all_rules() -> Iterator[Rule]:
-    """Every text of every rule; the texts of one rule follow each other."""
+    """Yield every text of every rule; the texts of one rule are adjacent."""
     for table in (*_TABLES, *(module.RULES for module in _of_wings())):
         yield from table.values()
     yield from environment.rules_of_catalog()
 
 
 def further_rules() -> Iterator[Rule]:
-    """On bundles, on what a cluster makes of a configuration, and the engines' own."""
+    """Yield the rules on bundles, on predictions for a cluster, and those of the engines."""
     yield from (*bundle.RULES.values(), *prediction.RULES.values())
     yield from map(of_layout, {rule.name: rule for engine in ENGINES for rule in engine.rules}.values())
 
 
 @cache
 def rule_ids() -> frozenset[str]:
-    """Those that a finding may have."""
+    """Return the ids that a finding may have."""
     return frozenset(rule.id for rules in (all_rules(), further_rules()) for rule in rules)

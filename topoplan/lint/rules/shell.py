@@ -1,4 +1,4 @@
-"""Scripts that bash reads otherwise than they look: broken continuations, unclosed quotes, variables nobody sees."""
+"""Scripts that bash reads differently from how they look: broken continuations, open quotes, unexported variables."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _PLAIN_USE = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w{3,})(?:\}|(?![\w:]))")
 _SOURCES = re.compile(
     r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda\.sh|\.bashrc|profile|setvars\.sh|/init/\w+)\b)\S", re.MULTILINE
 )
-"""Files that may set anything: not those that make an environment's programs known."""
+"""Sourced files that may set anything; those that only activate an environment are excluded."""
 _MISSPELT = 0.85
-"""How alike two names are, of which one is the other misspelt."""
+"""Minimum similarity, from 0 to 1, at which a name counts as a misspelling of another."""
 _ONE_LETTER = 0.93
-"""How alike, where names that are read differ by a word: NCCL_MIN_NCHANNELS, NCCL_MIN_P2P_NCHANNELS."""
+"""Minimum similarity among names that may differ by a word, such as NCCL_MIN_NCHANNELS and NCCL_MIN_P2P_NCHANNELS."""
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _READ_BY_TRAINERS = frozenset(["NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"])
-"""By `llamafactory-cli` and `swift`, which start torchrun with them; torchrun itself reads none of them."""
+"""Variables that `llamafactory-cli` and `swift` read and pass to torchrun; torchrun itself reads none of them."""
 _READ_BY_OTHERS = frozenset(
     [
         *("FORCE_TORCHRUN", "USE_MCA", "USE_MEGATRON_BRIDGE", "USE_RAY", "USE_MODELSCOPE_HUB"),
@@ -52,7 +52,7 @@ _READ_BY_OTHERS = frozenset(
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What bash makes of each script."""
+    """Report what bash makes of each script."""
     for script in setup.scripts:
         if not script.part.unfolded:
             yield from _of_script(script, [one for one in setup.launches if one.part is script.part])
@@ -61,7 +61,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 def _of_script(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     if "\r" in script.part.text:
         yield from _windows_lines(script.part)
-        return  # every other finding would follow from it
+        return  # every other finding would be a consequence
     if script.unclosed is not None:
         opening, line = script.unclosed
         yield RULES["shell-unclosed-quote"].found(script.part, line, opening=opening)
@@ -85,7 +85,7 @@ def _windows_lines(part: Part) -> Iterator[Finding]:
 
 
 def _spaced_assignments(script: Script) -> Iterator[Finding]:
-    """`export A = 1`, `A = 1`: no assignment for bash."""
+    """Report `export A = 1` and `A = 1`, which bash does not treat as assignments."""
     lines = script.part.text.split("\n")
     of_commands = {one.first_line for one in script.commands if [w.text[:1] for w in one.words[1:2]] == ["="]}
     for number, line in enumerate(lines, start=1):
@@ -99,7 +99,7 @@ def _spaced_assignments(script: Script) -> Iterator[Finding]:
 
 
 def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """`$NAME` in a command that starts training, where the script sets another name that is nearly the same."""
+    """Report `$NAME` in a launch command when the script only sets a very similar name."""
     names = set(_SET.findall(script.part.text)) | {one.name for one in script.variables}
     lines = script.part.text.split("\n")
     if _SOURCES.search(script.part.text):
@@ -113,7 +113,7 @@ def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[F
 
 
 def _misspelt_settings(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """`NNODE=2`: a variable that nothing reads, nearly of the name of one that trainers read and nobody sets."""
+    """Report a variable that nothing reads (`NNODE=2`) and whose name resembles one that trainers read and is unset."""
     read, listed = _READ_BY_TRAINERS | _READ_BY_OTHERS, known_names() | {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"}
     own = {one.name: one for launch in started for one in launch.variables if one.part is script.part}
     used = set(_USED.findall(script.part.text))
@@ -128,7 +128,8 @@ def _misspelt_settings(script: Script, started: Sequence[Launch]) -> Iterator[Fi
 
 
 def _is_slip(name: str, close: str) -> bool:
-    """Whether letters differ rather than whole words, as those of PYTORCH_NPU_ALLOC_CONF and PYTORCH_HIP_ALLOC_CONF."""
+    """Whether two names differ by letters rather than by whole words, unlike PYTORCH_NPU_ and
+    PYTORCH_HIP_ALLOC_CONF."""
     if name.replace("_", "") == close.replace("_", ""):
         return True
     pairs = zip_longest(name.split("_"), close.split("_"), fillvalue="")
@@ -136,7 +137,7 @@ def _is_slip(name: str, close: str) -> bool:
 
 
 def _unset_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """`$name` that the script sets nowhere: of a whole script, and with small letters, as the environment has none."""
+    """Report `$name` that a script never sets; only lower-case names, as environment variables are upper-case."""
     text = script.part.text
     if script.part.lines or not started or _SOURCES.search(text) or "<<" in text:
         return
@@ -148,7 +149,7 @@ def _unset_variables(script: Script, started: Sequence[Launch]) -> Iterator[Find
             if name in names or not re.fullmatch("[a-z][a-z0-9_]+", name) or not (ends or number in seen):
                 continue
             if number in seen and get_close_matches(name, names, n=1, cutoff=_MISSPELT):
-                continue  # misspelt
+                continue  # reported as misspelt
             names.add(name)
             if not re.search(
                 rf"'[^']*\${{?{name}[^']*'|\b(?:printf -v|getopts|local|declare|typeset)\b.*\b{name}\b", text
@@ -158,7 +159,7 @@ def _unset_variables(script: Script, started: Sequence[Launch]) -> Iterator[Find
 
 
 def _options_as_commands(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """A line that begins with an option, behind a command that starts training: the two were meant to be one."""
+    """Report a line that begins with an option after a launch command: the two were meant to be one command."""
     lines = script.part.text.split("\n")
     starts = {launch.last_line for launch in started}
     for before, command in zip(script.commands, script.commands[1:], strict=False):
@@ -199,12 +200,12 @@ _EXPORT = re.compile(r"\s*export\s+[^'\"#]*")
 
 
 def _lines(started: Sequence[Launch]) -> set[int]:
-    """Lines of the commands that start training."""
+    """Return the line numbers of the commands that start training."""
     return {line for one in started for line in range(one.first_line, one.last_line + 1)}
 
 
 def _typographic(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """Dashes and quotes as text editors and chats put them in place of those that were typed."""
+    """Report dashes and quotes that a text editor or chat has replaced with typographic ones."""
     launched = _lines(started)
     if not launched:
         return
@@ -220,7 +221,7 @@ def _typographic(script: Script, started: Sequence[Launch]) -> Iterator[Finding]
         told.add(number)
         line = lines[number - 1]
         new = _DASHES.sub("--", line).translate(_TYPED)
-        meant = re.search("[#'\"]", line)  # perhaps: in a comment, or in a text
+        meant = re.search("[#'\"]", line)  # the character may be intentional in a comment or a string
         yield RULES["shell-typographic"].found(
             script.part,
             number,
@@ -234,7 +235,7 @@ _IN_BRACKETS = re.compile(r"(?<![\\$])\$\(([A-Z][A-Z0-9_]*)\)")
 
 
 def _commands_for_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """`$(MASTER_ADDR)`, as Kubernetes and make write variables."""
+    """Report `$(MASTER_ADDR)`, which is how Kubernetes and make, but not bash, expand variables."""
     if script.part.is_makefile:
         return
     lines = script.part.text.split("\n")
@@ -250,10 +251,10 @@ def _commands_for_variables(script: Script, started: Sequence[Launch]) -> Iterat
 
 
 def _not_exported(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """Set for the shell alone, by a name that only a process could read."""
+    """Report variables set without export although only a child process could read them."""
     if not started:
         return
-    options_alone = all(launch.starter for launch in started)  # torchrun and its like take options instead
+    options_alone = all(launch.starter for launch in started)  # torchrun and other launchers take options instead
     used = set(_USED.findall(script.part.text))
     exported = {variable.name for variable in script.variables}
     for variable in script.not_exported:

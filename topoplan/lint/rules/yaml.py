@@ -1,4 +1,4 @@
-"""Configurations whose line breaks were lost on the way, and pieces of one that a page shows."""
+"""Configurations that lost their line breaks, and excerpts of configurations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RULES = read_rules(__package__, "yaml.toml")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """Of a block in a page nobody would think that it can be read so; a file somebody means to use."""
+    """Report excerpts and lost line breaks, the latter as an error in a file and as a note in a block of a page."""
     for part in setup.parts:
         if part.is_piece:
             yield RULES["yaml-piece"].found(part, 1)
