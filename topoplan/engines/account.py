@@ -1,4 +1,4 @@
-"""What every engine's account is made of: the trees of memory and time, and what stands beside them."""
+"""What the accounts of all engines are built from: the trees of memory and of time, and the data beside them."""
 
 from __future__ import annotations
 
@@ -24,94 +24,98 @@ NCCL = "NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
-    """Memory of the GPU that needs most."""
+    """Where the memory of the fullest GPU goes."""
 
     device: Term
-    """What the card shows, down to single tensors."""
+    """Memory used on the card as nvidia-smi shows it, broken down to single tensors."""
     margin: Term
     host: Term | None
-    """Pinned host memory of a node, where there is any."""
+    """Pinned host memory of a node; None if nothing is offloaded."""
     worst: int
-    """The pipeline stage that `device` and what follows are of; 0 without a pipeline."""
+    """The pipeline stage that `device`, `moments`, `layers` and `parameters` describe; 0 without a pipeline."""
     stages: tuple[Term, ...]
-    """Allocated memory of each stage by part; stages that follow each other and need the same are one."""
+    """Allocated memory of each stage by part; consecutive stages with equal needs are merged into one."""
     moments: tuple[Term, ...]
-    """All that may be the peak, the largest first, each with what is alive then beyond all that stays."""
+    """The points of the step that may be the peak, largest first, each with what is alive there beyond the parts that
+    stay for the whole step."""
     layers: tuple[Term, ...]
-    """Each kind of layer: what it saves for one micro batch, tensor by tensor, kept by this plan or not."""
+    """For each kind of layer, what it saves for one micro batch, tensor by tensor, whether this plan keeps it or
+    not."""
     parameters: Term
-    """Elements on a rank, weight by weight."""
+    """Elements on one rank, weight by weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAccount:
-    """Time of a step."""
+    """Where the time of a step goes."""
 
     step: Term
-    """By part, then by layer and operator."""
+    """The step by part, then by layer and operator."""
     microbatches: int
     slowest: int
-    """The pipeline stage whose work the step is said in; 0 without a pipeline."""
+    """The pipeline stage whose work the terms of the step describe; 0 without a pipeline."""
     stages: tuple[Term, ...]
-    """One micro batch on each pipeline stage; those that follow each other and take the same are one."""
+    """Seconds of one micro batch on each pipeline stage; consecutive stages with equal times are merged into one."""
     layers: tuple[Term, ...]
-    """Each kind of layer by operator: the terms of `step`, cut the other way."""
+    """Each kind of layer by operator: the terms of `step`, grouped by layer instead of by part."""
     sent: tuple[Sent, ...]
     copied_s: float = 0.0
-    """All copies over PCIe of a step, hidden or not."""
+    """All PCIe copies of a step, hidden or not."""
 
 
 SentAt = Literal["forward", "backward", "last", "after", "layers", "stages"]
-"""In every forward, in every backward, in the last backward, behind the step, within layers, between stages."""
+"""When in a step the ranks send: in every forward, in every backward, in the last backward, after the step, within
+layers, or between stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What the ranks of a group send each other at one moment of a step."""
+    """What the ranks of a group send each other at one kind of moment of a step."""
 
     name: str
     moment: SentAt
     times: int
-    """How often a step has this moment, or how many micro batches."""
+    """How often this moment occurs in a step; for traffic within layers or between stages, the number of micro batches.
+    """
     number: float
-    """Collectives at one such moment, or of one micro batch; those of other sizes are counted by their bytes."""
+    """Collectives per moment, or per micro batch; calls of other sizes are counted in proportion to their bytes."""
     call: Collective
-    """One of them; all-gather is told from reduce-scatter."""
+    """One of the collectives; unlike in the cost formula, all-gather and reduce-scatter have different kinds here."""
     gpus_per_node: int
 
     @property
     def calls(self) -> int:
-        """Collectives at one moment."""
+        """Collectives per moment, rounded."""
         return round(self.number)
 
     @property
     def nodes(self) -> int:
-        """That the worst placed group touches."""
+        """Nodes that the worst placed group spans."""
         return span(self.call.group, self.gpus_per_node).domains
 
     @property
     def moment_bytes(self) -> float:
-        """Of all calls of one moment."""
+        """Bytes of all calls of one moment."""
         return self.number * self.call.sent_bytes
 
     @property
     def moment_s(self) -> float:
-        """All calls of one moment, hidden or not."""
+        """Seconds of all calls of one moment, hidden or not."""
         return self.number * self.call.call_s
 
     @property
     def step_s(self) -> float:
-        """All calls of a step, hidden or not."""
+        """Seconds of all calls of a step, hidden or not."""
         return self.times * self.moment_s
 
     @property
     def bytes_per_s(self) -> float:
-        """The algorithm bandwidth of nccl-tests, latency included."""
+        """Algorithm bandwidth as nccl-tests defines it (bytes over seconds of a call), latency included."""
         return self.call.sent_bytes / self.call.call_s if self.call.call_s else 0.0
 
     @property
     def source(self) -> str:
-        """The place of the formula of a call."""
+        """Where the formula for the time of a call is, and its origins."""
         return source_of(_COLLECTIVES[self.call.kind], "Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md")
 
 
@@ -127,7 +131,10 @@ _COLLECTIVES: Mapping[str, Callable[..., float]] = {
 def sent_in_layers(
     runs: Iterable[tuple[Kernel, float, float]], microbatches: int, gpus_per_node: int
 ) -> Iterator[Sent]:
-    """What the operators of layers send: of (operator, forwards, backwards of such layers in a micro batch)."""
+    """Yield what the operators of layers send.
+
+    `runs` has (operator, forwards, backwards): how often the layers with this operator run in one micro batch.
+    """
     calls: dict[tuple[str, Collective], float] = {}
     for operator, forwards, backwards in runs:
         if (call := operator.collective) is not None and call.group.size > 1:
@@ -140,7 +147,7 @@ def sent_in_layers(
 
 
 def merged_stages(stages: Iterable[Term], sameness: Callable[[Term], Hashable]) -> tuple[Term, ...]:
-    """Stages that follow each other and are the same in what counts, as one; `stages` of its facts lists them."""
+    """Merge consecutive stages with the same `sameness` key; `facts["stages"]` lists the numbers merged."""
     found = []
     for _, run in groupby(stages, key=sameness):
         same = list(run)
@@ -152,7 +159,7 @@ def merged_stages(stages: Iterable[Term], sameness: Callable[[Term], Hashable]) 
 def moment_terms(
     moments: Iterable[Moment], source: str, what: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Term, ...]:
-    """Moments that may be the peak, the largest first; `what` says what some of their terms are, by name."""
+    """Return the points of the step that may be the peak, largest first; `what` describes terms of them, by name."""
     found = [
         sum_of(
             moment.name,
@@ -166,7 +173,7 @@ def moment_terms(
 
 
 def allocated_term(parts: Iterable[Term], peak: Term, source: str) -> Term:
-    """All that torch's tensors take: what stays, and the largest moment."""
+    """Return all memory of torch's tensors: the parts that stay for the whole step, and the largest peak candidate."""
     largest = sorted((one for one in peak.children if one.value > 0), key=lambda one: -one.value)[:2]
     what = f"{peak.name}: {', '.join(one.name for one in largest)}" if largest else peak.name
     last = replace(peak, name="peak", what=what, facts={"moment": peak.name})
@@ -175,7 +182,7 @@ def allocated_term(parts: Iterable[Term], peak: Term, source: str) -> Term:
 
 
 def state_term(name: str, elements: int, element_bytes: float, shards: int, source: str, *, processes: int = 1) -> Term:
-    """Bytes that a rank keeps of some parameters, or that so many processes of a node keep."""
+    """Return the bytes that a rank, or `processes` processes of a node together, keep of some parameters."""
     facts = {"elements": elements, "element_bytes": element_bytes, "shards": shards}
     size = processes * element_bytes * elements / shards
     return Term(name, size, "bytes", source, times=processes, facts=facts)
@@ -190,9 +197,10 @@ def on_card(
     origin: str,
     further: tuple[Term, ...] = (),
 ) -> Term:
-    """From what torch's tensors take to what the card shows; `formula` predicts it, NCCL's buffers are of `origin`.
+    """Return everything from torch's tensors up to what the card shows.
 
-    `further` is what else of the card torch does not see.
+    `formula` is the function that predicted `memory`; `origin` is the source of NCCL's buffers; `further` is other
+    memory of the card that torch does not see.
     """
     wasted = memory.reserved_bytes - memory.allocated_bytes
     waste = Term(
@@ -217,7 +225,7 @@ def on_card(
 
 
 def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term:
-    """What `fits` leaves free."""
+    """Return the memory that `fits` requires to stay free."""
     stated = case.cluster.margin is not None
     return Term(
         "margin",
@@ -232,9 +240,10 @@ def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term
 def operator_term(
     operator: Kernel, times: float, again: float, repeated_s: float, *, has_backward: bool = True
 ) -> Term:
-    """One kernel or collective of one kind of layer: its work, and what recomputation adds to that.
+    """Return one kernel or collective of one kind of layer: its own work, and what recomputation adds.
 
-    A step runs it `times`, of which `again` may be recomputed: layers times micro batches.
+    A step runs the operator `times` times (layers times micro batches); `again` of these are in layers that the
+    recompute mode covers, and `repeated_s` is what recomputation adds to each of them, in seconds.
     """
     backward, source = operator.backward_s if has_backward else 0.0, operator.source
     work = Term(operator.part, times * (operator.forward_s + backward), "s", source, times=times)
@@ -244,13 +253,13 @@ def operator_term(
 
 
 def end_term(name: str, forward_s: float, backward_s: float, microbatches: int, source: str) -> Term:
-    """What stands before or behind the layers, in all micro batches of a step; the seconds are of one."""
+    """Return what runs before or after the layers, over all micro batches; `forward_s` and `backward_s` are of one."""
     facts = {"forward_s": forward_s, "backward_s": backward_s}
     return Term(name, microbatches * (forward_s + backward_s), "s", source, times=microbatches, facts=facts)
 
 
 def by_part(layers: Iterable[Term], what: Mapping[str, str], source: str) -> list[Term]:
-    """The operators of the kinds of layers, by part of the step: each part, then its layers, then their operators."""
+    """Return the operators of the kinds of layers by part of the step: part, then layer, then operator."""
     layers = tuple(layers)
     found = []
     for part in what:

@@ -1,8 +1,8 @@
-"""What an engine is: a way to train a layout, with its layouts, rules, memory, time and words.
+"""The interface of an engine: a way to train a layout, with its layouts, rules, memory, time and wording.
 
-Megatron-core is one, the data-parallel family (DDP, DeepSpeed's ZeRO, FSDP2) another. What asks an engine does not need
-to know which one it has; `engines/registry.py` lists them. Accounts and timelines are imported when somebody looks at
-one: a search does without.
+Megatron-core is one engine, the data-parallel family (DDP, DeepSpeed's ZeRO, FSDP2) another. Callers do not need to
+know which engine they have; `engines/registry.py` lists them. Accounts and timelines are imported only when one is
+asked for, because a search does not need them.
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ if TYPE_CHECKING:
     from topoplan.engines.timeline import Timeline
 
 Family = tuple[Layout, ...]
-"""Layouts that differ in nothing but what the engine chooses for them: of a family, the fastest that fits is ranked."""
+"""Layouts that differ only in what the engine chooses itself; of each family, the fastest layout that fits is ranked.
+"""
 
 Refusal = Callable[[Layout], Broken | None]
-"""Why no trainer can run a layout; None where one can."""
+"""Returns why no trainer can run a layout, or None if one can."""
 
 Limit = Callable[[], float]
-"""Seconds of a step above which a layout is not asked about, as the search stands."""
+"""Returns the step time in seconds, at the current state of the search, above which layouts are not evaluated further.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Layouts that break one and the same rule."""
+    """Layouts that all break the same rule."""
 
     layouts: tuple[Layout, ...]
     broken: Broken
     times: int = 1
-    """How many candidates each of them stands for."""
+    """How many candidates each of the layouts stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fastest:
-    """The fastest that fits of some candidates."""
+    """The fastest of some candidates that fits."""
 
     layout: Layout
     memory: Memory
     step_s: float
     count: int
-    """Candidates, itself included."""
+    """Number of candidates, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,16 @@ class TooLarge:
     """Candidates of which none fits."""
 
     layouts: tuple[Layout, ...]
-    """Those that are worth naming."""
+    """The candidates worth naming."""
     count: int
-    """Candidates, these included."""
+    """Number of candidates, including `layouts`."""
     memory: Callable[[Layout], Memory]
-    """What one of `layouts` needs; at least that, once it is over the card."""
+    """Returns the memory of one of `layouts`; may stop at a lower bound once that exceeds the card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Candidates that are sure to be above the limit."""
+    """Candidates that are certain to be slower than the limit."""
 
     count: int
 
@@ -78,67 +80,74 @@ Outcome = Refused | Fastest | TooLarge | Behind
 
 
 class Engine(ABC):
-    """A way to train a layout. Engines have no state: all they know of a job is in the case."""
+    """A way to train a layout. Engines have no state: everything they know about a job is in the case."""
 
     backends: ClassVar[tuple[str, ...]]
-    """The names under which layouts of this engine are asked for."""
+    """The names by which users ask for layouts of this engine."""
     rules: ClassVar[tuple[Rule, ...]]
-    """What every layout has to keep."""
+    """The rules of a legal layout."""
     search_rules: ClassVar[tuple[Rule, ...]]
-    """What a search keeps, in the order in which it meets them: `rules`, and what it leaves out as slow."""
+    """The rules of a searched layout, in the order in which they are checked: `rules`, and those that exclude slow
+    layouts."""
     last_rules: ClassVar[frozenset[str]] = frozenset()
-    """Names of those that are met last: what breaks one of these is the nearest to a legal layout."""
+    """Names of the rules that are checked last: a layout that breaks only one of these is the nearest to a legal one.
+    """
     choices: ClassVar[tuple[tuple[str, str], ...]]
-    """The degrees and switches that people weigh up: (what it is called, attribute of the layout)."""
+    """The degrees and switches that people weigh up: (display name, attribute of the layout)."""
     misses_by: ClassVar[tuple[str, ...]]
-    """Keys of the layout by which what does not fit is told apart; of equal ones, one is named."""
+    """Keys of the layout that distinguish layouts which do not fit; of those with equal keys, only one is named."""
 
     ids_name_backend: ClassVar[bool] = True
-    """Its layouts' ids say which backend they are of."""
+    """Whether the ids of its layouts name their backend."""
     package: ClassVar[str]
-    """Has its modules `memory_account`, `time_account` and `timeline`."""
+    """Name of the package with the modules `memory_account`, `time_account` and `timeline`."""
 
     @abstractmethod
     def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
-        """Every family of a backend: the legal ones, and the others with the rule that they break."""
+        """Yield every family of a backend, with the rule that it breaks, or None if it is legal."""
 
     @abstractmethod
     def outcomes(self, case: Case, family: Family, refusal: Refusal, limit: Limit, *, every: bool) -> Iterator[Outcome]:
-        """What becomes of a legal family; what is sure to be above the limit is only counted. `every` names all layouts
-        that do not fit, else one may stand for others."""
+        """Yield the outcomes of a legal family; candidates that are certain to exceed the limit are only counted.
+
+        With `every`, all layouts that do not fit are named; otherwise one may stand for others.
+        """
 
     def promise(self, case: Case, family: Family) -> float:
-        """By what the families of a search are sorted that looks for the best plan alone: the least comes first."""
+        """Return the sort key of a family in a search for the best plan alone: the least value comes first."""
         return 0.0
 
     def verdict(self, case: Case, layout: Layout, *, searched: bool = False) -> Broken | None:
-        """The first rule that a layout breaks; `searched`: of those that a search keeps too."""
+        """Return the first rule that a layout breaks, or None; with `searched`, the rules of a search are included."""
         return broken_rule(case, layout, self.search_rules if searched else self.rules)
 
     @abstractmethod
     def memory(self, case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
-        """Memory of the worst GPU of a legal layout; `all_stages` lists every stage with its moments."""
+        """Return the memory of the worst GPU of a legal layout.
+
+        `all_stages` lists every stage with its peak candidates.
+        """
 
     @abstractmethod
     def time(self, case: Case, layout: Layout) -> Time:
-        """Seconds of one optimizer step of a legal layout."""
+        """Return the seconds of one optimizer step of a legal layout."""
 
     @abstractmethod
     def changes(self, layout: Layout) -> Iterator[tuple[str, Layout]]:
-        """Single changes that save memory, the mildest first."""
+        """Yield single changes that save memory, with the layouts that they make, mildest first."""
 
     def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
-        """Where `memory` goes, term by term; it has to list every stage with its moments."""
+        """Return where `memory` goes, term by term; `memory` must list every stage with its peak candidates."""
         found: MemoryAccount = self._looked_at("memory_account", case, layout, memory)
         return found
 
     def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
-        """Where `time` goes, term by term."""
+        """Return where `time` goes, term by term."""
         found: TimeAccount = self._looked_at("time_account", case, layout, time)
         return found
 
     def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
-        """The step as events in time."""
+        """Return the step as events in time."""
         found: Timeline = self._looked_at("timeline", case, layout, time)
         return found
 
@@ -147,32 +156,32 @@ class Engine(ABC):
 
     @abstractmethod
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
-        """Shapes of the groups of ranks that talk to each other, by name; some may have one member."""
+        """Return the shapes of the groups of ranks that communicate, by name; a group may have a single member."""
 
     @abstractmethod
     def group_keys(self, layout: Layout) -> tuple[str, ...]:
-        """Keys of the layout that decide on `groups`; with `backend` where the ids of layouts name it."""
+        """Return the keys of the layout that determine `groups`, plus `backend` if the ids of layouts name it."""
 
     @abstractmethod
     def place(self, stage: StageMemory) -> str:
-        """What a sentence calls the GPUs that hold a stage: `stage 3`, `a GPU`."""
+        """Return how a sentence refers to the GPUs of a stage: `stage 3`, `a GPU`."""
 
     @abstractmethod
     def bands(self, case: Case) -> tuple[str, str]:
-        """The error bands of memory and of time, by their names in a profile."""
+        """Return the names, in a profile, of the error bands of memory and of time."""
 
     def graded_bands(self, case: Case) -> tuple[str, str]:
-        """Those of `bands` that a measured run grades; empty for one that it does not."""
+        """Return the `bands` that measured runs of this case can grade; an empty string for one that they cannot."""
         return self.bands(case)
 
     @abstractmethod
     def warnings(self, case: Case, layout: Layout) -> list[str]:
-        """What a user should know before choosing a layout."""
+        """Return what a user should know before choosing a layout."""
 
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
-        """What the prediction of a layout takes for granted."""
+        """Return the assumptions behind the prediction of a layout."""
         return []
 
     def unsaid(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Values that a search would give to keys that no id says."""
+        """Return the values that a search would choose for keys that ids do not mention."""
         return {}

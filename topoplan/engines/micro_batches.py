@@ -1,4 +1,4 @@
-"""What a search tries of a key, whichever engine."""
+"""Which values a search tries for a key, for any engine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_MICRO_BATCH_SIZE = 32
-"""Sequences; a larger micro batch only makes the pipeline's bubble larger. Not searched unless pinned."""
+"""Sequences. Larger micro batches are searched only if pinned, because they only enlarge the pipeline bubble."""
 
 
 def divisors(number: int, limit: int) -> list[int]:
-    """Divisors of a number, up to a limit."""
+    """Return the divisors of a number up to a limit, ascending."""
     return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
 
 
 def chosen(pin: Mapping[str, Any], key: str, values: list[Any]) -> list[Any]:
-    """Values to try for a key, or its pin where there is one."""
+    """Return the values to try for a key: its pin if it has one, else `values`."""
     return [pin[key]] if key in pin else values

@@ -1,4 +1,4 @@
-"""What an engine predicts of a layout: the memory of its worst GPU with the moments of each stage, and its step."""
+"""What an engine predicts of a layout: memory of the worst GPU, peak candidates of each stage, and the step time."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from dataclasses import dataclass, field
 from topoplan.specs.cluster import Cluster
 
 FREED = "activations freed by then"
-"""The name of what a moment no longer holds."""
+"""Name of the negative term of a moment: activations that it no longer holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of the step at which a stage may be at its peak."""
+    """A point in the step at which a stage may reach its peak memory."""
 
     name: str
     """backward, loss, loss backward, embedding gradient or optimizer step."""
     terms_bytes: tuple[tuple[str, float], ...]
-    """What is alive then beside weights, gradients, optimizer, workspace and all activations in flight, by name; below
-    zero for activations that are freed by then."""
+    """What is alive then in addition to weights, gradients, optimizer states, workspace and all activations in flight,
+    by name; negative for activations that are freed by then."""
 
     @property
     def total_bytes(self) -> float:
-        """All terms together."""
+        """Sum of all terms."""
         return sum([size for _, size in self.terms_bytes])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Peak of one pipeline stage."""
+    """Peak memory of one pipeline stage."""
 
     stage: int
     allocated_bytes: float
     parts_bytes: Mapping[str, float]
-    """By purpose: weights, gradients, optimizer, activations, ... They add up to allocated_bytes."""
+    """By purpose: weights, gradients, optimizer, activations, ... The parts add up to allocated_bytes."""
     host_bytes: float = 0.0
     """Pinned host memory of one rank."""
     moments: tuple[Moment, ...] = field(default=(), compare=False)
-    """All that may be the peak, where they were asked for; the largest is in `parts_bytes` as peak (its name)."""
+    """All peak candidates, if they were asked for; the largest of them is in `parts_bytes` as `peak (NAME)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,65 +48,66 @@ class Memory:
     allocated_bytes: float
     """Peak of live tensors (torch.cuda.max_memory_allocated)."""
     reserved_bytes: float
-    """What torch's allocator holds."""
+    """Peak of what torch's caching allocator holds (torch.cuda.max_memory_reserved)."""
     device_bytes: float
-    """What nvidia-smi shows: adds the CUDA context and NCCL's buffers."""
+    """What nvidia-smi shows: reserved memory plus the CUDA context and NCCL's buffers."""
     capacity_bytes: float
-    """The card."""
+    """Memory of the card."""
     band: float
-    """Half width of the error band around device_bytes, as a fraction of it; that of the other figures is as wide."""
+    """Half width of the error band around device_bytes, as a fraction of it; the band of the other figures is as wide.
+    """
     margin_bytes: float
-    """What must stay free on the card for `fits`: the band, unless the spec says otherwise."""
+    """What must stay free on the card for `fits`: the error band, unless the spec states a margin."""
     host_bytes: float
     """Pinned host memory per node."""
     host_capacity_bytes: float | None = None
-    """Host memory of a node; None when the spec does not say."""
+    """Host memory of a node; None if the spec does not say."""
     by_stage: tuple[StageMemory, ...]
 
     @property
     def band_bytes(self) -> tuple[float, float]:
-        """Interval that the memory of the card is expected in."""
+        """Interval in which device_bytes is expected."""
         return around(self.device_bytes, self.band)
 
     @property
     def excess_bytes(self) -> float:
-        """By how much device memory and margin are over the card; negative when they are within."""
+        """By how much device memory plus margin exceeds the card; negative if they are within it."""
         return self.device_bytes + self.margin_bytes - self.capacity_bytes
 
     @property
     def excess_without_optimizer_bytes(self) -> float:
-        """At least so much would be over the card if all optimizer states were elsewhere."""
+        """A lower bound of the excess over the card if all optimizer states were kept elsewhere."""
         allocated = max(stage.allocated_bytes - stage.parts_bytes["optimizer"] for stage in self.by_stage)
         device = self.device_bytes - (self.allocated_bytes - allocated) * self.reserved_bytes / self.allocated_bytes
         return device + self.margin_bytes * min(1.0, device / self.device_bytes) - self.capacity_bytes
 
     @property
     def host_excess_bytes(self) -> float:
-        """By how much what is offloaded is over the host memory of a node; 0 where it is within, or not known."""
+        """By how much offloaded memory exceeds the host memory of a node; 0 if within it or unknown."""
         return 0.0 if self.host_capacity_bytes is None else max(0.0, self.host_bytes - self.host_capacity_bytes)
 
     @property
     def fits(self) -> bool:
-        """Device memory and margin are within the card, and what is offloaded is within the host's memory."""
+        """Whether device memory plus margin is within the card, and offloaded memory within the host's."""
         return self.excess_bytes <= 0.0 and not self.host_excess_bytes
 
 
 def around(value: float, band: float) -> tuple[float, float]:
-    """The interval of a half width that is a fraction of the value in its middle."""
+    """Return the interval around `value` whose half width is the fraction `band` of it."""
     return value * (1.0 - band), value * (1.0 + band)
 
 
 def stated_margin_bytes(cluster: Cluster, usual_bytes: float) -> float:
-    """The spec's share of the card, or the usual margin where it says nothing."""
+    """Return the margin that the spec states as a share of the card's memory, or else `usual_bytes`."""
     return usual_bytes if cluster.margin is None else cluster.margin * cluster.gpu.memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """One optimizer step."""
+    """Predicted time of one optimizer step."""
 
     step_s: float
     band_s: tuple[float, float]
-    """Interval that the step time is expected in."""
+    """Interval in which the step time is expected."""
     parts_s: Mapping[str, float]
-    """What the step is spent on; adds up to step_s."""
+    """What the step is spent on; the parts add up to step_s."""

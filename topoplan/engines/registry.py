@@ -1,4 +1,4 @@
-"""The engines, one a line."""
+"""The engines, one per line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ENGINES: OnDemand[Engine] = OnDemand(
 
 
 _ENGINE_OF: dict[str, Engine] = {}
-"""Those that were asked for."""
+"""Engines that have been looked up, by backend."""
 
 
 def engine_of(backend: str) -> Engine:
-    """The engine that trains the layouts of a backend. Raises KeyError where there is none."""
+    """Return the engine that trains the layouts of a backend. Raises KeyError if there is none."""
     if backend not in _ENGINE_OF:
-        # No further than the one that has it: others need not be imported.
+        # Stop at the first engine that has the backend, so that the others need not be imported.
         found = next((engine for engine in ENGINES if backend in engine.backends), None)
         if found is None:
             raise KeyError(backend)

@@ -1,4 +1,4 @@
-"""One optimizer step as events in time, whichever engine runs it."""
+"""One optimizer step as events in time, for any engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORWARD, RECOMPUTE, BACKWARD, P2P = "forward", "recompute", "backward", "p2p"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What a pipeline rank is busy with."""
+    """One piece of work that occupies a pipeline rank."""
 
     rank: int
     """Pipeline rank."""
@@ -18,7 +18,8 @@ class Event:
     """Model chunk of the rank; its virtual stage is chunk * pp + rank."""
     microbatch: int
     kind: str
-    """forward, recompute (what backward repeats, ahead of it), backward, or p2p: waiting for a message under way."""
+    """forward, recompute (what backward repeats, just before it), backward, or p2p (waiting for a message in transit).
+    """
     start_s: float
     end_s: float
 
@@ -35,18 +36,18 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """What one rank is in the midst of sending, whether computing hides it or not."""
+    """When one rank communicates, whether or not computation hides it."""
 
     name: str
     """`in layers`, or `of states`: gradients and weights."""
     rank: int
-    """Pipeline rank: the busiest, or of states the one that has most of them to send."""
+    """Pipeline rank: the busiest one, or for `of states` the one that has most of them to send."""
     spans: tuple[Phase, ...]
     """Collectives in time: layer collectives, gradient reduce or parameter gather."""
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """By kind of collective."""
+        """Seconds by kind of collective."""
         found: dict[str, float] = {}
         for span in self.spans:
             found[span.name] = found.get(span.name, 0.0) + span.end_s - span.start_s
@@ -58,24 +59,25 @@ class Timeline:
     """One optimizer step; all times are seconds from its start."""
 
     ranks: int
-    """Pipeline ranks, or lanes."""
+    """Number of pipeline ranks, or of lanes."""
     chunks: int
-    """Model chunks of a rank."""
+    """Model chunks per rank."""
     microbatches: int
     events: tuple[Event, ...]
-    """Of the pipeline, by rank, then in time."""
+    """Events of the pipeline, by rank, then in time."""
     phases: tuple[Phase, ...]
-    """Before and after the pipeline, in time. What the gradients and the weights take there is what is not hidden."""
+    """Phases before and after the pipeline, in time. Those of gradients and weights last only as long as what is not
+    hidden."""
     pipeline_start_s: float
     pipeline_end_s: float
     total_s: float
     closed_form_s: float
-    """Seconds of the pipeline as the ranking has them."""
+    """Seconds of the pipeline by the closed form, which the ranking uses."""
     talks: tuple[Talk, ...] = ()
-    """Collectives beside a pipeline, of its busiest rank; lanes have their own among the events."""
+    """Collectives beside a pipeline, of its busiest rank; with lanes, collectives are among the events instead."""
     lanes: tuple[str, ...] = ()
-    """Where data alone is split: the parts of a GPU and its host that `rank` counts, and the pipeline is all the step;
-    else empty."""
+    """For data-parallel engines, the parts of a GPU and its host that `rank` indexes, and the pipeline is the whole
+    step; empty otherwise."""
 
     @property
     def pipeline_s(self) -> float:
@@ -84,11 +86,11 @@ class Timeline:
 
     @property
     def deviation(self) -> float:
-        """The closed form over the simulation, less one."""
+        """Relative deviation of the closed form from the simulation: their ratio minus one."""
         return self.closed_form_s / self.pipeline_s - 1.0
 
     def by_rank(self) -> list[list[Event]]:
-        """The events of each rank."""
+        """Return the events of each rank."""
         events: list[list[Event]] = [[] for _ in range(self.ranks)]
         for event in self.events:
             events[event.rank].append(event)
@@ -96,7 +98,7 @@ class Timeline:
 
     @property
     def busy(self) -> tuple[Mapping[str, float], ...]:
-        """By rank: seconds by kind of event, and `idle`, which together are the pipeline's."""
+        """For each rank, seconds by kind of event plus `idle`, which together add up to `pipeline_s`."""
         busy: list[dict[str, float]] = [{} for _ in range(self.ranks)]
         for event in self.events:
             mine = busy[event.rank]
@@ -107,21 +109,24 @@ class Timeline:
 
     @property
     def idle_shares(self) -> tuple[float, ...]:
-        """By rank, the share of the pipeline's time in which it has nothing to do: its bubble."""
+        """For each rank, the fraction of the pipeline's time in which it is idle: its bubble."""
         return tuple(mine["idle"] / self.pipeline_s for mine in self.busy)
 
     @property
     def fill_s(self) -> float:
-        """From the start of the step until every rank has run its first backward."""
+        """Seconds from the start of the step until every rank has run its first backward."""
         return max(max(one.end_s for one in run) for run in self._runs(BACKWARD, min))
 
     @property
     def drain_s(self) -> float:
-        """Of the last forward of the rank that ends its forwards first; the step's end is behind it."""
+        """Seconds from the start of the step to the earliest start of a rank's last forward; the drain follows."""
         return min(min(one.start_s for one in run) for run in self._runs(FORWARD, max))
 
     def _runs(self, kind: str, which: Callable[..., Event]) -> list[list[Event]]:
-        """For each rank that has some, the events of its first or its last forward or backward."""
+        """For each rank with events of this kind, return all events of its first or last forward or backward.
+
+        `which` (min or max) picks by start time.
+        """
         found = []
         for events in self.by_rank():
             if mine := [event for event in events if event.kind == kind]:

@@ -14,23 +14,23 @@ from topoplan.operators.shard import Shard
 from topoplan.specs.model import Layer, Model
 
 ATTENTION_OUTPUTS = ("attention output", "softmax statistics")
-"""Saved tensors that attention itself makes."""
+"""Saved tensors that attention itself produces."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Memory of one layer and one micro batch besides its weights, in bytes."""
+    """Activation memory of one layer and one micro batch, in bytes."""
 
     saved: tuple[SavedTensor, ...]
     saved_bytes: float
-    """All of `saved` together, but what only a recompute module holds."""
+    """Sum of `saved`, without tensors that only a recompute module saves."""
     input_bytes: float
-    """The layer's input: all that full recomputation keeps. A multi-token-prediction layer has two."""
+    """The layer's input, which is all that full recomputation keeps; a multi-token-prediction layer has two."""
     backward_bytes: float
-    """Gradients alive at the worst moment of the layer's own backward, less what has been freed by then."""
+    """Gradients alive at the worst moment of the layer's own backward, net of what has been freed by then."""
     weight_shapes: tuple[tuple[int, int], ...]
-    """Shapes of this rank's trained weight matrices. Transformer Engine keeps one dummy gradient for each distinct one
-    (`pytorch/module/base.py::get_dummy_wgrad`) when weight gradients are accumulated in place."""
+    """Shapes of this rank's trained weight matrices. When weight gradients are accumulated in place, Transformer Engine
+    keeps one dummy gradient per distinct shape (`pytorch/module/base.py::get_dummy_wgrad`)."""
 
 
 def _activations(ops: tuple[Op, ...], input_bytes: float) -> LayerActivations:
@@ -47,14 +47,14 @@ def _activations(ops: tuple[Op, ...], input_bytes: float) -> LayerActivations:
 
 @lru_cache(maxsize=1 << 16)
 def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivations:
-    """Everything that a layer of megatron-core keeps."""
+    """Return everything that a megatron-core layer keeps."""
     inputs = 2 if layer.predicts_next else 1
     return _activations(te_ops(model, layer, shard), inputs * BF16 * shard.local_tokens * model.hidden_size)
 
 
 @lru_cache(maxsize=1 << 12)
 def eager_activations(model: Model, layer: Layer, use: LayerUse) -> LayerActivations:
-    """Everything that a layer of Hugging Face's models keeps."""
+    """Return everything that a layer of a Hugging Face model keeps."""
     shard = replace(WHOLE, tokens=use.tokens, seq_len=use.seq_len, flash_attention=use.flash_attention)
     input_bytes = float(use.residual_bytes * use.tokens * model.hidden_size)
     return _activations(eager_ops(model, layer, use, shard), input_bytes)
@@ -62,33 +62,33 @@ def eager_activations(model: Model, layer: Layer, use: LayerUse) -> LayerActivat
 
 @dataclass(frozen=True, slots=True)
 class KeptActivations:
-    """Memory of one layer under a recompute mode, in bytes a micro batch."""
+    """Activation memory of one layer under a recompute mode, in bytes per micro batch."""
 
     kept_bytes: float
-    """From forward to backward, when the layer is recomputed or not as its mode says."""
+    """Kept from forward to backward, by a layer to which the recompute mode applies."""
     plain_bytes: float
-    """The same for a layer that full recomputation leaves alone (method block)."""
+    """Kept from forward to backward by a layer that full recomputation skips (method block)."""
     recomputed_bytes: float
-    """Brought back for the layer's own backward."""
+    """Recomputed for the layer's own backward."""
     backward_bytes: float
-    """Gradients at the worst moment of that backward, less what has been freed by then."""
+    """Gradients at the worst moment of the layer's backward, net of what has been freed by then."""
 
     @property
     def peak_bytes(self) -> float:
-        """What the layer's own backward adds to what is kept."""
+        """What the layer's own backward adds to `kept_bytes`."""
         return self.recomputed_bytes + self.backward_bytes
 
 
 @lru_cache(maxsize=1 << 16)
 def kept_activations(model: Model, layer: Layer, shard: Shard, recompute: Recompute) -> KeptActivations:
-    """What a layer keeps and what its backward adds, with selective or full recomputation."""
+    """Return what a layer keeps and what its backward adds, with selective or full recomputation."""
     activations = layer_activations(model, layer, shard)
     everything, backward = activations.saved_bytes, activations.backward_bytes
     if recompute.granularity == "full":
         if layer.predicts_next and recompute.method == "block":
             # `MultiTokenPredictionLayer._checkpointed_forward` warns and recomputes nothing.
             return KeptActivations(everything, everything, 0.0, backward)
-        # A recomputed layer holds all its activations again, beside the input that was kept.
+        # During its backward a recomputed layer holds all its activations again, beside the input that was kept.
         inputs = activations.input_bytes
         return KeptActivations(inputs, everything, everything - inputs, backward)
     modules = set(recompute.modules)

@@ -1,8 +1,9 @@
 """LoRA beside linear layers whose own weights are frozen: its rank, and which layers have it.
 
-Under Megatron PEFT makes adapters fp32, and `Float16Module` bf16 again (`core/transformer/module.py`; ms-swift
-`swift/megatron/utils/megatron_lm_utils.py::wrap_model`), so that they are weights as any others: two bytes, with a
-gradient and an optimizer state. With expert tensor parallel experts have none (mcore_bridge 1.6.5 `tuners/lora.py`).
+Under Megatron, PEFT creates adapters in fp32 and `Float16Module` casts them back to bf16 (`core/transformer/module.py`;
+ms-swift `swift/megatron/utils/megatron_lm_utils.py::wrap_model`), so they are weights like any others: two bytes each,
+with a gradient and optimizer states. With expert tensor parallelism, experts have no adapters (mcore_bridge 1.6.5
+`tuners/lora.py`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from topoplan.specs.job import Job
 
 LORA_RANK = 8
-"""Rank where the job does not say: LLaMA-Factory `hparams/finetuning_args.py`, ms-swift `arguments/tuner_args.py` and
-peft `tuners/lora/config.py` all have 8."""
+"""LoRA rank if the job does not say: 8 in LLaMA-Factory `hparams/finetuning_args.py`, ms-swift
+`arguments/tuner_args.py` and peft `tuners/lora/config.py`."""
 DROPOUT = 0.05
-"""ms-swift `swift/megatron/arguments/megatron_args.py::MegatronTunerMixin`, lora_dropout."""
+"""LoRA dropout: ms-swift `swift/megatron/arguments/megatron_args.py::MegatronTunerMixin`, lora_dropout."""
 
 
 def target_of(name: str) -> str:
-    """The name by which a layer is found for an adapter: `experts.linear_fc1` by linear_fc1, as PEFT does."""
+    """Return the name by which PEFT matches a layer: the last component, linear_fc1 of `experts.linear_fc1`."""
     return name.rpartition(".")[2]
 
 
@@ -29,13 +30,13 @@ class Adapters:
 
     rank: int
     targets: tuple[str, ...]
-    """Names of the layers that have one; `all` for every one."""
+    """Names of the layers that have an adapter; `all` for every linear layer."""
 
     def on(self, name: str) -> bool:
-        """Whether a linear layer has one."""
+        """Return whether a linear layer has an adapter."""
         return "all" in self.targets or target_of(name) in self.targets
 
 
 def adapters_of(job: Job) -> Adapters | None:
-    """The adapters of a job; None where it trains the weights themselves."""
+    """Return the adapters of a job, or None if it trains the weights themselves."""
     return Adapters(job.lora_rank or LORA_RANK, job.lora_target) if job.finetuning == "lora" else None

@@ -1,4 +1,4 @@
-"""What writes down the operators of a layer, and what is the same whichever way it is run."""
+"""The base class of the builders that list a layer's operators, with what both implementations share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topoplan.specs.model import Model
 class Builder:
     """Collects the operators of one layer on one rank.
 
-    What a mixer adds through these methods alone is right in either way to run a layer.
+    A mixer that only uses the methods of this class is right for both implementations (Transformer Engine and eager).
     """
 
     def __init__(self, model: Model, shard: Shard) -> None:
@@ -25,32 +25,32 @@ class Builder:
         self.ops: list[Op] = []
 
     def add(self, name: str, part: Part, work: Work | None, **fields: Any) -> None:
-        """One operator, with what else it has (`Op`)."""
+        """Append an operator; `fields` are further fields of `Op`."""
         self.ops.append(Op(name, part, work, **fields))
 
     def moved(self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, **fields: Any) -> None:
-        """Memory-bound work."""
+        """Append memory-bound work."""
         self.add(name, "elementwise", Moved(forward_bytes, backward_bytes, kernels, kernels), **fields)
 
     def keep(
         self, name: str, saved_bytes: float, freed_by: tuple[str, ...] = (), held_by: tuple[str, ...] = ()
     ) -> None:
-        """A tensor that the last operator saves for backward."""
+        """Record a tensor that the last operator saves for backward."""
         last = self.ops[-1]
         self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by, held_by)))
 
     def norm(self, name: str, width: int = 0) -> None:
-        """A norm of the hidden state, or of something `width` wide."""
+        """Add a norm of the hidden state, or of a tensor `width` wide."""
         raise NotImplementedError
 
     def linear(
         self, name: str, inputs: int, outputs: int, side: Side = "column", *, divides: str = ""
     ) -> Product | None:
-        """A linear layer of the whole model. Tensor parallel splits a side of it, which `divides` names."""
+        """Add a linear layer of the whole model; `divides` names the dimension that tensor parallelism splits."""
         raise NotImplementedError
 
     def core_attention(self, core: CoreAttention, **fields: Any) -> None:
-        """Attention itself, with its softmax where that is a kernel of its own, and what context parallel sends."""
+        """Add attention itself, its softmax if that is a separate kernel, and the traffic of context parallelism."""
         shard, by = self.shard, ("core_attn",)
         self.add("core_attn", "attention", core, freed_by=by, **fields)
         if not shard.flash_attention:
@@ -59,17 +59,17 @@ class Builder:
             scores = self.tokens * shard.seq_len * core.heads
             self.moved("softmax", 2 * BF16 * scores, 3 * BF16 * scores, freed_by=by)
         elif shard.cp_all_to_all:
-            # q, k, v and the output; each is put in the order that the ranks expect before it is sent, and behind it.
+            # q, k, v and the output; each is reordered for its receivers before it is sent, and again on arrival.
             elements = self.tokens * (core.heads + core.kv_heads) * (core.key_dim + core.value_dim)
             self.moved("cp reorder", 4 * BF16 * elements, 4 * BF16 * elements, kernels=8, freed_by=by)
             calls = Calls("all-to-all", Group(shard.cp, shard.tp), BF16 * elements / 4, 4, 4)
             self.add("cp all-to-all", "cp_comm", calls, freed_by=by)
         elif shard.cp > 1:
-            # Each hop's partial output is rescaled and added in fp32.
+            # In each hop the partial output is rescaled and added in fp32.
             hops, merged = shard.cp - 1, 3 * FP32 * self.tokens * core.heads * core.value_dim
             self.moved("cp merge", hops * merged, hops * merged, kernels=4 * hops, freed_by=by)
             self.add("cp ring", "cp_comm", Ring(core), freed_by=by)
 
     def saved_bytes(self, first: int) -> float:
-        """What the operators from the `first` on save."""
+        """Return the bytes saved by the operators from index `first` on."""
         return sum(tensor.saved_bytes for op in self.ops[first:] for tensor in op.saved)

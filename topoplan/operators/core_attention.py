@@ -1,4 +1,4 @@
-"""Attention kernels that both ways to run a layer share: flash attention, its ring, the gated delta rule."""
+"""Attention kernels that both implementations of a layer share: flash and ring attention, gated delta rule."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from topoplan.specs.gpu import Gpu
 from topoplan.specs.gpu_profile import Profile
 
 HEAD_DIM = 128
-"""Width of the heads that the profile's rates of attention are of."""
+"""Head width that the profile's attention rates refer to."""
 CHUNK = 64
-"""Tokens of a chunk of the gated delta rule."""
+"""Tokens per chunk of the gated delta rule."""
 
 
 def attended_tokens(seq_len: float, window: int) -> float:
-    """Tokens that one token attends to, averaged over the sequence: half of it, or what a sliding window leaves."""
+    """Return the mean number of tokens that a token attends to: half the sequence, or less under a sliding window."""
     if 0 < window < seq_len:
         return window * (1.0 - window / (2.0 * seq_len))
     return seq_len / 2
 
 
 def flash2_share(profile: Profile, gpu: Gpu) -> float:
-    """Share of the peak that FlashAttention 2 reaches at most, which has no instructions of Hopper's and later."""
+    """Return the largest share of the GPU's peak that FlashAttention 2 reaches.
+
+    FlashAttention 2 does not use the instructions of Hopper and later.
+    """
     return profile.flash2_flops_per_sm * gpu.sm_count / gpu.fp16_flops
 
 
 @dataclass(frozen=True, slots=True)
 class CoreAttention(Work):
-    """Causal flash attention; backward is 2.5 times forward.
+    """Causal flash attention; backward takes 2.5 times the FLOPs of forward.
 
-    Without a flash kernel both products run over the whole square.
+    Without a flash kernel both products run over the whole square of scores.
     """
 
     heads: float
@@ -42,31 +45,33 @@ class CoreAttention(Work):
     value_dim: int
     window: int = 0
     launched: int = 0
-    """Operations that the host launches for it."""
+    """Operations that the host launches, in each direction."""
     source = "arXiv 2307.08691, section 4"
 
     def flops(self, extent: float) -> float:
-        """Both products of one token, averaged over the sequence."""
+        """Return the FLOPs of both products for one token, averaged over the sequence."""
         return 2.0 * attended_tokens(extent, self.window) * self.heads * (self.key_dim + self.value_dim)
 
     def seconds(self, on: Machine) -> Seconds:
-        """FLOPs at the rates of the profile."""
+        """Return the seconds of the FLOPs at the rates of the profile."""
         shard, gpu, profile = on.shard, on.gpu, on.profile
         if not shard.flash_attention:
             scores = shard.tokens * shard.seq_len * self.heads
             rate = gpu.fp16_flops * profile.gemm_efficiency
             forward = 2.0 * scores * (self.key_dim + self.value_dim) / rate
             return Seconds(forward, 2 * forward, launches=(self.launched, self.launched))
-        # Each kernel that a token's query is in, of which a ring has one for every rank's keys, computes masked tiles
-        # whole and has its pipeline to fill. Of the other ranks' keys three quarters of the products are worth doing.
+        # Every kernel that a token's query takes part in computes masked tiles in full and has to fill its pipeline. A
+        # ring runs one kernel for each rank's keys; on average, three quarters of a rank's queries take part in the
+        # kernel for another rank's keys.
         kernels = 1 + 0.75 * (shard.cp - 1)
         each = 2.0 * (self.key_dim + self.value_dim)
         prologue = profile.attention_prologue * self.heads * each
-        # The last tile of queries has most keys, and the other multiprocessors wait for it.
+        # The last tile of queries attends to the most keys, and the other multiprocessors wait for it.
         longest = min(self.window or shard.seq_len, shard.seq_len / shard.cp)
         tail = gpu.sm_count * profile.attention_tail * longest * each
         flops = shard.tokens * self.flops(shard.seq_len) + kernels * (shard.tokens * prologue + tail)
-        # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
+        # Softmax costs the same per score whatever the head width, so a narrow head spends a larger share of its time
+        # on it.
         width, softmax = min(HEAD_DIM, (self.key_dim + self.value_dim) / 2), profile.attention_softmax_width
         rate = gpu.fp16_flops * width / (width + softmax) * (HEAD_DIM + softmax) / HEAD_DIM
         highest = flash2_share(profile, gpu) if shard.flash_attn_2 else 1.0
@@ -79,13 +84,13 @@ class CoreAttention(Work):
 
 @dataclass(frozen=True, slots=True)
 class Ring(Work):
-    """Ring attention: every step hands on the keys and values (and, backward, their gradients) while it computes."""
+    """Ring attention: every step passes on keys and values (in backward also their gradients) while it computes."""
 
     core: CoreAttention
     source = "arXiv 2310.01889, section 3"
 
     def seconds(self, on: Machine) -> Seconds:
-        """What the share of attention that a step computes does not hide."""
+        """Return what the part of attention computed in each step does not hide."""
         shard, core = on.shard, self.core
         ring, hops = Group(shard.cp, shard.tp), shard.cp - 1
         sent = BF16 * shard.tokens * core.kv_heads * (core.key_dim + core.value_dim)
@@ -103,17 +108,20 @@ class DeltaRule(Work):
     """The chunked gated delta rule: products within a chunk of tokens and with the state."""
 
     heads: float
-    """Of values."""
+    """Number of value heads."""
     key_dim: int
     value_dim: int
     source = "arXiv 2412.06464, section 3"
 
     def flops(self, extent: float) -> float:
-        """KK^T, VK^T, S(a(I-bKK^T)) and SQ, as Megatron-LM's `num_floating_point_operations` counts them."""
+        """Return the FLOPs per token of KK^T, VK^T, S(a(I-bKK^T)) and SQ.
+
+        Counted as in Megatron-LM's `num_floating_point_operations`.
+        """
         return 8.0 * self.heads * self.key_dim * self.value_dim
 
     def seconds(self, on: Machine) -> Seconds:
-        """FLOPs of the chunks at the profile's share of attention's rate."""
+        """Return the seconds of the chunks' FLOPs at the profile's fraction of the attention rate."""
         profile, widths = on.profile, self.key_dim + self.value_dim
         chunks = 3 * CHUNK * widths / 2 + 3 * self.key_dim * self.value_dim
         flops = 2.0 * on.shard.tokens * self.heads * chunks

@@ -11,11 +11,11 @@ from topoplan.specs.cluster import Cluster
 
 
 def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
-    """Why the flex dispatcher cannot run on these expert groups, or None.
+    """Return why the flex dispatcher cannot run on these expert groups, or None.
 
     Megatron joins EP and ETP in one group for it. Source: MLM `moe/token_dispatcher.py::MoEFlexTokenDispatcher`;
-    DeepEP's README (requirements) and `csrc/deep_ep.cpp::Buffer` (a group inside a domain, or of whole ones);
-    Megatron-Bridge `training/flex_dispatcher_backend.py` (Ampere and later).
+    DeepEP's README (requirements) and `csrc/deep_ep.cpp::Buffer` (a group must lie within one NVLink domain or consist
+    of whole domains); Megatron-Bridge `training/flex_dispatcher_backend.py` (Ampere and later).
     """
     ranks, local = etp * ep, local_ranks(cluster)
     if ranks == 1:
@@ -37,9 +37,9 @@ def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
 
 
 def dispatcher_of(case: Case, layout: Layout) -> str:
-    """The dispatcher that an expert group runs with: what the layout says, or the trainer's usual one.
+    """Return the dispatcher of an expert group: the layout's choice, or else the trainer's default.
 
-    The usual one across nodes needs what flex needs; where that is missing the one inside a node is taken.
+    The trainer's default across nodes needs what flex needs; if that is missing, its default within a node is used.
     """
     inside, across = case.traits.dispatcher, case.traits.dispatcher_across_nodes
     if layout.moe_token_dispatcher_type or inside == across:

@@ -1,4 +1,4 @@
-"""What a model offers to be divided by tensor parallel: head counts and widths."""
+"""The dimensions of a model that tensor parallelism divides: head counts and widths."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from topoplan.specs.model import Layer, Model
 
 @lru_cache(maxsize=64)
 def divided(model: Model) -> tuple[tuple[str, int], ...]:
-    """What the operators of all layers say that they divide, by name, each size once; of a layer in alphabetical order.
+    """Return the (name, size) pairs that the operators of all layers divide.
 
-    Expert tensor parallel divides `expert width`, tp all the others.
+    Every pair appears once; the pairs of one layer are in alphabetical order. Expert tensor parallelism divides `expert
+    width`, tensor parallelism all the others.
     """
     found: dict[tuple[str, int], None] = {}
     for layer in {id(layer): layer for layer in model.layers}.values():
@@ -24,12 +25,12 @@ def divided(model: Model) -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=256)
 def sizes_divided(model: Model, name: str) -> tuple[int, ...]:
-    """All sizes of a name: `heads`, `KV heads`, `MLP width`, `expert width`."""
+    """Return all sizes that have this name: `heads`, `KV heads`, `MLP width`, `expert width`."""
     return tuple(sorted(size for one, size in divided(model) if one == name))
 
 
 def attention_heads(model: Model, layer: Layer) -> tuple[int, int] | None:
-    """Heads and KV heads of a layer's softmax attention; None where it has another kind of mixer."""
+    """Return the heads and KV heads of a layer's softmax attention, or None if it has another kind of mixer."""
     cores = (op.work for op in whole_ops(model, layer) if isinstance(op.work, CoreAttention))
     core = next(cores, None)
     return (int(core.heads), int(core.kv_heads)) if core else None

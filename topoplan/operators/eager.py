@@ -1,16 +1,15 @@
-"""Layers as Hugging Face's models run them in eager PyTorch: on one GPU whole, with everything around the products
-unfused.
+"""Layers as Hugging Face models run them in eager PyTorch: unsplit on one GPU, everything around the products unfused.
 
 Names and shapes: transformers 5.6 `models/*/modeling_*.py`. Saved tensors: what PyTorch's autograd saves for each
-operation (`tools/autograd/derivatives.yaml`): a product saves the other factor where this one needs a gradient, a
-matrix product its input where the weight needs one, `pow` its input, FlashAttention q, k, v, its output and the softmax
-statistics. Weights are in 16 bits, or in fp32 under autocast, which casts the input of every linear layer anew (PyTorch
-`aten/src/ATen/autocast_mode.cpp`, cached_cast keeps casts of weights alone). Nothing is fused but where Liger's kernels
-replace the norms and the gated MLP (`liger_kernel/ops/rms_norm.py`, `swiglu.py`).
+operation (`tools/autograd/derivatives.yaml`): a multiplication saves each factor if the other one needs a gradient, a
+matrix product its input if the weight needs a gradient, `pow` its input, FlashAttention q, k, v, its output and the
+softmax statistics. Weights are in 16 bits, or in fp32 under autocast, which casts the input of every linear layer again
+(PyTorch `aten/src/ATen/autocast_mode.cpp`: cached_cast caches casts of weights only). Nothing is fused, except that
+Liger's kernels may replace the norms and the gated MLP (`liger_kernel/ops/rms_norm.py`, `swiglu.py`).
 
-Bytes of the elementwise kernels are counted off `models/llama/modeling_llama.py` operation by operation (an addition of
-two 16-bit tensors reads four bytes an element and writes two). Kernels that are small are bound by the host, which
-launches them one by one: hence their number.
+Bytes of the elementwise kernels are counted from `models/llama/modeling_llama.py`, operation by operation (an addition
+of two 16-bit tensors reads four bytes per element and writes two). Small kernels are bound by the host, which launches
+them one by one; therefore their number is counted too.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from topoplan.specs.gpu_profile import Profile
 from topoplan.specs.model import Model
 
 RMSNORM_BYTES = (36, 60)
-"""Bytes an element that eager RMSNorm moves forward and backward: cast to fp32, square, mean, product, cast back,
+"""Bytes per element that eager RMSNorm moves, (forward, backward): cast to fp32, square, mean, product, cast back,
 weight."""
 RMSNORM_KERNELS = (8, 14)
 
 
 @lru_cache(maxsize=64)
 def eager_profile(profile: Profile, gpu: Gpu) -> Profile:
-    """A profile of eager PyTorch, whose attention is no faster than FlashAttention 2."""
+    """Return the profile for eager PyTorch: lower efficiencies, and attention no faster than FlashAttention 2."""
     highest = flash2_share(profile, gpu)
     return replace(
         profile,
@@ -53,7 +52,7 @@ def eager_profile(profile: Profile, gpu: Gpu) -> Profile:
 
 @lru_cache(maxsize=64)
 def eager_case(case: Case) -> Case:
-    """The same case in eager PyTorch."""
+    """Return the case with the profile for eager PyTorch."""
     return replace(case, profile=eager_profile(case.profile, case.cluster.gpu))
 
 
@@ -62,30 +61,31 @@ class LayerUse:
     """How one layer is trained, as far as its memory and time depend on it."""
 
     tokens: int
-    """Positions of a micro batch on this GPU."""
+    """Token positions of a micro batch on this GPU."""
     seq_len: int
     """Extent of attention."""
     trains_weights: bool
-    """Its own weights have gradients."""
+    """Whether the layer's own weights have gradients."""
     adapted: frozenset[str]
-    """Names of its linear layers that have an adapter."""
+    """Names of the layer's linear layers that have an adapter."""
     fused: bool
-    """Liger's kernels."""
+    """Whether Liger's kernels are used."""
     flash_attention: bool = True
     fp32_weights: bool = False
-    """Its own weights are in fp32, under autocast."""
+    """Whether the layer's own weights are in fp32, under autocast."""
     packed_bytes: float = 0.0
-    """Of one of its weights where they are packed, else 0. bitsandbytes keeps what they are multiplied with: versions
-    before 0.44 do (`autograd/_functions.py::MatMul4Bit`, ctx.tensors), which trainers take, too."""
+    """Bytes per weight if the weights are packed, else 0. The inputs of packed weights are saved, as bitsandbytes
+    before 0.44 does (`autograd/_functions.py::MatMul4Bit`, ctx.tensors); trainers accept these versions."""
     lora_rank: int = 0
     ulysses: int = 1
     """Ranks that share a sequence by all-to-all."""
     residual_bytes: int = BF16
-    """Of an element between layers: it has the type of the embedding."""
+    """Bytes per element of the hidden state between layers, which has the dtype of the embedding."""
     loops_experts: bool = False
-    """Experts run one by one, as transformers below 5 has them."""
+    """Whether experts run one by one, as in transformers before 5."""
     adapter_input_bytes: int = BF16
-    """Of an element of the copy that an adapter makes of its input; 0 where both have one type and it makes none."""
+    """Bytes per element of the copy that an adapter casts its input to; 0 if both have the same dtype and there is no
+    copy."""
 
 
 class EagerBuilder(Builder):
@@ -96,10 +96,10 @@ class EagerBuilder(Builder):
         self.use, self.is_layernorm = use, model.norm == "layernorm"
 
     def norm(self, name: str, width: int = 0, *, rows: float | None = None, label: str = "") -> None:
-        """A norm with its input: LayerNorm and Liger's RMSNorm are one kernel.
+        """Add a norm and the input that it saves. LayerNorm and Liger's RMSNorm are a single kernel.
 
-        Eager RMSNorm is eight. It makes an fp32 copy, and keeps what its weight is multiplied with. `label` is what its
-        tensors are called.
+        Eager RMSNorm takes eight kernels, makes an fp32 copy of its input, and saves the tensor that its weight is
+        multiplied with. `label` names its saved tensors.
         """
         rows, label = self.tokens if rows is None else rows, label or name
         elements, each = rows * (width or self.hidden), BF16 if width else self.use.residual_bytes
@@ -115,10 +115,11 @@ class EagerBuilder(Builder):
         self.add(name, "elementwise", work, saved=tuple(kept))
 
     def inputs(self, names: tuple[str, ...], width: float, *, is_kept_anyway: bool = False) -> tuple[SavedTensor, ...]:
-        """The common input of some linear layers, in 16 bits: once, or once each where autocast casts it for each.
+        """Return the common input of some linear layers in 16 bits.
 
-        An adapter of another type than the input casts it, a copy of its own (peft
-        `tuners/lora/layer.py::Linear.forward`); in fp32 under autocast, what is kept of it is in 16 bits again.
+        It is saved once, or once per layer if autocast casts it for each. An adapter whose dtype differs from the
+        input's casts the input into a copy of its own (peft `tuners/lora/layer.py::Linear.forward`); if the adapter is
+        in fp32 under autocast, the saved copy is in 16 bits again.
         """
         use, elements, saved = self.use, self.tokens * width, []
         own = [name for name in names if name in use.adapted]
@@ -140,9 +141,9 @@ class EagerBuilder(Builder):
         divides: str = "",
         saved: tuple[SavedTensor, ...] | None = None,
     ) -> None:
-        """One product with a linear layer of the model, or with several, whose outputs are given by their names.
+        """Add one product with a linear layer, or with several layers if `outputs` maps names to widths.
 
-        `saved` is its own input unless something else is said. Nothing splits it.
+        `saved` defaults to the product's own input. Nothing is split over ranks.
         """
         parts = {name: outputs} if isinstance(outputs, int) else outputs
         weights = tuple(linear_weight(part, inputs, wide) for part, wide in parts.items())
@@ -163,9 +164,9 @@ class EagerBuilder(Builder):
         weights: tuple[Weight, ...] = (),
         saved: tuple[SavedTensor, ...] = (),
     ) -> None:
-        """A product with a weight: `count` of them grouped, or `times` one after the other.
+        """Add a product with a weight: `count` of them grouped, or `times` one after the other.
 
-        A frozen weight has no gradient; a packed one is unpacked before each use.
+        A frozen weight has no gradient; a packed weight is unpacked before each use.
         """
         work: Work = Product(rows, outputs, inputs, count, is_trained=self.use.trains_weights, accumulated_bytes=0)
         work = Repeated(work, times) if times > 1 else work
@@ -178,11 +179,12 @@ class EagerBuilder(Builder):
             self.add(f"{name} unpacked", "elementwise", unpacked)
 
     def adapter(self, name: str, inputs: int, outputs: int) -> None:
-        """LoRA beside a linear layer: two narrow products, scaling and addition (peft `Linear.forward`)."""
+        """Add LoRA beside a linear layer: two narrow products, scaling and addition (peft `Linear.forward`)."""
         if name not in self.use.adapted:
             return
         self.add(f"{name} adapter", "gemm", Narrow(self.tokens, inputs, outputs, self.use.lora_rank))
-        # Product with the scale, addition to the layer's own output; backward, of both gradients of the input.
+        # Multiplication by the scale and addition to the layer's output; backward also adds the two gradients of the
+        # input.
         forward, backward, kernels = (4 + 6) * outputs, 6 * inputs + 8 * outputs, 2
         if self.use.adapter_input_bytes:
             # Cast of the input to fp32 and, under autocast, back.
@@ -190,7 +192,7 @@ class EagerBuilder(Builder):
         self.moved(f"{name} adapter's sums", self.tokens * forward, self.tokens * backward, kernels=kernels)
 
     def ulysses(self, width: float) -> None:
-        """All-to-all of q, k, v and of attention's output, so that a rank has all positions of some heads.
+        """Add the all-to-all of q, k, v and of attention's output, which gives a rank all positions of some heads.
 
         Jacobs et al. 2023, "DeepSpeed Ulysses" (arXiv 2309.14509, section 3).
         """
@@ -202,22 +204,22 @@ class EagerBuilder(Builder):
 
 @dataclass(frozen=True, slots=True)
 class Unpacked(Work):
-    """Packed weights, read and written in 16 bits before either product."""
+    """Packed weights, read and written out in 16 bits before each product, in forward and in backward."""
 
     elements: float
     packed_bytes: float
-    """Of one."""
+    """Bytes per packed weight."""
     source = "bitsandbytes csrc/kernels.cu::kDequantizeBlockwise, by bytes"
 
     def seconds(self, on: Machine) -> Seconds:
-        """The same forward and backward."""
+        """Return equal seconds forward and backward."""
         moved = self.elements * (self.packed_bytes + BF16) / on.profile.nf4_unpack_share
         return Moved(moved, moved, 2, 2).seconds(on)
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow(Work):
-    """An adapter's two products, in 16 bits whatever the layer's own run in."""
+    """An adapter's two products, in 16 bits whatever the precision of the layer's own product."""
 
     rows: float
     inputs: int
@@ -226,7 +228,7 @@ class Narrow(Work):
     source = Product.source
 
     def seconds(self, on: Machine) -> Seconds:
-        """Twice as much backward."""
+        """Return the forward seconds, and twice as many backward."""
         sides = ((self.rank, self.inputs), (self.outputs, self.rank))
         one = sum(gemm_s(self.rows, wide, inner, on.gpu, on.profile, "bf16") for wide, inner in sides)
         return Seconds(one, 2 * one, launches=(2, 4))

@@ -1,4 +1,4 @@
-"""What becomes of a model's parameters under a job's way of fine-tuning: trained, frozen, packed, adapted."""
+"""How a job's fine-tuning method treats a model's parameters: trained, frozen, packed, adapted."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from topoplan.specs.model import Model, Moe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """Parameters of a model by what becomes of them."""
+    """Parameters of a model by treatment."""
 
     trained: int
-    """With gradient and optimizer state; adapters are among them."""
+    """With gradients and optimizer states, including adapters."""
     frozen: int
-    """Neither, and not packed."""
+    """Without gradients and optimizer states, and not packed."""
     quantised: int = 0
-    """Frozen, in 4 or 8 bits."""
+    """Frozen and packed in 4 or 8 bits."""
     adapters: int = 0
-    """Of the trained ones, those that are not in the checkpoint."""
+    """Adapter weights: those of `trained` that are not in the base checkpoint."""
 
     @property
     def total(self) -> int:
-        """All on a GPU that holds everything."""
+        """All elements on a GPU that holds the whole model."""
         return self.trained + self.frozen + self.quantised
 
 
 def _packed_elements(model: Model) -> int:
-    """Weights that bitsandbytes packs: the linear layers and the experts, not embeddings, norms and output layer.
+    """Return the weights that bitsandbytes packs: linear layers and experts, not embeddings, norms and output layer.
 
     transformers `quantizers/quantizer_bnb_4bit.py` and `integrations/bitsandbytes.py` (modules_to_not_convert has the
-    output layer); the vision tower stays as it is under LLaMA-Factory (`model/model_utils/quantization.py`).
+    output layer); LLaMA-Factory leaves the vision tower unpacked (`model/model_utils/quantization.py`).
     """
     total = 0
     for layer in model.layers:
@@ -48,9 +48,9 @@ def _packed_elements(model: Model) -> int:
 
 @lru_cache(maxsize=64)
 def elements_of(model: Model, job: Job) -> Elements:
-    """Elements of a model under a job's way of fine-tuning, on one GPU that holds all of them.
+    """Return the elements of a model under a job's fine-tuning method, on one GPU that holds all of them.
 
-    Raises SpecError for adapters on layers none of which the model has.
+    Raises SpecError if the model has none of the layers that adapters are requested for.
     """
     everything = parameter_count(model)
     tower = model.vision
@@ -88,7 +88,7 @@ def elements_of(model: Model, job: Job) -> Elements:
 
 
 def trained_layers(model: Model, job: Job) -> frozenset[int]:
-    """Places of the layers whose own weights are trained."""
+    """Return the indexes of the layers whose own weights are trained."""
     if job.finetuning == "full":
         return frozenset() if job.freeze_language_model else frozenset(range(model.num_layers))
     if job.finetuning == "freeze":

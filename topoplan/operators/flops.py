@@ -1,8 +1,8 @@
-"""Model FLOPs: what the mathematics of a step needs, whatever is recomputed.
+"""Model FLOPs: what the mathematics of a step requires, without recomputation.
 
-As Megatron-LM's `training/training.py::num_floating_point_operations` counts: every matrix product, attention with its
-causal half, the output layer over the true vocabulary, backward twice forward; nothing elementwise. Of frozen weights
-there are no gradients: two passes and not three, as Megatron-Bridge's `training/utils/flop_utils.py` counts LoRA.
+Counted like Megatron-LM's `training/training.py::num_floating_point_operations`: every matrix product, the causal half
+of attention, the output layer over the unpadded vocabulary, backward twice forward, nothing elementwise. Frozen weights
+have no weight gradients: two passes instead of three, as Megatron-Bridge's `training/utils/flop_utils.py` counts LoRA.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topoplan.specs.model import Layer, Model, Moe, VisionTower
 
 
 def _matrix_parameters(model: Model, layer: Layer) -> float:
-    """Weights that one token is multiplied with; of the routed experts only the chosen ones."""
+    """Return the weights that one token is multiplied with; of the routed experts only the chosen ones."""
     ffn = layer.ffn
     routed = ffn.experts_per_token / ffn.experts if isinstance(ffn, Moe) else 1.0
     matrices = (weight for weight in layer_tensors(model, layer) if weight.is_matrix)
@@ -26,14 +26,17 @@ def _matrix_parameters(model: Model, layer: Layer) -> float:
 
 
 def _layer_flops(model: Model, layer: Layer, extent: float) -> float:
-    """Forward FLOPs of one layer for one token, in a sequence as long as `extent`."""
+    """Return the forward FLOPs of one layer for one token, in a sequence of length `extent`."""
     others = sum(op.work.flops(extent) for op in whole_ops(model, layer) if op.work is not None)
     return 2.0 * _matrix_parameters(model, layer) + others
 
 
 @lru_cache(maxsize=256)
 def flops_per_sequence(model: Model, tokens: float, extent: float | None = None, mtp_layers: int = 0) -> float:
-    """Forward and backward FLOPs of the language model for one sequence; its tokens attend within `extent`, or all."""
+    """Return the forward and backward FLOPs of the language model for one sequence of `tokens` tokens.
+
+    Tokens attend within `extent` tokens, or within the whole sequence if it is None.
+    """
     per_token = 2.0 * model.head_size * model.hidden_size * (1 + mtp_layers)
     for layer in (*model.layers, *(mtp_layers * (mtp_layer(model),) if mtp_layers else ())):
         per_token += _layer_flops(model, layer, extent or tokens)
@@ -42,10 +45,10 @@ def flops_per_sequence(model: Model, tokens: float, extent: float | None = None,
 
 @lru_cache(maxsize=256)
 def _saved_by_frozen(model: Model, tokens: float, extent: float, trained: frozenset[int]) -> float:
-    """FLOPs of one sequence that `flops_per_sequence` counts and nobody computes, where only some layers are trained.
+    """Return the FLOPs that `flops_per_sequence` counts but a job that trains only some layers skips.
 
-    Frozen weights have no gradients, and layers below all trained ones no backward. With none trained, adapters or a
-    projector below want the gradients of all layers' inputs.
+    Frozen weights have no gradients, and layers below all trained ones have no backward. If no layer is trained,
+    adapters or a projector below the layers need the input gradients of all of them.
     """
     per_token = 2.0 * model.head_size * model.hidden_size
     lowest = min(trained, default=0)
@@ -58,9 +61,9 @@ def _saved_by_frozen(model: Model, tokens: float, extent: float, trained: frozen
 
 
 def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
-    """Work before the first layer and behind the last, counted in layers of average work.
+    """Return the work before the first layer and after the last one, in units of an average layer's work.
 
-    Before: the vision tower; the embedding's lookup is no matrix product. Behind: the multi-token-prediction layers and
+    Before: the vision tower; the embedding lookup is not a matrix product. After: the multi-token-prediction layers and
     the output layer, which each of them uses once more.
     """
     whole = flops_per_sequence(model, job.seq_len, mtp_layers=job.mtp_num_layers)
@@ -70,19 +73,20 @@ def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
 
 
 def _vision_flops(tower: VisionTower, job: Job) -> float:
-    """FLOPs of the vision tower for the images of one sequence."""
+    """Return the FLOPs of the vision tower for the images of one sequence."""
     per_image = patches_per_image(tower, job.image_max_pixels)
-    # Every patch attends to its whole image.
+    # Every patch attends to all patches of its image.
     per_patch = 2.0 * tower.encoder_parameters + 4.0 * tower.layers * per_image * tower.hidden_size
-    # A frozen tower has no backward, whether its projector is trained or not: nothing before it is.
+    # A frozen tower has no backward, whether or not its projector is trained: nothing before the tower is trained.
     passes = 1.0 if job.freeze_vision_tower else 3.0
     return passes * per_patch * per_image * job.images_per_sequence
 
 
 def model_flops_per_step(model: Model, job: Job, *, apart: bool = False) -> float:
-    """FLOPs of one optimizer step, vision tower included, padding and gradients of frozen weights not.
+    """Return the model FLOPs of one optimizer step, including the vision tower.
 
-    `apart`: attention stays within the samples of a packed sequence.
+    Padding and the gradients of frozen weights are not counted. `apart`: attention stays within the samples of a packed
+    sequence.
     """
     content = content_of(job, apart=apart)
     total = flops_per_sequence(model, content.tokens, content.extent, job.mtp_num_layers)

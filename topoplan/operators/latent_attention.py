@@ -10,7 +10,7 @@ from topoplan.specs.model import LatentAttention
 
 
 def _widths(attention: LatentAttention) -> tuple[int, int, int]:
-    """Of all heads: queries (and keys), what comes out of the compressed keys and values, values."""
+    """Return the widths over all heads of queries (and keys), of the up-projected keys and values, and of values."""
     heads, nope, value = attention.heads, attention.qk_nope_head_dim, attention.v_head_dim
     return heads * (nope + attention.qk_rope_head_dim), heads * (nope + value), heads * value
 
@@ -21,7 +21,7 @@ def _core(attention: LatentAttention, heads: float) -> CoreAttention:
 
 
 def te(build: TeBuilder, attention: LatentAttention) -> None:
-    """MLASelfAttention of megatron-core."""
+    """Add MLASelfAttention of megatron-core."""
     hidden, shard, tokens, local = build.hidden, build.shard, build.tokens, build.local
     q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.qk_rope_head_dim
     (all_queries, all_key_values, all_values), up = _widths(attention), ("mla_up_proj",)
@@ -33,7 +33,7 @@ def te(build: TeBuilder, attention: LatentAttention) -> None:
     build.keep("norm statistics", 3 * FP32 * local)
     query_name, query_in, query_label = "linear_q_proj", hidden, None
     if q_rank:
-        # Its input is that of the down projection of keys and values.
+        # Its input is the input of the keys' and values' down projection, which saves it.
         build.linear("linear_q_down_proj", hidden, q_rank, "replicated", label=None)
         build.norm("q_layernorm", q_rank, freed_by=up)
         build.keep("q compressed", BF16 * local * q_rank)
@@ -55,13 +55,13 @@ def te(build: TeBuilder, attention: LatentAttention) -> None:
     build.core_attention(core, saved=build.attention_saved(core), divided=(("heads", attention.heads),))
     own_input = "" if shard.eight_bit else None
     build.linear("linear_proj", all_values, hidden, "row", label=own_input, divides=width)
-    # The down projections are not split: what is gathered over the sequence are their outputs (and, with one matrix
-    # for the queries, the hidden state), each on its own.
+    # The down projections are not split over TP ranks: sequence parallelism gathers their outputs (and, if queries have
+    # a single projection, the hidden state), each separately.
     build.tensor_parallel("attention collectives", query, inputs=(query_in, kv_rank, rope))
 
 
 def eager(build: EagerBuilder, attention: LatentAttention) -> None:
-    """DeepseekV3Attention of transformers; its products keep the names of megatron-core's."""
+    """Add DeepseekV3Attention of transformers; its products have the names of megatron-core's."""
     hidden, tokens, heads = build.hidden, build.tokens, attention.heads
     q_rank, kv_rank = attention.q_lora_rank, attention.kv_lora_rank
     (key, key_value, value), core = _widths(attention), _core(attention, heads)
@@ -81,7 +81,7 @@ def eager(build: EagerBuilder, attention: LatentAttention) -> None:
     moved = 2 * BF16 * tokens * (2 * key + value)
     build.moved("rotate, assemble q k v", moved, 1.5 * moved, kernels=4)
     build.keep("q, k", 2 * BF16 * tokens * key)
-    # v is a view of kv_b_proj's output, which lives on with the part of k beside it.
+    # v is a view of kv_b_proj's output, which stays alive together with the part that belongs to k.
     build.keep("v, kv_b_proj output", BF16 * tokens * key_value)
     saved = (
         SavedTensor("attention output", BF16 * tokens * value),

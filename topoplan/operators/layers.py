@@ -1,7 +1,7 @@
-"""The operators of a layer, by what it is made of.
+"""The operators of a layer, by what the layer consists of.
 
-A new kind of attention, or of mixer, is one more entry of `mixer_of`: a function that writes down its operators, or two
-where Hugging Face's model differs from megatron-core's.
+A new kind of attention, or mixer, is one more entry of `mixer_of`: a function that adds its operators, or two functions
+if the Hugging Face model differs from megatron-core's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttent
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """What writes down the operators of one kind of attention, its norm included."""
+    """The functions that add the operators of one kind of attention, including its norm."""
 
     te: Callable[[TeBuilder, Any], None]
-    """As megatron-core builds it of Transformer Engine."""
+    """Adds the operators as megatron-core builds them from Transformer Engine."""
     eager: Callable[[EagerBuilder, Any], None]
-    """As Hugging Face's models run it."""
+    """Adds the operators as Hugging Face models run them."""
 
 
 mixer_of: dict[type, Mixer] = {
@@ -35,12 +35,12 @@ mixer_of: dict[type, Mixer] = {
     LatentAttention: Mixer(latent_attention.te, latent_attention.eager),
     LinearAttention: Mixer(linear_attention.te, linear_attention.eager),
 }
-"""By the type of a layer's attention."""
+"""The mixer for each type of a layer's attention."""
 
 
 @lru_cache(maxsize=64)
 def mtp_layer(model: Model) -> Layer:
-    """A multi-token-prediction layer of a model: its block is as the last one of the decoder.
+    """Return the multi-token-prediction layer of a model, whose block is like the last layer of the decoder.
 
     Source: `core/models/gpt/gpt_layer_specs.py::get_gpt_mtp_block_spec_for_backend`.
     """
@@ -49,7 +49,7 @@ def mtp_layer(model: Model) -> Layer:
 
 @lru_cache(maxsize=1 << 8)
 def te_ops(model: Model, layer: Layer, shard: Shard) -> tuple[Op, ...]:
-    """A layer on one rank, as megatron-core builds it of Transformer Engine."""
+    """Return the operators of a layer on one rank, as megatron-core builds it from Transformer Engine."""
     build = TeBuilder(model, shard)
     if layer.predicts_next:
         token_prediction.te(build)
@@ -64,7 +64,7 @@ def te_ops(model: Model, layer: Layer, shard: Shard) -> tuple[Op, ...]:
 
 @lru_cache(maxsize=1 << 8)
 def eager_ops(model: Model, layer: Layer, use: LayerUse, shard: Shard) -> tuple[Op, ...]:
-    """A layer on one GPU, as Hugging Face's models run it."""
+    """Return the operators of a layer on one GPU, as Hugging Face models run it."""
     build = EagerBuilder(model, use, shard)
     mixer_of[type(layer.attention)].eager(build, layer.attention)
     build.norm("post_attention_layernorm")
@@ -77,28 +77,31 @@ def eager_ops(model: Model, layer: Layer, use: LayerUse, shard: Shard) -> tuple[
 
 
 def _residual(build: Builder) -> None:
-    """Two additions: two reads and a write each, and as much backward; before each, dropout where the model has it."""
+    """Add the two residual additions, each with dropout before it if the model has dropout.
+
+    An addition reads twice and writes once; backward moves as much.
+    """
     elements = build.local * build.hidden
     moved = 2 * 3 * BF16 * elements
     build.moved("residual additions", moved, moved, kernels=2)
     if build.model.hidden_dropout:
-        # One byte an element behind attention and one behind the MLP (`core/fusions/fused_bias_dropout.py`).
+        # One byte of mask per element after attention and after the MLP (`core/fusions/fused_bias_dropout.py`).
         build.keep("dropout masks", 2 * elements)
 
 
 WHOLE = Shard(tokens=1, seq_len=1, tp=1, cp=1, ep=1, etp=1, sequence_parallel=False, precision="bf16")
-"""One token on a rank that nothing is split over."""
+"""One token on a rank with nothing split."""
 USE = LayerUse(tokens=1, seq_len=1, trains_weights=True, adapted=frozenset(), fused=False)
-"""One token through a layer that is trained."""
+"""One token through a layer whose weights are trained."""
 
 
 @lru_cache(maxsize=4096)
 def whole_ops(model: Model, layer: Layer) -> tuple[Op, ...]:
-    """A layer with all its weights on one rank, for one token."""
+    """Return the operators of a layer with all its weights on one rank, for one token."""
     return te_ops(model, layer, WHOLE)
 
 
 @lru_cache(maxsize=4096)
 def layer_tensors(model: Model, layer: Layer) -> tuple[Weight, ...]:
-    """All weights of one layer, its norms included."""
+    """Return all weights of one layer, including its norms."""
     return tuple(weight for op in whole_ops(model, layer) for weight in op.weights)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Qwen3-Next): linear attention by a gated delta rule behind a short convolution, and its norm."""
+"""Gated DeltaNet (Qwen3-Next): linear attention by a gated delta rule after a short convolution, and its norm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from topoplan.specs.model import LinearAttention
 
 
 def _widths(attention: LinearAttention) -> tuple[int, int]:
-    """Of all keys, and of all values."""
+    """Return the width of all keys, and the width of all values."""
     return attention.key_heads * attention.key_head_dim, attention.value_heads * attention.value_head_dim
 
 
 def te(build: TeBuilder, attention: LinearAttention) -> None:
-    """GatedDeltaNet of megatron-core; mcore_bridge's is the same module (`model/modules/gated_delta_net.py`)."""
+    """Add GatedDeltaNet of megatron-core; mcore_bridge uses the same module (`model/modules/gated_delta_net.py`)."""
     hidden, tp, tokens = build.hidden, build.shard.tp, build.tokens
     (all_keys, all_values), all_heads = _widths(attention), attention.value_heads
     key, value, heads = all_keys / tp, all_values / tp, all_heads / tp
@@ -44,7 +44,7 @@ def te(build: TeBuilder, attention: LinearAttention) -> None:
 
 
 def eager(build: EagerBuilder, attention: LinearAttention) -> None:
-    """Qwen3NextGatedDeltaNet of transformers."""
+    """Add Qwen3NextGatedDeltaNet of transformers."""
     hidden, tokens, heads = build.hidden, build.tokens, attention.value_heads
     key, value = _widths(attention)
     build.norm("input_layernorm")

@@ -1,8 +1,9 @@
-"""The linear layers of a model, by the names that adapters are asked for by.
+"""The linear layers of a model, by the names that adapters are requested by.
 
-`all-linear` of `megatron sft` means every `TELinear`, `TELayerNormColumnParallelLinear` and `TEGroupedLinear` but the
-output layer (ms-swift 4.6.0 `swift/megatron/utils/utils.py::find_all_linears`): attention, MLPs, shared and routed
-experts and a multi-token-prediction layer's eh_proj. The router and a shared expert's gate are none of these.
+`all-linear` of `megatron sft` means every `TELinear`, `TELayerNormColumnParallelLinear` and `TEGroupedLinear` except
+the output layer (ms-swift 4.6.0 `swift/megatron/utils/utils.py::find_all_linears`): attention, MLPs, shared and routed
+experts and a multi-token-prediction layer's eh_proj. The router and a shared expert's gate are of none of these
+classes.
 """
 
 from __future__ import annotations
@@ -18,25 +19,28 @@ from topoplan.specs.model import Layer, Model
 
 @lru_cache(maxsize=4096)
 def layer_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
-    """Those of one block as Hugging Face builds it; of a mixture of experts only the shared one's."""
+    """Return the linear layers of one layer as Hugging Face builds it.
+
+    In a mixture of experts, the shared expert's only.
+    """
     ops = eager_ops(model, layer, USE, WHOLE)
     return tuple(weight for op in ops for weight in op.weights if isinstance(weight, Linear))
 
 
 @lru_cache(maxsize=4096)
 def megatron_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
-    """Those of one block as megatron-core builds it."""
+    """Return the linear layers of one layer as megatron-core builds it."""
     return tuple(weight for weight in layer_tensors(model, layer) if isinstance(weight, Linear))
 
 
 @lru_cache(maxsize=64)
 def linear_names(model: Model) -> tuple[str, ...]:
-    """All names that `layer_linears` has for a model."""
+    """Return the names of all `layer_linears` of a model."""
     return tuple(dict.fromkeys(linear.name for layer in model.layers for linear in layer_linears(model, layer)))
 
 
 def adapted(job: Job, linear: Linear) -> bool:
-    """Whether the job puts an adapter on a linear layer."""
+    """Return whether the job puts an adapter on a linear layer."""
     if job.finetuning not in ("lora", "qlora"):
         return False
     return "all" in job.lora_target or linear.name in job.lora_target
@@ -44,6 +48,6 @@ def adapted(job: Job, linear: Linear) -> bool:
 
 @lru_cache(maxsize=64)
 def target_names(model: Model) -> tuple[str, ...]:
-    """All names that adapters of its decoder may be asked for by."""
+    """Return all names by which adapters of the decoder may be requested."""
     linears = (linear for layer in model.layers for linear in megatron_linears(model, layer))
     return tuple(dict.fromkeys(target_of(linear.name) for linear in linears))

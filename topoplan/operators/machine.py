@@ -1,10 +1,10 @@
 """Seconds of kernels on a GPU, and of the operators of a layer.
 
-GEMMs and attention follow a roofline whose height is the profile's efficiency. A GEMM pays a few more elements of K for
-the start and end of its tiles, and fills its last tiles and its first wave. Over 8,557 measured shapes a card that is
-off by 3.5% in the median and 8% at nine tenths (NVIDIA aiconfigurator, bf16 on an H100); waves counted in whole numbers
-(NVIDIA, "Matrix Multiplication Background User's Guide", section 4) are off by 4% and 12%. Elementwise kernels go by
-bytes.
+GEMMs and attention follow a roofline whose height is the profile's efficiency. A GEMM pays a few extra elements of K
+for the prologue and epilogue of its tiles, and its last tiles and its first wave count as full. Over 8,557 measured
+shapes per card this is off by 3.5% in the median and 8% at the 90th percentile (NVIDIA aiconfigurator, bf16 on an
+H100); counting whole waves (NVIDIA, "Matrix Multiplication Background User's Guide", section 4) is off by 4% and 12%.
+Elementwise kernels are timed by the bytes that they move.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from topoplan.terms import source_of
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:
-    """Dense peak of linear layers in a precision. A precision that the card lacks falls back to the next one up."""
+    """Return the dense peak FLOP/s of linear layers in a precision.
+
+    A precision that the card lacks falls back to the next higher one.
+    """
     if precision == "fp16":
         return gpu.fp16_flops
     if precision == "nvfp4" and gpu.fp4_flops:
@@ -38,7 +41,7 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
 def gemm_s(
     rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1
 ) -> float:
-    """One GEMM of rows x inner by inner x columns, or `count` of them run as one grouped kernel."""
+    """Return the seconds of one rows x inner by inner x columns GEMM, or of `count` of them in one grouped kernel."""
     peak = peak_flops(gpu, precision)
     efficiency = profile.gemm_efficiency
     if peak > gpu.fp16_flops:
@@ -48,7 +51,8 @@ def gemm_s(
         efficiency *= profile.grouped_gemm_efficiency / profile.gemm_efficiency
     height, width = profile.gemm_tile
     tiles = ceil(rows / height) * ceil(columns / width) * count
-    # Libraries pick the tile, split K and keep tiles in flight, so that beyond the first wave there are no steps.
+    # Libraries choose the tile size, split K and keep several tiles in flight, so that after the first wave the time
+    # does not grow in steps.
     flops = max(tiles, gpu.sm_count) * 2.0 * height * width * (inner + profile.gemm_prologue)
     moved = (BF16 if peak <= gpu.fp16_flops else 1) * inner * (rows + columns) + BF16 * rows * columns
     memory = count * moved / (gpu.memory_bytes_per_s * profile.memory_efficiency)
@@ -56,12 +60,12 @@ def gemm_s(
 
 
 def elementwise_s(moved_bytes: float, gpu: Gpu, profile: Profile, *, kernels: int = 1) -> float:
-    """Memory-bound kernels that move so many bytes in all."""
+    """Return the seconds of `kernels` memory-bound kernels that move `moved_bytes` in total."""
     return kernels * profile.kernel_launch_s + moved_bytes / (gpu.memory_bytes_per_s * profile.memory_efficiency)
 
 
 class Machine:
-    """A rank's GPU and its links, as the operators of one layer are timed on them."""
+    """A rank's GPU and its links, on which the operators of one layer are timed."""
 
     def __init__(self, case: Case, shard: Shard) -> None:
         self.case, self.shard = case, shard
@@ -69,20 +73,20 @@ class Machine:
         self._gradients: dict[Product, tuple[float, float]] = {}
 
     def gemm_s(self, rows: float, columns: float, inner: float, count: float = 1) -> float:
-        """A GEMM, or `count` grouped ones, in the precision of the linear layers."""
+        """Return the seconds of a GEMM, or of `count` grouped ones, in the precision of the linear layers."""
         return gemm_s(rows, columns, inner, self.gpu, self.profile, self.shard.precision, count=count)
 
     def elementwise_s(self, moved_bytes: float, kernels: int = 1) -> float:
-        """Memory-bound kernels."""
+        """Return the seconds of memory-bound kernels."""
         return elementwise_s(moved_bytes, self.gpu, self.profile, kernels=kernels)
 
     def call_s(self, kind: str, group: Group, sent_bytes: float) -> float:
-        """One call of a collective, with nothing that hides it."""
+        """Return the seconds of one call of a collective, with nothing overlapped."""
         calls = {"all-gather": all_gather_s, "all-reduce": all_reduce_s, "all-to-all": all_to_all_s}
         return calls[kind](group, sent_bytes, self.cluster, self.profile)
 
     def gradients_s(self, product: Product) -> tuple[float, float]:
-        """The gradients of a product's input and of its weight; collectives run beside them."""
+        """Return the seconds of the gradients (input, weight) of a product, which collectives may overlap with."""
         if product not in self._gradients:
             self._gradients[product] = product.gradients_s(self)
         return self._gradients[product]
@@ -90,25 +94,25 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Product(Work):
-    """A product with a weight: inputs x outputs of it, or `count` such in one grouped kernel."""
+    """A product with a weight of shape inputs x outputs, or `count` such products in one grouped kernel."""
 
     rows: float
     outputs: float
     inputs: float
     count: float = 1
     is_trained: bool = True
-    """A frozen weight has no gradient."""
+    """Whether the weight has a gradient; False if it is frozen."""
     accumulated_bytes: int = 8
-    """Moved for an element of the weight's gradient: accumulation reads and writes a buffer, usually in fp32."""
+    """Bytes moved per element of the weight gradient: accumulation reads and writes a buffer, usually in fp32."""
     source = "roofline of the profile's share of the peak, with tiles and a prologue along K (operators/machine.py)"
 
     def seconds(self, on: Machine) -> Seconds:
-        """One GEMM forward, one backward for each gradient."""
+        """Return the seconds of one GEMM forward, and of one backward per gradient."""
         forward = on.gemm_s(self.rows, self.outputs, self.inputs, self.count)
         return Seconds(forward, sum(on.gradients_s(self)), launches=(1, 2 if self.is_trained else 1))
 
     def gradients_s(self, on: Machine) -> tuple[float, float]:
-        """Of its input and of its weight."""
+        """Return the seconds of the gradients of the input and of the weight."""
         rows, outputs, inputs, count = self.rows, self.outputs, self.inputs, self.count
         dgrad = on.gemm_s(rows, inputs, outputs, count)
         if not self.is_trained:
@@ -127,7 +131,7 @@ class Repeated(Work):
     source = Product.source
 
     def seconds(self, on: Machine) -> Seconds:
-        """As often as it is done."""
+        """Return the seconds of the work, `times` over."""
         one = self.work.seconds(on)
         ahead, back = one.launches
         launches = (self.times * ahead, self.times * back)
@@ -136,7 +140,7 @@ class Repeated(Work):
 
 @dataclass(frozen=True, slots=True)
 class Moved(Work):
-    """Memory-bound kernels, by the bytes that they read and write."""
+    """Memory-bound kernels, timed by the bytes that they read and write."""
 
     forward_bytes: float
     backward_bytes: float
@@ -145,7 +149,7 @@ class Moved(Work):
     source = "bytes moved over the card's memory bandwidth"
 
     def seconds(self, on: Machine) -> Seconds:
-        """Bytes over bandwidth, and a launch for each kernel."""
+        """Return bytes over bandwidth, plus a launch per kernel."""
         forward = on.elementwise_s(self.forward_bytes, self.forward_kernels)
         backward = on.elementwise_s(self.backward_bytes, self.backward_kernels)
         return Seconds(forward, backward, launches=(self.forward_kernels, self.backward_kernels))
@@ -161,17 +165,17 @@ class Calls(Work):
     forward_calls: int = 2
     backward_calls: int = 2
     launched: int = 0
-    """Operations around them that the host launches."""
+    """Operations around the calls, per direction, that the host launches."""
     source = "network/collectives.py"
 
     def seconds(self, on: Machine) -> Seconds:
-        """One after the other."""
+        """Return the seconds of the calls, one after the other."""
         one = self.call_s(on)
         call = Collective(self.kind, self.group, self.sent_bytes, one, self.forward_calls, self.backward_calls)
         return Seconds(self.forward_calls * one, self.backward_calls * one, call, (self.launched, self.launched))
 
     def call_s(self, on: Machine) -> float:
-        """One of them."""
+        """Return the seconds of one call."""
         return on.call_s(self.kind, self.group, self.sent_bytes)
 
 
@@ -184,30 +188,30 @@ class Kernel:
     forward_s: float
     backward_s: float
     recomputed_by: tuple[str, ...] = ()
-    """Megatron recompute modules that run its forward again."""
+    """Megatron recompute modules that run its forward again in backward."""
     collective: Collective | None = None
     """For communication, one of its calls."""
     launches: tuple[int, int] = (0, 0)
-    """Operations that the host has to launch for it in eager PyTorch, forward and backward."""
+    """Operations that the host launches for it in eager PyTorch: (forward, backward)."""
     work: Work = field(default_factory=Work, compare=False)
-    """What its seconds are of."""
+    """The work that the seconds were computed from."""
 
     @property
     def source(self) -> str:
-        """Where the formula of its seconds is, and what it is taken from."""
+        """Where the formula of its seconds is, and its origin."""
         return source_of(type(self.work), self.work.source)
 
     def is_repeated(self, recompute: Recompute) -> bool:
-        """Whether a layer that is recomputed in this mode runs its forward again."""
+        """Return whether a layer recomputed in this mode runs this operator's forward again."""
         return recompute.granularity == "full" or not set(recompute.modules).isdisjoint(self.recomputed_by)
 
     def recompute_s(self, recompute: Recompute) -> float:
-        """Its forward once more, where a layer is recomputed in this mode and repeats it; else 0."""
+        """Return the forward seconds if a layer recomputed in this mode repeats this operator, else 0."""
         return self.forward_s if self.is_repeated(recompute) else 0.0
 
 
 def kernels_of(ops: Iterable[Op], case: Case, shard: Shard) -> tuple[Kernel, ...]:
-    """The operators of a layer, timed."""
+    """Return the operators of a layer with their seconds."""
     on, kernels = Machine(case, shard), []
     for op in ops:
         if op.work is not None:

@@ -1,4 +1,4 @@
-"""The dense feed-forward block, and its norm; a shared expert is one without."""
+"""The dense feed-forward block with its norm; a shared expert is a feed-forward block without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topoplan.specs.model import Mlp, Moe
 
 
 def te(build: TeBuilder, mlp: Mlp) -> None:
-    """MLP of megatron-core behind its norm."""
+    """Add megatron-core's MLP and the norm before it."""
     hidden, tokens, local, by = build.hidden, build.tokens, build.local, ("mlp",)
     build.norm("pre_mlp_layernorm", freed_by=by)
     build.keep("mlp layernorm input", BF16 * local * hidden)
@@ -29,9 +29,10 @@ def te(build: TeBuilder, mlp: Mlp) -> None:
 def te_feed_forward(
     build: TeBuilder, mlp: Mlp, by: tuple[str, ...], prefix: str = "", moe: Moe | None = None
 ) -> tuple[Product, float]:
-    """Two linear layers and the activation between them: (the first product, what the second layer saves, in bytes).
+    """Add two linear layers and the activation between them.
 
-    The input of a shared expert is what the router saves. `moe` where each expert has such layers.
+    Returns (the first product, the bytes that the second layer saves). A shared expert's input is saved by the router.
+    `moe` is given if every expert has such layers.
     """
     is_shared = bool(prefix) and moe is None
     all_first, name = mlp.intermediate_size * (2 if mlp.gated else 1), f"{prefix}linear_fc1"
@@ -50,15 +51,15 @@ def te_feed_forward(
 
 
 def eager(build: EagerBuilder, mlp: Mlp) -> None:
-    """The MLP of `models/llama/modeling_llama.py`."""
+    """Add the MLP of `models/llama/modeling_llama.py`."""
     hidden, use, width = build.hidden, build.use, mlp.intermediate_size
-    # Of the output, of the product, and of its factors.
+    # Gradients of the output, of the product, and of the product's factors.
     gradients = build.tokens * (use.residual_bytes * hidden + BF16 * width * (3 if mlp.gated else 2))
     eager_feed_forward(build, mlp, gradients)
 
 
 def eager_feed_forward(build: EagerBuilder, mlp: Mlp, gradients_bytes: float = 0.0) -> None:
-    """Two or three linear layers and the activation between them."""
+    """Add two or three linear layers and the activation between them."""
     hidden, width, is_fused = build.hidden, mlp.intermediate_size, build.use.fused
     names = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
     saved = build.inputs(names, hidden)
@@ -79,7 +80,7 @@ def eager_feed_forward(build: EagerBuilder, mlp: Mlp, gradients_bytes: float = 0
 
 
 def activation_saved(size: float, *, gated: bool, is_fused: bool) -> tuple[SavedTensor, ...]:
-    """What an eager activation keeps: Liger's kernel works the gate's out again in backward."""
+    """Return what an eager activation saves; Liger's kernel recomputes the gate's activation in backward."""
     if not gated:
         return (SavedTensor("up", size),)
     both = SavedTensor("gate, up", 2 * size)

@@ -1,4 +1,4 @@
-"""Routed experts, beside them a shared one, and the norm before them."""
+"""Routed experts, the shared expert beside them, and the norm before them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from topoplan.specs.model import Mlp, Moe
 
 INT64 = 8
 LOOP_LAUNCHES = (19, 33)
-"""Operations of one expert beside its products, forward and backward, where experts run one by one, counted off
+"""Operations per expert besides its products, (forward, backward), if experts run one by one; counted from
 Qwen3MoeSparseMoeBlock.forward: indexing, `where`, `index_add_` and, backward, `index_put_` with its sort. Each of the
-two times that the host waits for the GPU counts as three."""
+two times that the host waits for the GPU counts as three operations."""
 LINEAR_ROUTERS = ("deepseek_v2",)
 """Model types whose router is an `nn.Linear` (`models/deepseek_v2/modeling_deepseek_v2.py`, DeepseekV2Moe.gate)."""
 
 
 def te(build: TeBuilder, moe: Moe) -> None:
-    """MoELayer of megatron-core behind its norm, with grouped products (TEGroupedMLP)."""
+    """Add MoELayer of megatron-core and the norm before it, with grouped products (TEGroupedMLP)."""
     hidden, local, shard, by = build.hidden, build.local, build.shard, ("moe",)
     build.norm("pre_mlp_layernorm", freed_by=("layernorm",))
     build.keep("mlp layernorm input", BF16 * local * hidden)
     _router(build, moe)
     routed = shard.routed_tokens(moe)
-    # Flex's kernels take tokens as they are and bring one to each rank: permuted to experts and back there.
+    # Flex's kernels take tokens as they are and send one copy to each rank; only there are tokens permuted by expert,
+    # and back.
     is_flex = shard.dispatcher == "flex"
     copies = 3 * routed + flex_copies(moe, shard) if is_flex else 7 * routed + local
     permuted, kernels = BF16 * hidden * copies, 2 if is_flex else 6
@@ -40,8 +41,8 @@ def te(build: TeBuilder, moe: Moe) -> None:
     if moe.bias:
         _second_bias(build, moe)
     if shard.eight_bit and not shard.router_pads:
-        # Each expert's tokens are copied to as many as its products take, and back behind them (`moe/experts.py`,
-        # quantization_padding and quantization_unpadding), each a read and a write.
+        # Each expert's tokens are copied into a buffer padded to the size that its products require, and back afterward
+        # (`moe/experts.py`, quantization_padding and quantization_unpadding), with a read and a write each.
         copied = 2 * 2 * BF16 * routed * hidden
         build.moved("experts padded for 8 bits", copied, copied, kernels=2, freed_by=by)
     # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
@@ -59,11 +60,12 @@ def te(build: TeBuilder, moe: Moe) -> None:
 
 
 def _second_bias(build: TeBuilder, moe: Moe) -> None:
-    """The bias behind the experts' second product, times a token's fp32 weight: no part of the product.
+    """Add the bias after the experts' second product, times each token's fp32 routing weight.
 
-    Each expert's tokens apart, in fp32, then put together and cast back (`moe/experts.py::TEGroupedMLP._apply_bias`).
-    Bytes an element, forward: the product 4, the sum 10, the whole 8, the cast 6. Backward: the cast 6, that of the
-    sum's first term 6, the weight's gradient and, unless it is frozen, the bias's 12 each, the whole 4.
+    It is not part of the product: the tokens of each expert are computed separately in fp32, then concatenated and cast
+    back (`moe/experts.py::TEGroupedMLP._apply_bias`). Bytes per element, forward: product 4, sum 10, concatenation 8,
+    cast 6. Backward: cast 6, cast of the sum's first term 6, gradients of the routing weight and, unless it is frozen,
+    of the bias 12 each, concatenation 4.
     """
     elements, experts = build.shard.routed_tokens(moe) * build.hidden, round(moe.experts / build.shard.ep)
     gradients = 1 if build.shard.adapters else 2
@@ -77,7 +79,10 @@ def _shared(moe: Moe) -> Mlp:
 
 
 def _router(build: TeBuilder, moe: Moe) -> None:
-    """TopKRouter (`moe/router.py`); it saves its input for a frozen weight too (RouterGatingLinearFunction)."""
+    """Add TopKRouter (`moe/router.py`).
+
+    It saves its input even if its weight is frozen (RouterGatingLinearFunction).
+    """
     hidden, local, by = build.hidden, build.local, ("moe",)
     weights = [Weight("router", hidden * moe.experts, is_matrix=True)]
     if moe.router_bias:
@@ -90,10 +95,13 @@ def _router(build: TeBuilder, moe: Moe) -> None:
 
 
 def _dispatch(build: TeBuilder, moe: Moe) -> None:
-    """Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last."""
+    """Add dispatch and combine, with their mirror images in backward.
+
+    Nothing hides them, and the busiest rank counts.
+    """
     hidden, shard, by = build.hidden, build.shard, ("moe",)
     if shard.dispatcher == "flex":
-        # One group of both grids, so that no collectives of ETP are left.
+        # Flex joins the ep and etp grids in one group, so that no collectives of expert tensor parallelism are left.
         group, sent = Group(shard.etp * shard.ep, 1), BF16 * hidden * flex_copies(moe, shard)
         flex = Flex("all-to-all", group, sent, moe=moe, hidden_bytes=BF16 * hidden)
         build.add("dispatch, combine (flex)", "ep_comm", flex, freed_by=by)
@@ -109,7 +117,7 @@ def _dispatch(build: TeBuilder, moe: Moe) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Router(Work):
-    """The router's product: forward, and a gradient each of its input and, unless it is frozen, its weight."""
+    """The router's product: forward, the gradient of its input and, unless frozen, the gradient of its weight."""
 
     tokens: float
     hidden: int
@@ -118,7 +126,7 @@ class Router(Work):
     source = "FLOPs at the profile's share of a GEMM's rate (router_gemm_share)"
 
     def seconds(self, on: Machine) -> Seconds:
-        """As many FLOPs for each gradient as forward."""
+        """Return the seconds; each gradient takes as many FLOPs as forward."""
         rate = on.gpu.fp16_flops * on.profile.gemm_efficiency * on.profile.router_gemm_share
         one = 2.0 * self.tokens * self.hidden * self.experts / rate
         return Seconds(one, (2 if self.is_trained else 1) * one)
@@ -126,7 +134,7 @@ class Router(Work):
 
 @dataclass(frozen=True, slots=True)
 class RouterMaps(Work):
-    """Top-k and the maps of tokens to experts."""
+    """Top-k selection and the maps from tokens to experts."""
 
     tokens: float
     experts: int
@@ -134,7 +142,7 @@ class RouterMaps(Work):
     source = "the profile's bytes for each token and expert (router_bytes)"
 
     def seconds(self, on: Machine) -> Seconds:
-        """The same forward and backward."""
+        """Return equal seconds forward and backward."""
         maps = on.profile.router_bytes * self.tokens * self.experts
         kernels = on.profile.eager_router_kernels if self.is_eager else on.profile.router_kernels
         return Moved(maps, maps, kernels, kernels).seconds(on)
@@ -146,18 +154,18 @@ class Flex(Calls):
 
     moe: Moe
     hidden_bytes: int
-    """Of a token."""
+    """Bytes of one token's hidden state."""
     source = "arXiv 2412.19437, section 3.2.2; DeepEP csrc/kernels/internode.cu"
 
     def call_s(self, on: Machine) -> float:
-        """Over NVLink and between nodes at once."""
+        """Return the seconds of one call, which uses NVLink and the network between nodes at the same time."""
         return flex_s(on.case, self.moe, self.hidden_bytes, on.shard)
 
 
 def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
-    """The routed experts, in grouped products or one by one, and beside them a shared one.
+    """Add the routed experts, in grouped products or one by one, and the shared expert beside them.
 
-    `adapts_gates`: the time of adapters on the router and the shared expert's gate counts.
+    `adapts_gates`: whether the time of adapters on the router and the shared expert's gate is counted.
     """
     hidden, tokens, use = build.hidden, build.tokens, build.use
     _eager_router(build, moe)
@@ -175,11 +183,12 @@ def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
 
 
 def _grouped(build: EagerBuilder, moe: Moe) -> None:
-    """Tokens sorted by expert and grouped products (transformers 5 `integrations/moe.py`, grouped_mm_experts_forward).
+    """Add experts as sorted tokens and grouped products.
 
-    Experts are no `nn.Linear` there but one parameter of three dimensions each (`Qwen3MoeExperts`), so that no adapter
-    finds them, and so is the router but in DeepSeek-V2. Autocast does not cast such a parameter: with fp32 weights
-    they compute in fp32 (_grouped_mm).
+    Source: transformers 5 `integrations/moe.py`, grouped_mm_experts_forward. Experts are not `nn.Linear` modules there
+    but single three-dimensional parameters (`Qwen3MoeExperts`), so adapters cannot target them; nor can they target the
+    router, except in DeepSeek-V2. Autocast does not cast such parameters: with fp32 weights they compute in fp32
+    (_grouped_mm).
     """
     hidden, use, width = build.hidden, build.use, moe.intermediate_size
     routed, each = build.tokens * moe.experts_per_token, FP32 if use.fp32_weights else BF16
@@ -194,11 +203,11 @@ def _grouped(build: EagerBuilder, moe: Moe) -> None:
 
 
 def _looped(build: EagerBuilder, moe: Moe) -> None:
-    """One expert after the other (transformers 4 `models/qwen3_moe/modeling_qwen3_moe.py`, Qwen3MoeSparseMoeBlock).
+    """Add experts that run one after the other (transformers 4 `models/qwen3_moe/modeling_qwen3_moe.py`).
 
-    As many tokens for each are the best case. The host waits for the GPU twice an expert, to learn which tokens are
-    its own. Backward, each expert has a gradient of the whole hidden state, zeros but for its tokens, and they are
-    added up.
+    The class is Qwen3MoeSparseMoeBlock. Equal numbers of tokens per expert are assumed, which is the best case. The
+    host waits for the GPU twice per expert, to learn which tokens are the expert's. In backward each expert has a
+    gradient of the whole hidden state, zero except at its tokens, and these gradients are summed.
     """
     hidden, tokens, width, experts = build.hidden, build.tokens, moe.intermediate_size, moe.experts
     routed, products = tokens * moe.experts_per_token, 2 if moe.gated else 1
@@ -247,7 +256,7 @@ def _eager_router(build: EagerBuilder, moe: Moe) -> None:
     build.add("router, top-k, sort", "elementwise", work, weights=weights)
     build.keep("router probabilities", FP32 * tokens * moe.experts)
     build.keep("order of tokens", 4 * INT64 * tokens * moe.experts_per_token)
-    # A shared expert's first product keeps the same tensor.
+    # A shared expert's first product saves the same tensor.
     is_kept_anyway = moe.shared_intermediate_size and not use.fp32_weights
     if use.trains_weights and not is_kept_anyway:
         build.keep("router input", BF16 * tokens * hidden)

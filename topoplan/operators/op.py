@@ -1,8 +1,8 @@
-"""The operator: what a layer is a list of. It has weights, tensors saved for backward, and work.
+"""The operator, of which a layer is a list: weights, tensors saved for backward, and work.
 
-A layer is said once for each way to run it: by Transformer Engine as megatron-core builds it (`te.py`), and by the
-Hugging Face models in eager PyTorch (`eager.py`). Everything else is a sum over that list: parameters, states,
-activations, FLOPs, seconds, adapters.
+A layer is described once per implementation: Transformer Engine as megatron-core builds it (`te.py`), and the Hugging
+Face models in eager PyTorch (`eager.py`). Everything else is a sum over that list: parameters, states, activations,
+FLOPs, seconds, adapters.
 """
 
 from __future__ import annotations
@@ -21,41 +21,45 @@ Side = Literal["column", "row", "replicated"]
 BF16 = 2
 FP32 = 4
 BLAS_THREADS = 2
-"""Threads with a cuBLAS workspace of PyTorch: that of forward, and autograd's, which runs backward."""
+"""Threads in which PyTorch allocates a cuBLAS workspace: the main thread (forward) and autograd's (backward)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of a layer, of the whole model."""
+    """One weight of a layer, before any parallelism splits it."""
 
     name: str
     elements: int
     split: Split = "replicated"
-    """tp: over the tensor-parallel group, keys and values too when tp exceeds their heads (a rank then holds a part of
-    a head and gathers the rest); expert: over the expert and expert-tensor groups; expert_replicated: over the expert
-    group alone."""
+    """How the weight is split.
+
+    - tp: over the tensor-parallel group. Keys and values too, even when tp exceeds their number of heads (a rank then
+      holds part of a head and gathers the rest).
+    - expert: over the expert-parallel and expert-tensor-parallel groups.
+    - expert_replicated: over the expert-parallel group alone.
+    """
     is_matrix: bool = False
-    """Tokens are multiplied with it, which counts as work of the model; norms and biases are none."""
+    """Whether tokens are multiplied by this weight, which counts as model FLOPs; False for norms and biases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear(Weight):
-    """The weight of a linear layer, or of one in each of several experts."""
+    """The weight of a linear layer, or the weights of the same linear layer in each of several experts."""
 
     inputs: int = 0
     outputs: int = 0
     side: Side = "column"
-    """Which side tensor parallel splits: the outputs (column), the inputs (row), or neither."""
+    """What tensor parallelism splits: the outputs (column), the inputs (row), or neither (replicated)."""
     experts: int = 0
-    """How many there are, each with its own weight; 0 outside of routed experts."""
+    """Number of experts, each with a weight of its own; 0 outside routed experts."""
     is_adapter: bool = False
-    """LoRA beside a layer whose own weight is frozen."""
+    """Whether this is a LoRA matrix beside a layer whose own weight is frozen."""
 
 
 def linear_weight(
     name: str, inputs: int, outputs: int, side: Side = "column", experts: int = 0, *, is_adapter: bool = False
 ) -> Linear:
-    """The weight of a linear layer, with its elements and the way it is split."""
+    """Return the weight of a linear layer, with its number of elements and its split."""
     split: Split = "expert" if experts else "replicated" if side == "replicated" else "tp"
     return Linear(name, max(1, experts) * inputs * outputs, split, True, inputs, outputs, side, experts, is_adapter)
 
@@ -67,25 +71,25 @@ class SavedTensor:
     name: str
     saved_bytes: float
     freed_by: tuple[str, ...] = ()
-    """Megatron recompute modules that drop it."""
+    """Megatron recompute modules that free this tensor."""
     held_by: tuple[str, ...] = ()
-    """Those without which nothing keeps it."""
+    """Megatron recompute modules that save this tensor; without one of them nothing keeps it. Empty if always saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One call of a collective, before anything hides it."""
+    """One call of a collective, before any overlap hides it."""
 
     kind: str
     """all-gather (a reduce-scatter costs the same), all-reduce, all-to-all or send."""
     group: Group
     sent_bytes: float
-    """The whole tensor; with all-to-all and send, what one rank sends."""
+    """Bytes of the whole tensor; for all-to-all and send, the bytes that one rank sends."""
     call_s: float
     forward_calls: float = 1.0
-    """How often an operator's forward makes it, calls of other sizes counted by their bytes."""
+    """Calls per forward of the operator; calls of other sizes are counted in proportion to their bytes."""
     backward_calls: float = 1.0
-    """The same of its backward."""
+    """Calls per backward of the operator; calls of other sizes are counted in proportion to their bytes."""
 
 
 class Seconds(NamedTuple):
@@ -96,22 +100,22 @@ class Seconds(NamedTuple):
     collective: Collective | None = None
     """For communication, one of its calls."""
     launches: tuple[int, int] = (0, 0)
-    """Operations that the host launches one by one in eager PyTorch, forward and backward."""
+    """Operations that the host launches one by one in eager PyTorch: (forward, backward)."""
 
 
 class Work:
-    """What an operator does, in shapes; each kind says how long that takes."""
+    """What an operator does, in terms of shapes; each subclass says how long that takes."""
 
     __slots__ = ()
     source = ""
-    """Of its formula."""
+    """Source of the formula."""
 
     def seconds(self, on: Machine) -> Seconds:
-        """Forward and backward on a rank."""
+        """Return the seconds of forward and backward on one rank."""
         raise NotImplementedError
 
     def flops(self, extent: float) -> float:
-        """Forward FLOPs of one token beside its products with weights, in a sequence of `extent` tokens."""
+        """Return the forward FLOPs per token other than products with weights, in a sequence of `extent` tokens."""
         return 0.0
 
 
@@ -122,12 +126,14 @@ class Op:
     name: str
     part: Part
     work: Work | None = None
-    """None where it takes no time worth counting."""
+    """None if the time is negligible."""
     weights: tuple[Weight, ...] = ()
     saved: tuple[SavedTensor, ...] = ()
     freed_by: tuple[str, ...] = ()
-    """Megatron recompute modules that run its forward again."""
+    """Megatron recompute modules that run its forward again in backward."""
     gradients_bytes: float = 0.0
-    """What it adds to the gradients alive at the worst moment of the layer's own backward, less what is freed then."""
+    """Bytes of gradients that it adds at the worst moment of the layer's own backward, net of what has been freed by
+    then."""
     divided: tuple[tuple[str, int], ...] = ()
-    """What tensor parallel (in experts: expert tensor parallel) has to divide, by name: heads, KV heads, widths."""
+    """Dimensions that tensor parallelism (for experts: expert tensor parallelism) must divide, by name: heads, KV
+    heads, widths."""

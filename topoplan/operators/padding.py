@@ -1,6 +1,6 @@
 """What a sequence of the batch holds: tokens of samples, and the padding that a layout adds.
 
-What is padded to what is a trait of the trainer.
+What is padded to which length is a trait of the trainer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from topoplan.specs.traits import Padding
 
 
 def pad_multiple(padding: Padding, job: Job) -> int:
-    """What the length of a micro batch, or a step, is rounded up to."""
+    """Return the multiple that the length of a micro batch, or of a step, is rounded up to."""
     return padding.pt_multiple if padding.pt_multiple and job.stage == "pt" else padding.multiple
 
 
 def is_padded_to_seq_len(padding: Padding, job: Job, layout: Layout) -> bool:
-    """Every sequence has seq_len positions: if it is packed, or with experts, as the trainer has it."""
+    """Return whether every sequence has seq_len positions: if packed, or if the trainer pads so with experts."""
     if job.packs:
         return True
     return padding.to_seq_len_with_experts and layout.ep > 1 and job.stage != "pt"
@@ -36,7 +36,7 @@ class Load:
     positions: float
     """Token positions, padding included, on the data-parallel rank that a step waits for."""
     extent: float
-    """Length of what attention runs over, averaged over positions."""
+    """Length of the sequence that attention runs over, averaged over positions."""
     mean_positions: float
     """Token positions, averaged over all ranks."""
 
@@ -51,15 +51,15 @@ class Content:
 
 
 def keeps_apart(case: Case) -> bool:
-    """Attention stays within the samples of a packed sequence: as the trainer always has it, or as the job says."""
+    """Return whether attention stays within samples of a packed sequence, always or because the job says so."""
     job = case.job
     return job.keeps_samples_apart or (case.traits.padding.packs_apart and job.packs and job.stage != "pt")
 
 
 def content_of(job: Job, *, apart: bool = False) -> Content:
-    """What the mathematics of a step is over, whatever the layout; seq_len tokens where lengths are not known.
+    """Return the tokens that the mathematics of a step covers, for any layout; seq_len tokens if lengths are unknown.
 
-    `apart`: attention stays within samples because the trainer has it so, and not as the job says.
+    `apart`: attention stays within samples because the trainer always does so, even if the job does not ask for it.
     """
     whole = Content(tokens=job.seq_len, extent=job.seq_len)
     if job.lengths is None:
@@ -73,28 +73,29 @@ def content_of(job: Job, *, apart: bool = False) -> Content:
 
 
 def tokens_per_step(job: Job) -> float:
-    """Tokens of one optimizer step; padding does not count where lengths are known."""
+    """Return the tokens of one optimizer step; padding is not counted if lengths are known."""
     return content_of(job).tokens * job.global_batch_size * job.sequences_per_sample
 
 
 def padding_share(case: Case, layout: Layout) -> float:
-    """Share of a step's positions that hold no token of a sample."""
+    """Return the fraction of a step's positions that hold no token of a sample."""
     return 1.0 - content_of(case.job).tokens / load_of(case, layout).mean_positions
 
 
 def is_padded_by_step(job: Job, layout: Layout) -> bool:
-    """All micro batches of a rank's step get the length of the longest: a pipeline hands on one shape.
+    """Return whether all micro batches of a rank's step are padded to the longest one.
 
-    `allow_variable_seq_lengths` of mcore_adapter `training_args.py`; variable_seq_lengths turns it off.
+    They are with a pipeline, which passes on tensors of one shape: `allow_variable_seq_lengths` of mcore_adapter
+    `training_args.py`; variable_seq_lengths turns the padding off.
     """
     return layout.pp > 1 and not job.trainer.get("variable_seq_lengths")
 
 
 def longest_sequence(case: Case, layout: Layout) -> int:
-    """Positions of the longest sequence that a step may bring: what memory has to hold.
+    """Return the positions of the longest sequence that a step may bring, which memory has to hold.
 
-    An estimate bounds the mean and not the longest, nor does a part of the samples: then it is seq_len. So it is where
-    padding is removed, and samples fill a budget of tokens.
+    An estimate bounds the mean of lengths but not the maximum, and neither does a part of the samples: then the answer
+    is seq_len. It is seq_len as well if padding is removed and samples fill a budget of tokens.
     """
     job, lengths, padding = case.job, case.job.lengths, case.traits.padding
     if lengths is None or lengths.error or lengths.stride > 1:
@@ -106,25 +107,26 @@ def longest_sequence(case: Case, layout: Layout) -> int:
 
 
 def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
-    """Positions and attention of a sequence under a layout.
+    """Return the positions and the attention extent of a sequence under a layout.
 
-    Packed sequences, and all where the collator pads to cutoff_len, have seq_len positions. Otherwise a micro batch has
-    the length of its longest sequence, rounded up to what the collator pads to, and a step waits for the rank with
-    most positions. Sequences are taken to be drawn independently (shuffled data). With F the share of sequences up to a
-    length, the longest of n has the distribution F^n; E_n is an expectation over it. With b sequences in a micro batch,
-    D data-parallel ranks and M micro batches of which each has its own length, the slowest rank has about
+    Packed sequences, and all sequences if the collator pads to cutoff_len, have seq_len positions. Otherwise a micro
+    batch has the length of its longest sequence, rounded up to the collator's multiple, and a step waits for the rank
+    with the most positions. Sequences are assumed to be drawn independently (shuffled data). If F is the fraction of
+    sequences up to a length, the longest of n has the distribution F^n; E_n is an expectation under it. With b
+    sequences per micro batch, D data-parallel ranks and M micro batches that each have a length of their own, the
+    slowest rank has about
 
         E_b + (E_bD - E_b) / sqrt(M)
 
-    positions a sequence: exact for M = 1, and for larger M as sums of M draws vary (the excess of the largest of D
-    sums over the mean grows with sqrt(M) where the mean grows with M). Where a step is padded as a whole, b counts the
-    sequences of all its micro batches and M = 1. Attention's work goes with the square of the length, whose expectation
-    is formed likewise. Against drawn steps of log-normal lengths the positions are within 5%, and the squares, whose
-    tail is long, up to a sixth too low for M > 1. Where ranks wait for each other in each micro batch (`ranks_wait`:
-    they all gather weights or reduce gradients in it), M = 1; those of an expert-parallel group, which wait in each
-    layer, are not singled out. A trainer that removes padding, and balances tokens over its ranks, has the tokens of
-    the samples alone. Where samples lie end to end, a micro batch is as long as they are together: b = 1, and M counts
-    sequences.
+    positions per sequence. This is exact for M = 1. For larger M it follows the variation of sums of M draws: the
+    excess of the largest of D sums over the mean grows with sqrt(M), while the mean grows with M. If a step is padded
+    as a whole, b counts the sequences of all its micro batches and M = 1. The work of attention grows with the square
+    of the length, whose expectation is formed likewise. Against simulated steps of log-normal lengths, positions are
+    within 5%, and the squares, whose distribution has a long tail, up to a sixth too low for M > 1. If ranks wait for
+    each other in each micro batch (`ranks_wait`: all of them gather weights or reduce gradients in it), M = 1; the
+    ranks of an expert-parallel group, which wait for each other in each layer, are not treated separately. A trainer
+    that removes padding and balances tokens over its ranks has only the tokens of the samples. If samples are
+    concatenated without padding, the length of a micro batch is their sum: b = 1, and M counts sequences.
     """
     job, padding = case.job, case.traits.padding
     if job.lengths is None or is_padded_to_seq_len(padding, job, layout):
@@ -163,7 +165,7 @@ def _padded(lengths: Lengths, seq_len: int, pad: int, together: int, ranks: int,
 
 @lru_cache(maxsize=16)
 def _cumulated(lengths: Lengths, seq_len: int, pad: int) -> tuple[tuple[int, float], ...]:
-    """(padded length, share of sequences that are no longer), the shortest first."""
+    """Return (padded length, fraction of sequences that are no longer than it), shortest first."""
     total, seen = lengths.sequences, 0
     found: dict[int, float] = {}
     for tokens, count in lengths.counts:
@@ -173,7 +175,7 @@ def _cumulated(lengths: Lengths, seq_len: int, pad: int) -> tuple[tuple[int, flo
 
 
 def _expected_largest(shares: tuple[tuple[int, float], ...], work: Callable[[int], float], draws: int) -> float:
-    """Expectation of `work`, which grows with length, for the longest of `draws` sequences."""
+    """Return the expectation of `work`, a function that increases with length, for the longest of `draws` sequences."""
     total, below = 0.0, 0.0
     for length, share in shares:
         upto = share**draws
@@ -184,6 +186,6 @@ def _expected_largest(shares: tuple[tuple[int, float], ...], work: Callable[[int
 
 @lru_cache(maxsize=16)
 def _moments(lengths: Lengths, seq_len: int) -> tuple[float, float]:
-    """(tokens of a sequence, length of the sequence that a token is in), averages of what seq_len leaves."""
+    """Return the means (tokens per sequence, length of the sequence that a token is in), after cutting to seq_len."""
     counts = lengths.cut(seq_len)
     return sum(tokens * count for tokens, count in counts) / lengths.sequences, token_extent(counts)

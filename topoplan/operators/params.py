@@ -1,6 +1,6 @@
-"""Parameters: how many a model has, how many a rank holds, and those of adapters beside them.
+"""Parameters: how many a model has, how many a rank holds, and how many adapters add.
 
-The counts are exact, for a model as for any of its ranks.
+The counts are exact, for a whole model and for each of its ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from topoplan.specs.model import Layer, Model
 
 @dataclass(frozen=True, slots=True)
 class RankParameters:
-    """Elements that one rank holds, by the grid that shards their optimizer state."""
+    """Elements that one rank holds, by the grid of ranks that shards their optimizer states."""
 
     dense: int = 0
-    """In the dense grid: optimizer state is sharded over dp * cp."""
+    """Elements of the dense grid: optimizer states are sharded over dp * cp."""
     expert: int = 0
-    """In the expert grid: optimizer state is sharded over world / (etp * ep * pp)."""
+    """Elements of the expert grid: optimizer states are sharded over world / (etp * ep * pp)."""
     frozen: int = 0
-    """Without gradient and optimizer state."""
+    """Elements without gradients and optimizer states."""
 
     def __add__(self, other: RankParameters) -> RankParameters:
         return RankParameters(self.dense + other.dense, self.expert + other.expert, self.frozen + other.frozen)
@@ -34,12 +34,12 @@ class RankParameters:
 
     @property
     def total(self) -> int:
-        """Every element on the rank."""
+        """All elements on the rank."""
         return self.dense + self.expert + self.frozen
 
 
 def embedding_tensors(model: Model) -> tuple[Weight, ...]:
-    """Word embedding and, for GPT-2, the position table."""
+    """Return the word embedding and, if the model learns positions (GPT-2), the position table."""
     tensors = [Weight("word_embeddings", model.vocab_size * model.hidden_size, "tp")]
     if model.learned_positions:
         tensors.append(Weight("position_embeddings", model.learned_positions * model.hidden_size, "replicated"))
@@ -47,7 +47,7 @@ def embedding_tensors(model: Model) -> tuple[Weight, ...]:
 
 
 def head_tensors(model: Model) -> tuple[Weight, ...]:
-    """Final norm and, unless tied, the output layer."""
+    """Return the final norm and the output layer, which is absent if it is tied to the embedding."""
     norm = (Weight("final_layernorm", model.hidden_size * (2 if model.norm_bias else 1)),)
     if model.num_labels:
         return (*norm, Weight("score", model.num_labels * model.hidden_size, "replicated"))
@@ -58,7 +58,10 @@ def head_tensors(model: Model) -> tuple[Weight, ...]:
 
 @lru_cache(maxsize=64)
 def parameter_count(model: Model) -> int:
-    """Exact number of parameters, as Hugging Face counts them: tied weights once, no multi-token-prediction layers."""
+    """Return the exact number of parameters as Hugging Face counts them.
+
+    Tied weights count once, multi-token-prediction layers do not count.
+    """
     total = sum(tensor.elements for tensor in (*embedding_tensors(model), *head_tensors(model)))
     for layer in model.layers:
         total += sum(tensor.elements for tensor in layer_tensors(model, layer))
@@ -68,7 +71,7 @@ def parameter_count(model: Model) -> int:
 
 
 def cut(weight: Weight, tp: int, ep: int, etp: int) -> int:
-    """Elements of a weight that one rank holds."""
+    """Return the elements of a weight that one rank holds."""
     ranks = {"tp": tp, "expert": ep * etp, "expert_replicated": ep, "replicated": 1}
     return weight.elements // ranks[weight.split]
 
@@ -86,33 +89,33 @@ def _on_rank(weights: Iterable[Weight], tp: int, ep: int, etp: int) -> RankParam
 
 @lru_cache(maxsize=65536)
 def layer_parameters(model: Model, layer: Layer, tp: int, ep: int, etp: int) -> RankParameters:
-    """Elements of one block on one rank."""
+    """Return the elements of one layer on one rank."""
     return _on_rank(layer_tensors(model, layer), tp, ep, etp)
 
 
 @lru_cache(maxsize=4096)
 def adapter_tensors(model: Model, layer: Layer, adapters: Adapters) -> tuple[Linear, ...]:
-    """The adapters of one layer."""
+    """Return the adapter weights of one layer."""
     weights = (weight for op in te_ops(model, layer, replace(WHOLE, adapters=adapters)) for weight in op.weights)
     return tuple(weight for weight in weights if isinstance(weight, Linear) and weight.is_adapter)
 
 
 @lru_cache(maxsize=1 << 14)
 def adapter_parameters(model: Model, layer: Layer, adapters: Adapters, tp: int, ep: int, etp: int) -> RankParameters:
-    """Elements of a layer's adapters on one rank."""
+    """Return the elements of a layer's adapters on one rank."""
     return _on_rank(adapter_tensors(model, layer, adapters), tp, ep, etp)
 
 
 def replicated_elements(model: Model, layer: Layer, adapters: Adapters) -> int:
-    """Elements of a layer's adapters that are whole on every rank of a tensor-parallel group.
+    """Return the elements of a layer's adapters that every rank of a tensor-parallel group holds in full.
 
-    With sequence parallel each rank has the gradient of its own tokens, and they are summed once a step
+    With sequence parallelism each rank has the gradient for its own tokens only; the gradients are summed once per step
     (`core/distributed/finalize_model_grads.py::_allreduce_non_tensor_model_parallel_grads`).
     """
     return sum(t.elements for t in adapter_tensors(model, layer, adapters) if t.split == "replicated")
 
 
 def padded_vocab_size(model: Model, tp: int, multiple: int) -> int:
-    """Rows of the embedding, padded to a multiple of `multiple` * tp (Megatron's make_vocab_size_divisible_by)."""
+    """Return the rows of the embedding, padded to a multiple of `multiple` * tp (make_vocab_size_divisible_by)."""
     unit = multiple * tp
     return -(-model.vocab_size // unit) * unit

@@ -1,4 +1,4 @@
-"""How unevenly tokens fall on the ranks of an expert group."""
+"""How unevenly tokens are distributed over the ranks of an expert-parallel group."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from topoplan.specs.case import Case
 from topoplan.specs.model import Moe
 
 UNEVENNESS = 0.36
-"""Spread of the tokens that experts get by themselves, of that if one token chose for all.
+"""Standard deviation of the tokens per expert under natural routing, relative to its value if all tokens chose alike.
 
-Tokens of one text choose alike. From the slowdown by natural routing of Qwen3-235B-A22B on 256 H100
+Tokens of one text make similar choices. Derived from the slowdown by natural routing of Qwen3-235B-A22B on 256 H100
 (Megatron-MoE-ModelZoo e865051, `best_practice/qwen3/readme.md`, Long Context, forced balance over dropless: 1.245,
-1.209, 1.150 and 1.090 at 16k, 32k, 64k and 131k tokens, ep 8), of which each by itself gives a busiest rank with 1.48
-to 1.53 times the average.
-Mixtral 8x22B loses 4.5% there, less than this says."""
+1.209, 1.150 and 1.090 at 16k, 32k, 64k and 131k tokens, ep 8); each of these alone implies a busiest rank with 1.48 to
+1.53 times the average. Mixtral 8x22B loses 4.5% there, less than this value predicts.
+"""
 
 
 @lru_cache(maxsize=1 << 10)
 def natural_imbalance(moe: Moe, ep: int) -> float:
-    """Tokens of the busiest rank over the average, where nothing forces the router to balance them.
+    """Return the tokens of the busiest rank over the average, if nothing forces the router to balance them.
 
-    Experts are taken to be independent: a rank's are the more even the more it has, and of more ranks one is further
-    out (the expected largest of so many normal values, by Blom's approximation).
+    Experts are assumed independent: the more experts a rank has, the more even its load; the more ranks there are, the
+    further out the busiest one (the expected maximum of `ep` normal variables, by Blom's approximation).
     """
     if ep == 1:
         return 1.0
@@ -35,7 +35,7 @@ def natural_imbalance(moe: Moe, ep: int) -> float:
 
 
 def imbalance_of(case: Case, layout: Layout) -> float:
-    """What the job says, or what follows from how the router works; no more than experts have room for."""
+    """Return the imbalance that the job states or the router implies, limited by the expert capacity."""
     if layout.ep == 1 or layout.moe_router_force_load_balancing:
         return 1.0
     moe = next((layer.ffn for layer in case.model.layers if isinstance(layer.ffn, Moe)), None)
@@ -52,5 +52,5 @@ def imbalance_of(case: Case, layout: Layout) -> float:
 
 
 def is_routing_assumed(case: Case, layout: Layout) -> bool:
-    """Tokens are taken to fall as unevenly as in published runs, since nobody says how they fall in this one."""
+    """Return whether the imbalance is taken from published runs, because the job does not state it."""
     return case.job.token_imbalance is None and imbalance_of(case, layout) > 1.0

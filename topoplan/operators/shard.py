@@ -1,4 +1,4 @@
-"""How one micro batch lies on one GPU: everything that a layer's memory and time depend on."""
+"""The share of one micro batch on one GPU: everything that a layer's memory and time depend on."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ from topoplan.specs.model import Moe
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share of a micro batch and of a layer that one rank works on. Token counts are of one micro batch."""
+    """The share of a micro batch and of a layer that one rank works on. Token counts are per micro batch."""
 
     tokens: int
-    """micro batch * sequence / cp: what attention and the TP-split GEMMs see."""
+    """micro batch size * sequence length / cp: the rows of attention and of the tensor-parallel GEMMs."""
     seq_len: int
-    """Whole sequence: the extent of attention. On average over tokens, where sequences differ."""
+    """Length of the whole sequence: the extent of attention. A token-weighted average if sequences differ in length."""
     tp: int
     cp: int
     ep: int
     etp: int
     sequence_parallel: bool
     precision: str
-    """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
+    """bf16, fp16, fp8, mxfp8 or nvfp4: selects the GEMM peak, and how the inputs of linear layers are saved."""
     user_buffers: bool = False
-    """Tensor-parallel collectives of dense blocks run inside the GEMMs beside them."""
+    """Whether the tensor-parallel collectives of dense blocks overlap with their GEMMs through user buffers."""
     cp_all_to_all: bool = False
-    """Context parallel gives each rank whole sequences of some heads, instead of handing keys and values around."""
+    """Whether context parallelism gives each rank whole sequences of some heads (all-to-all) instead of passing keys
+    and values around a ring."""
     transposes_output: bool = False
-    """Attention's kernel has batches before sequences, so that its output is kept in either order."""
+    """Whether the attention kernel wants batch before sequence, so that its output is kept in both layouts."""
     flash_attention: bool = True
-    """Attention never writes its score matrix to memory."""
+    """Whether attention avoids writing its score matrix to memory."""
     flash_attn_2: bool = False
-    """The kernel is that of FlashAttention 2, not cuDNN's."""
+    """Whether the kernel is FlashAttention 2 instead of cuDNN's."""
     token_imbalance: float = 1.0
-    """Tokens that this rank's experts get, over the average of the expert-parallel group."""
+    """Tokens that this rank's experts receive, relative to the average over the expert-parallel group."""
     dispatcher: str = "alltoall"
-    """Which one brings tokens to their experts: alltoall or flex."""
+    """The token dispatcher of MoE layers: alltoall or flex."""
     router_pads: bool = False
-    """In 8 bits the router pads what an expert gets, which is else copied to be padded."""
+    """Whether, in 8-bit training, the router pads what an expert receives; otherwise the tokens are copied to be
+    padded."""
     gradient_bytes: int = FP32
-    """Of an element of the buffer that a weight's gradient is added to."""
+    """Bytes per element of the buffer into which weight gradients are accumulated."""
     adapters: Adapters | None = None
-    """LoRA beside weights that are frozen; None where the weights are trained."""
+    """LoRA adapters beside frozen weights; None if the weights themselves are trained."""
 
     @property
     def local_tokens(self) -> float:
@@ -56,22 +58,23 @@ class Shard:
         return self.tokens / self.tp if self.sequence_parallel else float(self.tokens)
 
     def routed_tokens(self, moe: Moe) -> float:
-        """Token copies that this rank's experts work on.
+        """Return the token copies that this rank's experts work on.
 
-        EP trades tokens between ranks and leaves their number alone, up to the imbalance; ETP gathers the tokens of
-        its group. With ep 1 a rank has all experts, and all its tokens whatever the routing.
+        Expert parallelism exchanges tokens between ranks but keeps their number, up to the imbalance; expert tensor
+        parallelism gathers the tokens of its group. With ep 1 a rank has all experts, and so all its tokens whatever
+        the routing.
         """
         share = self.token_imbalance if self.ep > 1 else 1.0
         return self.local_tokens * moe.experts_per_token * self.etp * share
 
     @property
     def eight_bit(self) -> bool:
-        """Linear layers run in fp8 or below."""
+        """Whether linear layers run in 8 bits or fewer."""
         return self.precision in ("fp8", "mxfp8", "nvfp4")
 
 
 def shard_of(case: Case, layout: Layout) -> Shard:
-    """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
+    """Return the shard of a job's micro batch under a layout, with its sequences at their maximum length."""
     job, longest, degrees = case.job, longest_sequence(case, layout), layout.degrees
     return Shard(
         tokens=layout.micro_batch_size * job.sequences_per_sample * longest // degrees.cp,
@@ -96,7 +99,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
 
 
 def _takes_flash_attn(case: Case, layout: Layout) -> bool:
-    """flash-attn's kernel instead of cuDNN's, which is not deterministic before Hopper.
+    """Return whether flash-attn's kernel replaces cuDNN's, which is not deterministic before Hopper.
 
     Transformer Engine 2.8 `attention/dot_product_attention/utils.py::get_attention_backend`, `backends.py::
     FlashAttention.forward` (sbhd).
@@ -107,7 +110,7 @@ def _takes_flash_attn(case: Case, layout: Layout) -> bool:
 
 
 def average_shard(shard: Shard, case: Case, layout: Layout) -> Shard:
-    """The shard with the tokens that it has on average, on the data-parallel rank that the step waits for."""
+    """Return the shard with its average number of tokens, on the data-parallel rank that the step waits for."""
     load = load_of(case, layout)
     sequences = layout.micro_batch_size * case.job.sequences_per_sample
     return replace(shard, tokens=round(sequences * load.positions) // layout.cp, seq_len=round(load.extent))

@@ -9,22 +9,22 @@ from topoplan.operators.te import TeBuilder
 from topoplan.specs.model import Attention
 
 ROTARY_BYTES = 19
-"""Bytes an element that rotating q or k moves in eager PyTorch: two products, a half turned (negation and
+"""Bytes per element that rotating q or k moves in eager PyTorch: two products, rotating half (negation and
 concatenation), an addition."""
 ROTARY_KERNELS = 6
 
 
 def qkv_width(attention: Attention) -> int:
-    """Rows of the one matrix of queries, gate, keys and values."""
+    """Return the output width of the fused projection to queries, gate, keys and values."""
     query_heads = attention.heads * (2 if attention.output_gate else 1)
     return (query_heads + 2 * attention.kv_heads) * attention.head_dim
 
 
 def te(build: TeBuilder, attention: Attention) -> None:
-    """SelfAttention of megatron-core: one matrix for queries, gate, keys and values."""
+    """Add SelfAttention of megatron-core, with one fused projection for queries, gate, keys and values."""
     hidden, shard, tokens, local = build.hidden, build.shard, build.tokens, build.local
     width, gates = attention.head_dim, 2 if attention.output_gate else 1
-    # Beyond as many ranks as there are KV heads, each has one.
+    # With more ranks than KV heads, each rank has one KV head.
     heads, kv_heads = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1)
     query, key, all_queries = heads * width, kv_heads * width, attention.heads * width
     build.norm("input_layernorm")
@@ -39,7 +39,7 @@ def te(build: TeBuilder, attention: Attention) -> None:
         is_normed=True,
         divides="QKV width",
     )
-    # Splitting q out of the mixed projection, and rotation; with a norm on q and k a third pass.
+    # Splitting q out of the fused projection, and rotation; with a norm on q and k a third pass.
     moved, passes, weights = 2 * BF16 * tokens * (query + key), 3 if attention.qk_norm else 2, tuple[Weight, ...]()
     if attention.qk_norm:
         weights = (Weight("q_layernorm+k_layernorm", 2 * width),)
@@ -52,8 +52,8 @@ def te(build: TeBuilder, attention: Attention) -> None:
         build.keep("output gate", 2 * BF16 * tokens * query)
     build.keep("q", BF16 * tokens * query)
     build.keep("k, v", 2 * BF16 * tokens * key)
-    # A checkpoint keeps v as it comes, a view of the one product with q and k in it; attention's own copy is dropped
-    # (`core/transformer/attention.py::_checkpointed_attention_forward`).
+    # A checkpoint of core attention saves v as it comes, a view of the fused product that also holds q and k;
+    # attention's own copy is dropped (`core/transformer/attention.py::_checkpointed_attention_forward`).
     build.keep("q, k beside v", BF16 * tokens * (query + key), held_by=("core_attn",))
     core = CoreAttention(heads, kv_heads, width, width, attention.window)
     build.core_attention(
@@ -68,7 +68,7 @@ def te(build: TeBuilder, attention: Attention) -> None:
 
 
 def eager(build: EagerBuilder, attention: Attention) -> None:
-    """The attention of `models/llama/modeling_llama.py`: a matrix each for queries, keys and values."""
+    """Add the attention of `models/llama/modeling_llama.py`, with separate projections for queries, keys and values."""
     hidden, tokens, use, width = build.hidden, build.tokens, build.use, attention.head_dim
     heads, kv_heads = attention.heads, attention.kv_heads
     query, key = heads * width, kv_heads * width

@@ -1,12 +1,12 @@
-"""Layers as megatron-core builds them of Transformer Engine (`transformer_impl: transformer_engine`).
+"""Layers as megatron-core builds them from Transformer Engine (`transformer_impl: transformer_engine`).
 
-Names and ways to split: megatron-core 0.16 `core/models/gpt/gpt_layer_specs.py`, `transformer/attention.py`,
+Names and splits: megatron-core 0.16 `core/models/gpt/gpt_layer_specs.py`, `transformer/attention.py`,
 `multi_latent_attention.py` (q_down and kv_down projections are duplicated, not split), `ssm/gated_delta_net.py`,
-`mlp.py`, `moe/experts.py` (TEGroupedMLP), `moe/router.py`, `moe/shared_experts.py`, `multi_token_prediction.py`.
-Saved tensors: the autograd functions of Transformer Engine (`pytorch/module/layernorm_linear.py`, `linear.py`,
-`grouped_linear.py`, `attention/`: `ctx.save_for_backward`). The shape of the argument is that of Korthikanti et al.,
-"Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), with flash attention,
-gated MLPs, MoE and MLA in place of GPT-3's layer.
+`mlp.py`, `moe/experts.py` (TEGroupedMLP), `moe/router.py`, `moe/shared_experts.py`, `multi_token_prediction.py`. Saved
+tensors: the autograd functions of Transformer Engine (`pytorch/module/layernorm_linear.py`, `linear.py`,
+`grouped_linear.py`, `attention/`: `ctx.save_for_backward`). The derivation follows Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), with flash attention, gated MLPs,
+MoE and MLA in place of GPT-3's layer.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from topoplan.operators.user_buffers import UserBuffers
 from topoplan.specs.model import Moe
 
 QUANTISED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of a quantised value: mxfp8 has a scale byte for 32 values, nvfp4 one for 16."""
+"""Bytes per quantised value, scales included: mxfp8 has one scale byte per 32 values, nvfp4 one per 16."""
 
 
 def _bias(weight: Linear) -> Weight:
-    """Of a linear layer: split as its outputs are."""
+    """Return the bias of a linear layer, split like the layer's outputs."""
     split: Split = weight.split
     if weight.side != "column":
         split = "expert_replicated" if weight.experts else "replicated"
@@ -50,9 +50,10 @@ class TeBuilder(Builder):
     """Collects the operators of one layer on one rank."""
 
     def norm(self, name: str, width: int = 0, **fields: Any) -> None:
-        """A norm of the hidden state, or of something `width` wide, which has no bias.
+        """Add a norm of the hidden state, or of a tensor `width` wide, whose norm has no bias.
 
-        It reads and writes once forward; backward reads input and gradient and writes one.
+        Forward reads and writes the tensor once; backward reads the input and the output gradient and writes the input
+        gradient.
         """
         elements, weight = self.local * (width or self.hidden), Weight(name, width)
         if not width:
@@ -75,13 +76,17 @@ class TeBuilder(Builder):
         input_freed_by: tuple[str, ...] | None = None,
         divides: str = "",
     ) -> Product:
-        """A linear layer of the model: forward, gradient of its input and gradient of its weight. Returns the product.
+        """Add a linear layer: forward, input gradient and weight gradient. Returns the product.
 
-        A frozen weight has no gradient; with an adapter beside it, that one's matrices have. `moe` where each expert
-        has one, `rank_outputs` where a rank has not a tp-th. `label` is what its input is called where that is saved,
-        None where something else saves it; `input_freed_by` are the recompute modules that bring the input back, where
-        they are not those that run the layer again (`freed_by`); `is_normed`: its norm is fused into it. `divides` is
-        what the side that tensor parallel splits is called.
+        A frozen weight has no gradient; if an adapter is beside it, the adapter's matrices have one.
+
+        - `moe`: every expert has such a layer.
+        - `rank_outputs`: outputs on one rank, if they are not `outputs / tp`.
+        - `label`: name of the saved input; None if another operator saves it.
+        - `freed_by`: recompute modules that run the layer again.
+        - `input_freed_by`: recompute modules that restore the input, if they differ from `freed_by`.
+        - `is_normed`: the preceding norm is fused into the layer.
+        - `divides`: name of the dimension that tensor parallelism splits.
         """
         shard, adapters = self.shard, self.shard.adapters
         experts, ranks = (moe.experts, shard.etp) if moe else (0, shard.tp)
@@ -97,12 +102,12 @@ class TeBuilder(Builder):
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
         elements = product.count * self._rows_around(weight, product)[0] * product.inputs
         if adapters is None and label is not None:
-            # Low-precision layers keep the quantised copy.
+            # Low-precision layers save the quantised copy.
             each = QUANTISED_BYTES.get(shard.precision, BF16)
             saved = (SavedTensor(label or f"{name} input", each * elements, input_freed_by or freed_by),)
         elif is_adapted and is_normed:
-            # With `weight.requires_grad` false Transformer Engine saves no input, but that a layer which hands the
-            # norm's output to an adapter saves it all the same (`layernorm_linear.py`: ln_out_to_save).
+            # With `weight.requires_grad` false, Transformer Engine saves no input; but a layer that hands the norm's
+            # output to an adapter saves all of it nevertheless (`layernorm_linear.py`: ln_out_to_save).
             saved = (SavedTensor(f"{name} norm output", BF16 * elements, freed_by),)
         divided = ((divides, inputs if side == "row" else outputs),) if divides else ()
         weights = (weight, _bias(weight)) if bias else (weight,)
@@ -115,10 +120,11 @@ class TeBuilder(Builder):
         return product
 
     def _cast_bytes(self, weight: Linear, product: Product, *, is_normed: bool) -> tuple[float, float]:
-        """Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
+        """Return the bytes moved by casts, (forward, backward).
 
-        With one scale a tensor a norm writes 8 bits itself, what is gathered over the sequence is cast before, and the
-        second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`).
+        The input and the output gradient are read in bf16 and written twice, rowwise and columnwise. With one scale per
+        tensor (fp8), a norm writes 8 bits itself, tensors gathered over the sequence are cast before the gather, and
+        the second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`).
         """
         cast, transpose = BF16 + 2, 2
         into, out = product.count * product.rows * product.inputs, product.count * product.rows * product.outputs
@@ -131,27 +137,27 @@ class TeBuilder(Builder):
         return ahead, back
 
     def _rows(self, side: Side, moe: Moe | None) -> float:
-        """Rows of a product; of one expert, where there are several."""
+        """Return the rows of a product; with `moe`, the rows of one expert."""
         if moe:
             return self.shard.routed_tokens(moe) / (moe.experts / self.shard.ep)
         return self.local if side == "replicated" else self.tokens
 
     def _rows_around(self, weight: Linear, product: Product) -> tuple[float, float]:
-        """Rows of a layer's input before it is gathered over the sequence, and of its output once that is scattered."""
+        """Return the rows of a layer's input before its all-gather and of its output after its reduce-scatter."""
         local = product.rows if weight.experts else self.local
         return product.rows if weight.side == "row" else local, product.rows if weight.side == "column" else local
 
     def _adapter(self, weight: Linear, product: Product, rank: int, freed_by: tuple[str, ...]) -> None:
-        """LoRA beside a linear layer (mcore_bridge 1.6.5 `tuners/lora.py::LoraParallelLinear`).
+        """Add LoRA beside a linear layer (mcore_bridge 1.6.5 `tuners/lora.py::LoraParallelLinear`).
 
-        Of a layer that is split over its outputs (column), A is whole on every rank and B is split as the layer is; of
-        one that is split over its inputs (row), A is split and B whole; of one that is whole on every rank, both are.
-        Experts have one of each an expert.
+        If the layer is split over its outputs (column), A is replicated and B is split like the layer; if it is split
+        over its inputs (row), A is split and B replicated; if the layer is replicated, so are both. Every expert has an
+        A and a B of its own.
 
-        Dropout, the two narrow products, a scaling and an addition. A saves what dropout left of its input, dropout a
-        byte of mask, B what A makes of it. A takes a column-parallel layer's input before it is gathered, B what a
-        row-parallel layer's A leaves of its sum: what sequence parallelism gathers and scatters for them is as wide as
-        the rank.
+        The work is dropout, the two narrow products, a scaling and an addition. A saves its input after dropout,
+        dropout one byte of mask per element, and B the output of A. A takes a column-parallel layer's input before it
+        is gathered, and B what the reduce-scatter leaves of a row-parallel A's sum, so the tensors that sequence
+        parallelism gathers and scatters for them are only as wide as the LoRA rank.
         """
         name, side, experts = weight.name, weight.side, weight.experts
         ahead, behind = self._rows_around(weight, product)
@@ -167,7 +173,7 @@ class TeBuilder(Builder):
         between = SavedTensor(f"{name} adapter, between A and B", BF16 * narrow * rank, freed_by)
         self.add(a_weight.name, "gemm", a, weights=(a_weight,), saved=(masked,), freed_by=freed_by)
         self.add(b_weight.name, "gemm", b, weights=(b_weight,), saved=(between,), freed_by=freed_by)
-        # Dropout with its mask, the scaling, the addition; backward, the sum of both gradients of the input.
+        # Dropout with its mask, scaling, addition; backward also adds the two gradients of the input.
         forward, backward = (2 * BF16 + 1) * into + 5 * BF16 * out, (5 * BF16 + 1) * into + 2 * BF16 * out
         self.moved(f"{name} adapter's sums", forward, backward, kernels=3, freed_by=freed_by)
         if self.shard.tp > 1 and not experts and side != "replicated":
@@ -175,9 +181,9 @@ class TeBuilder(Builder):
             self.add(f"{name} adapter's collectives", "tp_comm", work, freed_by=freed_by)
 
     def attention_saved(self, core: CoreAttention) -> tuple[SavedTensor, ...]:
-        """What attention itself saves: its output and the softmax's statistics, or the probabilities.
+        """Return what attention itself saves: its output, and softmax statistics or probabilities.
 
-        Without flash attention, the softmax's output (`core/transformer/dot_product_attention.py`).
+        Without flash attention, the output of the softmax is saved (`core/transformer/dot_product_attention.py`).
         """
         tokens, heads, by = self.tokens, core.heads, ("core_attn",)
         saved = [
@@ -185,7 +191,7 @@ class TeBuilder(Builder):
             SavedTensor("softmax statistics", FP32 * tokens * heads, by),
         ]
         if self.shard.cp_all_to_all:
-            # `linear_proj` saves it again, behind the all-to-all (Transformer Engine from 2.8 on,
+            # `linear_proj` saves the output again after the all-to-all (Transformer Engine since 2.8,
             # `context_parallel.py::AttnFuncWithCPAndQKVOA2A`: out_part).
             own = BF16 * tokens * heads * core.value_dim
             saved.append(SavedTensor("attention output before its all-to-all", own, by))
@@ -202,10 +208,10 @@ class TeBuilder(Builder):
     def tensor_parallel(
         self, name: str, product: Product, inputs: tuple[int, ...] = (), row: Product | None = None, **fields: Any
     ) -> None:
-        """Collectives around one pair of column- and row-parallel layers.
+        """Add the collectives around one pair of column- and row-parallel layers.
 
-        `inputs` are the widths of what the column-parallel layers take in, where that is not the hidden state; `row`
-        is the row-parallel product, where Transformer Engine has user buffers for the pair.
+        `inputs` are the widths of the column-parallel layers' inputs if they are not the hidden state; `row` is the
+        row-parallel product if Transformer Engine has user buffers for the pair.
         """
         if row and self.shard.user_buffers:
             self.add(name, "tp_comm", UserBuffers(product, row), **fields)
@@ -218,10 +224,10 @@ class TensorParallel(Work):
     """Collectives around one pair of column- and row-parallel layers.
 
     With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of the
-    output gradient is exposed; gathering the input again and scattering its gradient run beside the two gradient GEMMs
-    of the column-parallel layer. Without it: one all-reduce forward, and one backward beside the weight gradient.
-    Low-precision layers gather what they have quantised (Transformer Engine `pytorch/module/layernorm_linear.py`,
-    `module/base.py::grad_output_preprocess`); sums are in bf16.
+    output gradient is exposed; the second all-gather of the input and the reduce-scatter of its gradient overlap with
+    the two gradient GEMMs of the column-parallel layer. Without sequence parallelism: one all-reduce forward, and one
+    backward that overlaps with the weight gradient. Low-precision layers gather quantised tensors (Transformer Engine
+    `pytorch/module/layernorm_linear.py`, `module/base.py::grad_output_preprocess`); sums are in bf16.
     """
 
     hidden: int
@@ -230,7 +236,7 @@ class TensorParallel(Work):
     source = "MLM core/tensor_parallel/layers.py"
 
     def seconds(self, on: Machine) -> Seconds:
-        """What nothing hides."""
+        """Return the seconds that remain exposed."""
         shard, group, overlap = on.shard, Group(on.shard.tp, 1), on.profile.tp_overlap
         kind = "all-gather" if shard.sequence_parallel else "all-reduce"
         whole = BF16 * shard.tokens * self.hidden
@@ -242,7 +248,8 @@ class TensorParallel(Work):
         scattered = sum(on.call_s(kind, group, BF16 * shard.tokens * width) for width in widths)
         hidden_s = sum(on.gradients_s(self.beside))
         if shard.adapters is not None:
-            # A frozen weight needs no input gathered, and has no gradient for the other collective to run beside.
+            # A frozen weight does not need its input gathered again, and has no weight gradient to overlap with the
+            # other collective.
             forward, backward = (into + out, out_again + scattered) if shard.sequence_parallel else (out, into)
         elif shard.sequence_parallel:
             beside = into + scattered
@@ -258,16 +265,19 @@ class TensorParallel(Work):
 
 @dataclass(frozen=True, slots=True)
 class AdapterCollectives(Work):
-    """What tensor parallel gathers or sums for an adapter: tensors as wide as its rank."""
+    """Collectives that tensor parallelism adds for an adapter, of tensors as wide as the LoRA rank."""
 
     rank: int
     is_column: bool
     beside: Product
-    """The adapter's B."""
+    """The product with the adapter's B."""
     source = "mcore_bridge tuners/lora.py::LoraParallelLinear.forward"
 
     def seconds(self, on: Machine) -> Seconds:
-        """Those of a column-parallel layer run backward beside the gradients of B."""
+        """Return the exposed seconds.
+
+        In a column-parallel layer's backward the collectives overlap with the gradients of B.
+        """
         shard, overlap, gradients = on.shard, on.profile.tp_overlap, on.gradients_s(self.beside)
         group, whole = Group(shard.tp, 1), BF16 * shard.tokens * self.rank
         kind = "all-gather" if shard.sequence_parallel else "all-reduce"

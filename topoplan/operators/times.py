@@ -18,15 +18,15 @@ from topoplan.specs.model import Layer
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """One layer and one micro batch."""
+    """Seconds of one layer and one micro batch."""
 
     forward_s: tuple[float, ...]
-    """By part in the order of PARTS."""
+    """By part, in the order of PARTS."""
     backward_s: tuple[float, ...]
     recompute_s: float
-    """Forward work that backward repeats; not in backward_s. Of eager layers, the step counts it."""
+    """Forward work that backward repeats, not included in backward_s. 0 for eager layers, where the step counts it."""
     forward_kernels: int
-    """Operations that the host has to launch in eager PyTorch."""
+    """Operations that the host launches in eager PyTorch."""
     backward_kernels: int
 
 
@@ -41,15 +41,15 @@ def _time_of(kernels: tuple[Kernel, ...], recompute_s: float) -> LayerTime:
 
 @lru_cache(maxsize=1 << 14)
 def layer_kernels(case: Case, layer: Layer, shard: Shard) -> tuple[Kernel, ...]:
-    """All kernels and collectives of a layer of megatron-core."""
+    """Return all kernels and collectives of a megatron-core layer."""
     return kernels_of(te_ops(case.model, layer, shard), case, shard)
 
 
 @lru_cache(maxsize=1 << 15)
 def layer_time(case: Case, layer: Layer, shard: Shard, recompute: Recompute) -> LayerTime:
-    """Forward and backward of a layer of megatron-core, with what its recompute mode repeats.
+    """Return forward, backward and recomputed seconds of a megatron-core layer.
 
-    `recompute` with granularity full means this very layer is recomputed.
+    `recompute` with granularity full means that this very layer is recomputed.
     """
     kernels = layer_kernels(case, layer, shard)
     return _time_of(kernels, sum(kernel.recompute_s(recompute) for kernel in kernels))
@@ -57,10 +57,10 @@ def layer_time(case: Case, layer: Layer, shard: Shard, recompute: Recompute) -> 
 
 @lru_cache(maxsize=1 << 12)
 def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard) -> tuple[Kernel, ...]:
-    """All kernels and collectives of a layer of Hugging Face's models."""
+    """Return all kernels and collectives of a layer of a Hugging Face model."""
     ops = eager_ops(case.model, layer, use, shard)
     if use.trains_weights:
-        # Gradients of a second micro batch are added to the first one's: two reads and a write in 16 bits.
+        # The gradients of a further micro batch are added to the accumulated ones: two reads and a write in 16 bits.
         elements = layer_parameters(case.model, layer, 1, 1, 1).total
         ops += (Op("accumulation of gradients", "elementwise", Moved(0, 6 * elements, 0, 1)),)
     return kernels_of(ops, eager_case(case), shard)
@@ -68,5 +68,5 @@ def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard) -> tupl
 
 @lru_cache(maxsize=1 << 12)
 def eager_time(case: Case, layer: Layer, use: LayerUse, shard: Shard) -> LayerTime:
-    """Forward and backward of a layer of Hugging Face's models."""
+    """Return forward and backward seconds of a layer of a Hugging Face model."""
     return _time_of(eager_kernels(case, layer, use, shard), 0.0)

@@ -14,14 +14,14 @@ from topoplan.operators.te import TeBuilder
 
 
 def te(build: TeBuilder) -> None:
-    """Norms of the hidden state and of the next embedding, their joint projection, and the norm behind the block."""
+    """Add the norms of hidden state and next embedding, their joint projection, and the norm after the block."""
     hidden, local, shard = build.hidden, build.local, build.shard
     hidden_bytes = BF16 * local * hidden
     for name in ("enorm", "hnorm", "mtp final_layernorm"):
         build.norm(name)
         build.keep(f"{name} input", hidden_bytes)
     joined = 2 * BF16 * local * 2 * hidden
-    # At the block's own worst moment the input of the norm behind it is freed.
+    # At the block's own worst moment, the input of the norm after the block has been freed.
     build.moved("concatenation", joined, joined, gradients_bytes=-hidden_bytes)
     build.keep("mtp norm statistics", 3 * FP32 * local)
     product = build.linear("eh_proj", 2 * hidden, hidden)
@@ -37,7 +37,8 @@ def te(build: TeBuilder) -> None:
 class JointProjection(Work):
     """Collectives of the joint projection, whose output is gathered over the tensor-parallel group.
 
-    With sequence parallelism its input is too, and its part for the block is cut out, whose gradient is gathered.
+    With sequence parallelism its input is gathered too, and the block gets a slice of the output, whose gradient is
+    gathered.
     """
 
     hidden: int
@@ -45,15 +46,15 @@ class JointProjection(Work):
     source = "MLM core/transformer/multi_token_prediction.py"
 
     def seconds(self, on: Machine) -> Seconds:
-        """What the product's gradients do not hide."""
+        """Return the seconds that the product's gradients do not hide."""
         shard, overlap, group = on.shard, on.profile.tp_overlap, Group(on.shard.tp, 1)
         whole = BF16 * shard.tokens * 2 * self.hidden
         forward = on.call_s("all-gather", group, whole / 2)
         dgrad, wgrad = on.gradients_s(self.beside)
         if not shard.sequence_parallel:
             into = on.call_s("all-reduce", group, whole)
-            # A frozen weight has no gradient for it to run beside. A gathered output of half the size is a quarter of
-            # an all-reduce.
+            # A frozen weight has no gradient to overlap with. Gathering the output, which is half as large, costs a
+            # quarter of an all-reduce.
             backward = into - min(into, wgrad) * overlap
             return Seconds(forward, backward, Collective("all-reduce", group, whole, into, 0.25, 1))
         into = on.call_s("all-gather", group, whole)

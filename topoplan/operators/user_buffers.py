@@ -1,4 +1,4 @@
-"""Tensor-parallel collectives inside GEMMs (tp_comm_overlap), in buffers that the ranks map of each other."""
+"""Tensor-parallel collectives that overlap with GEMMs (tp_comm_overlap), in user buffers mapped between ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from topoplan.operators.op import BF16, Collective, Seconds, Work
 from topoplan.operators.shard import Shard
 
 USER_BUFFER_SMS = 16
-"""That GEMMs leave to a collective which no copy engine can do, as it reduces."""
+"""SMs that GEMMs leave to a collective that copy engines cannot run, because it reduces."""
 SCATTER_SPLITS = 4
-"""Parts of a product whose sums are scattered while the next is computed."""
+"""Pieces of a product; the sums of one piece are scattered while the next is computed."""
 GATHER_BUFFERS, SCATTER_BUFFERS = 8, 4
-"""User buffers of a rank, each as large as the hidden states of a micro batch; in fp8 the former are 8-bit."""
+"""User buffers of a rank, each as large as the hidden states of a micro batch; with fp8 the gather buffers hold 8
+bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserBuffers(Work):
-    """What collectives inside GEMMs add to these, for one pair of column- and row-parallel layers.
+    """What collectives inside GEMMs add to the time of the GEMMs, for a column- and row-parallel pair of layers.
 
-    The inputs of the column-parallel product, and backward the output gradients of the row-parallel one, come round a
-    ring, a rank's part at a time, while the part before is multiplied. The row-parallel product is scattered in parts.
-    Backward of the column-parallel layer, its input is gathered beside the gradient of the input, and that is scattered
-    beside the gradient of the weight.
+    The inputs of the column-parallel product, and in backward the output gradients of the row-parallel one, move around
+    a ring one rank's part at a time while the previous part is multiplied. The row-parallel product is reduce-scattered
+    in pieces. In the column-parallel layer's backward, its input is gathered while the input gradient is computed, and
+    the input gradient is reduce-scattered while the weight gradient is computed.
     """
 
     column: Product
@@ -32,7 +33,7 @@ class UserBuffers(Work):
     source = "TE 2.8 pytorch/module/base.py::initialize_ub, its default methods"
 
     def seconds(self, on: Machine) -> Seconds:
-        """Beyond the products alone."""
+        """Return the seconds in addition to those of the products alone."""
         column, row, group = self.column, self.row, Group(on.shard.tp, 1)
         whole = BF16 * on.shard.tokens * row.outputs
         one = on.call_s("all-gather", group, whole)
@@ -64,7 +65,7 @@ def _left_to_gemms(on: Machine) -> float:
 
 
 def user_buffer_bytes(shard: Shard, hidden: int) -> float:
-    """Device memory of user buffers, which torch does not see (TE `userbuffers-host.cpp`, cuMemCreate)."""
+    """Return the device memory of user buffers, which torch does not see (TE `userbuffers-host.cpp`, cuMemCreate)."""
     if not shard.user_buffers:
         return 0.0
     return shard.tokens * hidden * float(GATHER_BUFFERS * (1 if shard.eight_bit else BF16) + SCATTER_BUFFERS * BF16)

@@ -1,4 +1,4 @@
-"""The vision tower of a vision-language model: how much it has to look at, what it keeps, how long it takes."""
+"""The vision tower of a vision-language model: the patches it encodes, what it keeps, and how long it takes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from topoplan.specs.model import VisionTower
 
 
 def patches_per_image(tower: VisionTower, image_max_pixels: int) -> int:
-    """Patches of one image at the trainer's pixel limit, rounded down to whole merged tokens."""
+    """Return the patches of one image at the trainer's pixel limit, rounded down to whole merged tokens."""
     merged_side = tower.patch_size * tower.spatial_merge_size
     tokens = max(1, image_max_pixels // merged_side**2)
     return tokens * tower.spatial_merge_size**2
 
 
 def patches_per_microbatch(tower: VisionTower, job: Job, layout: Layout) -> int:
-    """Patches that one rank of the first stage encodes for a micro batch.
+    """Return the patches that one rank of the first stage encodes for a micro batch.
 
-    The adapter deals images out over the tp * cp ranks only when there are at least as many; with fewer every rank
-    encodes them all (mcore_adapter `models/qwen3_vl/modeling_qwen3_vl.py`).
+    The adapter distributes images over the tp * cp ranks only if there are at least as many images; with fewer, every
+    rank encodes all of them (mcore_adapter `models/qwen3_vl/modeling_qwen3_vl.py`).
     """
     images = layout.micro_batch_size * job.sequences_per_sample * job.images_per_sequence
     ranks = layout.tp * layout.cp
@@ -35,10 +35,11 @@ def patches_per_microbatch(tower: VisionTower, job: Job, layout: Layout) -> int:
 
 
 def vision_activation_bytes(tower: VisionTower, patches: int, *, recompute: bool) -> float:
-    """What the Hugging Face vision tower keeps for `patches` patches: unsplit, SDPA, elementwise kernels unfused.
+    """Return the bytes that the Hugging Face vision tower keeps for `patches` patches.
 
-    Per block: two norms (input and output), q, k, v before and after rotation, attention output, fc1 output and its
-    activation. With gradient checkpointing each block keeps its input.
+    It is unsplit, with SDPA and unfused elementwise kernels. Per block: two norms (input and output), q, k, v before
+    and after rotation, attention output, fc1 output and its activation. With gradient checkpointing each block keeps
+    its input.
     """
     hidden, width = tower.hidden_size, tower.intermediate_size
     block = BF16 * (12 * hidden + (3 if tower.gated else 2) * width)
@@ -48,18 +49,18 @@ def vision_activation_bytes(tower: VisionTower, patches: int, *, recompute: bool
 
 
 def unquantised(precision: str) -> str:
-    """Precision of what stays out of fp8: the output layer and the vision tower."""
+    """Return the precision of what is not quantised to fp8: the output layer and the vision tower."""
     return "fp16" if precision == "fp16" else "bf16"
 
 
 def vision_s(case: Case, layout: Layout, tower: VisionTower) -> tuple[float, float]:
-    """(forward, backward) seconds of the vision tower on one rank; it is not split by TP."""
+    """Return (forward, backward) seconds of the vision tower on one rank; tensor parallelism does not split it."""
     cluster, job, profile = case.cluster, case.job, case.profile
     patches = patches_per_microbatch(tower, job, layout)
-    # Every image attends to itself alone.
+    # Every image attends only to itself.
     per_image = min(patches, patches_per_image(tower, job.image_max_pixels))
     forward = _tower_s(tower, patches, per_image, unquantised(job.precision), cluster, profile)
-    # Nothing in front of a frozen tower is trained, so it has no backward, whatever becomes of its projector.
+    # Nothing before a frozen tower is trained, so it has no backward, whether or not its projector is trained.
     again = layout.recompute.granularity == "full"
     return forward, 0.0 if job.freeze_vision_tower else forward * (2.0 + again)
 
@@ -68,7 +69,7 @@ def vision_s(case: Case, layout: Layout, tower: VisionTower) -> tuple[float, flo
 def _tower_s(
     tower: VisionTower, patches: int, per_image: int, precision: str, cluster: Cluster, profile: Profile
 ) -> float:
-    """Forward seconds of the vision tower."""
+    """Return the forward seconds of the vision tower."""
     gpu, hidden = cluster.gpu, tower.hidden_size
     first = tower.intermediate_size * (2 if tower.gated else 1)
     block = (
@@ -83,7 +84,10 @@ def _tower_s(
 
 
 def vision_kept_bytes(case: Case, layout: Layout) -> float:
-    """What the vision tower keeps of a micro batch: nothing when it is frozen, whatever becomes of its projector."""
+    """Return the bytes that the vision tower keeps of a micro batch.
+
+    0 if it is frozen, even if its projector is trained.
+    """
     model, job = case.model, case.job
     if model.vision is None or job.freeze_vision_tower:
         return 0.0
