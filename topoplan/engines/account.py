@@ -39,7 +39,7 @@ class MemoryAccount:
     """The points of the step that may be the peak, largest first, each with what is alive there beyond the parts that
     stay for the whole step."""
     layers: tuple[Term, ...]
-    """For each kind of layer, what it saves for one micro batch, tensor by tensor, whether this plan keeps it or
+    """For each kind of layer, what it saves for one micro-batch, tensor by tensor, whether this plan keeps it or
     not."""
     parameters: Term
     """Elements on one rank, weight by weight."""
@@ -55,7 +55,7 @@ class TimeAccount:
     slowest: int
     """The pipeline stage whose work the terms of the step describe; 0 without a pipeline."""
     stages: tuple[Term, ...]
-    """Seconds of one micro batch on each pipeline stage; consecutive stages with equal times are merged into one."""
+    """Seconds of one micro-batch on each pipeline stage; consecutive stages with equal times are merged into one."""
     layers: tuple[Term, ...]
     """Each kind of layer by operator: the terms of `step`, grouped by layer instead of by part."""
     sent: tuple[Sent, ...]
@@ -75,10 +75,10 @@ class Sent:
     name: str
     moment: SentAt
     times: int
-    """How often this moment occurs in a step; for traffic within layers or between stages, the number of micro batches.
+    """How often this moment occurs in a step; for traffic within layers or between stages, the number of micro-batches.
     """
     number: float
-    """Collectives per moment, or per micro batch; calls of other sizes are counted in proportion to their bytes."""
+    """Collectives per moment, or per micro-batch; calls of other sizes are counted in proportion to their bytes."""
     call: Collective
     """One of the collectives; unlike in the cost formula, all-gather and reduce-scatter have different kinds here."""
     gpus_per_node: int
@@ -133,7 +133,7 @@ def sent_in_layers(
 ) -> Iterator[Sent]:
     """Yield what the operators of layers send.
 
-    `runs` has (operator, forwards, backwards): how often the layers with this operator run in one micro batch.
+    `runs` has (operator, forwards, backwards): how often the layers with this operator run in one micro-batch.
     """
     calls: dict[tuple[str, Collective], float] = {}
     for operator, forwards, backwards in runs:
@@ -242,7 +242,7 @@ def operator_term(
 ) -> Term:
     """Return one kernel or collective of one kind of layer: its own work, and what recomputation adds.
 
-    A step runs the operator `times` times (layers times micro batches); `again` of these are in layers that the
+    A step runs the operator `times` times (layers times micro-batches); `again` of these are in layers that the
     recompute mode covers, and `repeated_s` is what recomputation adds to each of them, in seconds.
     """
     backward, source = operator.backward_s if has_backward else 0.0, operator.source
@@ -253,7 +253,7 @@ def operator_term(
 
 
 def end_term(name: str, forward_s: float, backward_s: float, microbatches: int, source: str) -> Term:
-    """Return what runs before or after the layers, over all micro batches; `forward_s` and `backward_s` are of one."""
+    """Return what runs before or after the layers, over all micro-batches; `forward_s` and `backward_s` are of one."""
     facts = {"forward_s": forward_s, "backward_s": backward_s}
     return Term(name, microbatches * (forward_s + backward_s), "s", source, times=microbatches, facts=facts)
 

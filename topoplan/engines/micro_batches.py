@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_MICRO_BATCH_SIZE = 32
-"""Sequences. Larger micro batches are searched only if pinned, because they only enlarge the pipeline bubble."""
+"""Sequences. Larger micro-batches are searched only if pinned, because they only enlarge the pipeline bubble."""
 
 
 def divisors(number: int, limit: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward pass, for one micro batch on one rank."""
+"""What a layer keeps for its backward pass, for one micro-batch on one rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTENTION_OUTPUTS = ("attention output", "softmax statistics")
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Activation memory of one layer and one micro batch, in bytes."""
+    """Activation memory of one layer and one micro-batch, in bytes."""
 
     saved: tuple[SavedTensor, ...]
     saved_bytes: float
@@ -62,7 +62,7 @@ def eager_activations(model: Model, layer: Layer, use: LayerUse) -> LayerActivat
 
 @dataclass(frozen=True, slots=True)
 class KeptActivations:
-    """Activation memory of one layer under a recompute mode, in bytes per micro batch."""
+    """Activation memory of one layer under a recompute mode, in bytes per micro-batch."""
 
     kept_bytes: float
     """Kept from forward to backward, by a layer to which the recompute mode applies."""

@@ -61,7 +61,7 @@ class LayerUse:
     """How one layer is trained, as far as its memory and time depend on it."""
 
     tokens: int
-    """Token positions of a micro batch on this GPU."""
+    """Token positions of a micro-batch on this GPU."""
     seq_len: int
     """Extent of attention."""
     trains_weights: bool

@@ -181,7 +181,7 @@ class Calls(Work):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An operator with its seconds: one kernel, or one collective, of a layer and a micro batch."""
+    """An operator with its seconds: one kernel, or one collective, of a layer and a micro-batch."""
 
     name: str
     part: Part

@@ -66,7 +66,7 @@ def linear_weight(
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One tensor that backward needs, of one micro batch on one rank."""
+    """One tensor that backward needs, of one micro-batch on one rank."""
 
     name: str
     saved_bytes: float
@@ -93,7 +93,7 @@ class Collective:
 
 
 class Seconds(NamedTuple):
-    """How long an operator takes for one micro batch."""
+    """How long an operator takes for one micro-batch."""
 
     forward: float
     backward: float
@@ -121,7 +121,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator of a layer, for one micro batch on one rank."""
+    """One operator of a layer, for one micro-batch on one rank."""
 
     name: str
     part: Part

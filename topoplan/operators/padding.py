@@ -18,7 +18,7 @@ from topoplan.specs.traits import Padding
 
 
 def pad_multiple(padding: Padding, job: Job) -> int:
-    """Return the multiple that the length of a micro batch, or of a step, is rounded up to."""
+    """Return the multiple that the length of a micro-batch, or of a step, is rounded up to."""
     return padding.pt_multiple if padding.pt_multiple and job.stage == "pt" else padding.multiple
 
 
@@ -83,7 +83,7 @@ def padding_share(case: Case, layout: Layout) -> float:
 
 
 def is_padded_by_step(job: Job, layout: Layout) -> bool:
-    """Return whether all micro batches of a rank's step are padded to the longest one.
+    """Return whether all micro-batches of a rank's step are padded to the longest one.
 
     They are with a pipeline, which passes on tensors of one shape: `allow_variable_seq_lengths` of mcore_adapter
     `training_args.py`; variable_seq_lengths turns the padding off.
@@ -113,20 +113,20 @@ def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
     batch has the length of its longest sequence, rounded up to the collator's multiple, and a step waits for the rank
     with the most positions. Sequences are assumed to be drawn independently (shuffled data). If F is the fraction of
     sequences up to a length, the longest of n has the distribution F^n; E_n is an expectation under it. With b
-    sequences per micro batch, D data-parallel ranks and M micro batches that each have a length of their own, the
+    sequences per micro-batch, D data-parallel ranks and M micro-batches that each have a length of their own, the
     slowest rank has about
 
         E_b + (E_bD - E_b) / sqrt(M)
 
     positions per sequence. This is exact for M = 1. For larger M it follows the variation of sums of M draws: the
     excess of the largest of D sums over the mean grows with sqrt(M), while the mean grows with M. If a step is padded
-    as a whole, b counts the sequences of all its micro batches and M = 1. The work of attention grows with the square
+    as a whole, b counts the sequences of all its micro-batches and M = 1. The work of attention grows with the square
     of the length, whose expectation is formed likewise. Against simulated steps of log-normal lengths, positions are
     within 5%, and the squares, whose distribution has a long tail, up to a sixth too low for M > 1. If ranks wait for
-    each other in each micro batch (`ranks_wait`: all of them gather weights or reduce gradients in it), M = 1; the
+    each other in each micro-batch (`ranks_wait`: all of them gather weights or reduce gradients in it), M = 1; the
     ranks of an expert-parallel group, which wait for each other in each layer, are not treated separately. A trainer
     that removes padding and balances tokens over its ranks has only the tokens of the samples. If samples are
-    concatenated without padding, the length of a micro batch is their sum: b = 1, and M counts sequences.
+    concatenated without padding, the length of a micro-batch is their sum: b = 1, and M counts sequences.
     """
     job, padding = case.job, case.traits.padding
     if job.lengths is None or is_padded_to_seq_len(padding, job, layout):
@@ -138,7 +138,7 @@ def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
         return Load(positions=content.tokens, extent=content.extent, mean_positions=content.tokens)
     together, draws = layout.micro_batch_size * job.sequences_per_sample, layout.gradient_accumulation_steps
     if padding.end_to_end:
-        # A sum of as many draws as a micro batch has sequences.
+        # A sum of as many draws as a micro-batch has sequences.
         return _padded(job.lengths, job.seq_len, 1, 1, layout.dp, together * (1 if ranks_wait else draws))
     if is_padded_by_step(job, layout):
         together, draws = together * draws, 1

@@ -1,4 +1,4 @@
-"""The share of one micro batch on one GPU: everything that a layer's memory and time depend on."""
+"""The share of one micro-batch on one GPU: everything that a layer's memory and time depend on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from topoplan.specs.model import Moe
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share of a micro batch and of a layer that one rank works on. Token counts are per micro batch."""
+    """The share of a micro-batch and of a layer that one rank works on. Token counts are per micro-batch."""
 
     tokens: int
-    """micro batch size * sequence length / cp: the rows of attention and of the tensor-parallel GEMMs."""
+    """micro-batch size * sequence length / cp: the rows of attention and of the tensor-parallel GEMMs."""
     seq_len: int
     """Length of the whole sequence: the extent of attention. A token-weighted average if sequences differ in length."""
     tp: int
@@ -74,7 +74,7 @@ class Shard:
 
 
 def shard_of(case: Case, layout: Layout) -> Shard:
-    """Return the shard of a job's micro batch under a layout, with its sequences at their maximum length."""
+    """Return the shard of a job's micro-batch under a layout, with its sequences at their maximum length."""
     job, longest, degrees = case.job, longest_sequence(case, layout), layout.degrees
     return Shard(
         tokens=layout.micro_batch_size * job.sequences_per_sample * longest // degrees.cp,

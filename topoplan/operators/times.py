@@ -1,4 +1,4 @@
-"""Seconds of one layer and one micro batch: its operators timed, and their sums."""
+"""Seconds of one layer and one micro-batch: its operators timed, and their sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topoplan.specs.model import Layer
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """Seconds of one layer and one micro batch."""
+    """Seconds of one layer and one micro-batch."""
 
     forward_s: tuple[float, ...]
     """By part, in the order of PARTS."""
@@ -60,7 +60,7 @@ def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard) -> tupl
     """Return all kernels and collectives of a layer of a Hugging Face model."""
     ops = eager_ops(case.model, layer, use, shard)
     if use.trains_weights:
-        # The gradients of a further micro batch are added to the accumulated ones: two reads and a write in 16 bits.
+        # The gradients of a further micro-batch are added to the accumulated ones: two reads and a write in 16 bits.
         elements = layer_parameters(case.model, layer, 1, 1, 1).total
         ops += (Op("accumulation of gradients", "elementwise", Moved(0, 6 * elements, 0, 1)),)
     return kernels_of(ops, eager_case(case), shard)

@@ -14,7 +14,7 @@ USER_BUFFER_SMS = 16
 SCATTER_SPLITS = 4
 """Pieces of a product; the sums of one piece are scattered while the next is computed."""
 GATHER_BUFFERS, SCATTER_BUFFERS = 8, 4
-"""User buffers of a rank, each as large as the hidden states of a micro batch; with fp8 the gather buffers hold 8
+"""User buffers of a rank, each as large as the hidden states of a micro-batch; with fp8 the gather buffers hold 8
 bits."""
 
 

@@ -22,7 +22,7 @@ def patches_per_image(tower: VisionTower, image_max_pixels: int) -> int:
 
 
 def patches_per_microbatch(tower: VisionTower, job: Job, layout: Layout) -> int:
-    """Return the patches that one rank of the first stage encodes for a micro batch.
+    """Return the patches that one rank of the first stage encodes for a micro-batch.
 
     The adapter distributes images over the tp * cp ranks only if there are at least as many images; with fewer, every
     rank encodes all of them (mcore_adapter `models/qwen3_vl/modeling_qwen3_vl.py`).
@@ -84,7 +84,7 @@ def _tower_s(
 
 
 def vision_kept_bytes(case: Case, layout: Layout) -> float:
-    """Return the bytes that the vision tower keeps of a micro batch.
+    """Return the bytes that the vision tower keeps of a micro-batch.
 
     0 if it is frozen, even if its projector is trained.
     """
