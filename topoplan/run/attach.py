@@ -1,7 +1,7 @@
-"""Coming back to a run that goes on: watch it as its launch does, from another process.
+"""Attach to a running run: watch it as its launch does, from another process.
 
-When a node fails, the others are stopped here as the launch would, which may not be there any more. For who wants to
-look at what hangs they are left, and what still runs is said; their own hosts end them a while later.
+When a node fails, the others are stopped from here as the launch would do it, which may no longer exist. For users who
+want to inspect a hang they are left running and reported; their own hosts end them some time later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AttachSession(Session):
 
     @property
     def _stops(self) -> bool:
-        """One that is just being started, or would be again, is its launch's to stop."""
+        """A run that is being started, or may be restarted, is left to its launch to stop."""
         return self._settings.stop_on_failure and self._record.state != "starting" and not is_held(self._record)
 
     def _watch(self) -> Outcome:
@@ -59,7 +59,7 @@ class AttachSession(Session):
         return outcome
 
     def _is_started_again(self) -> bool:
-        """Wait for what the launch makes of a failure, as long as it is there."""
+        """Wait for the launch, while it exists, to restart the run; return whether it did."""
         before = self._record
         if is_held(before):
             text = "the launch of this run is still there, and may start it again; Ctrl-C leaves"
@@ -73,7 +73,7 @@ class AttachSession(Session):
         return len(self._record.attempts) > len(before.attempts)
 
     def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
-        """What its launch sees to is noted by that."""
+        """Record a failure, unless the launch does."""
         if not is_held(self._record):
             super()._note_failure(outcome, nodes)
 
@@ -81,7 +81,7 @@ class AttachSession(Session):
         self._wait_for_start()
         self._step("connect", f"connecting to the hosts of run {self._run}", run=self._run)
         if self._record.state == "failed" and self._record.reason:
-            # What the hosts say now may be what came of it: others were stopped, and one that was lost is back.
+            # The hosts' state may be a consequence of that failure: others were stopped, and a lost host is back.
             self._tell(Event(kind="note", text=f"this run has failed before: {self._record.reason}"))
         self._targets = targets_of(self._record, self._record.nodes)
         results = self._connect(lambda label, error: None).results
@@ -93,7 +93,7 @@ class AttachSession(Session):
         return None
 
     def _wait_for_start(self) -> None:
-        """While a launch puts files on the hosts and starts one after the other, nothing can be said of them."""
+        """Wait while a launch uploads files and starts the hosts: their state means nothing before."""
         deadline = Deadline(self._settings.starting_s)
         if self._record.state == "starting":
             self._step("start", f"run {self._run} is being started")
@@ -107,7 +107,7 @@ class AttachSession(Session):
         log, tail_lines = self._record.log(place), self._settings.tail_lines
         node = Watched.of(place, connection, log=log, tail_lines=tail_lines)
         if isinstance(result, HostError):
-            # Not of the run: that may go on well where we are not let in.
+            # Not a failure of the run, which may go on well on a host that refuses our login.
             if result.problem in AGAINST_US:
                 node.lost = result
                 self._tell(host_failure(place.label, result))
@@ -116,7 +116,7 @@ class AttachSession(Session):
         return node
 
     def _plan(self) -> RecordedPlan | None:
-        """What was predicted: by the bundle, where it is still that of the run."""
+        """Return the prediction from the bundle, if that still belongs to the run."""
         try:
             return planned(self._record)
         except TopoplanError as error:
@@ -125,7 +125,7 @@ class AttachSession(Session):
         return None
 
     def _interrupted(self, watch: Watch | None) -> Outcome:
-        """Leave; the run goes on."""
+        """Leave the run as it is; it goes on."""
         ended = {node.name for node in watch.nodes if node.ended} if watch is not None else set()
         running = tuple(node.label for node in self._record.nodes if node.label not in ended)
         return Outcome(end="left", code=INTERRUPTED, run=self._run, running=running)

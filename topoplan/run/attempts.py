@@ -1,4 +1,4 @@
-"""Starting a run again after a failure: what is worth it, and what was lost by it."""
+"""Restart a run after a failure: which failures are worth it, and how much work was lost."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ WORTH_IT = frozenset(
         *("gpu-broken", "gpu-fault"),
     }
 )
-"""Kinds of causes that another start may not meet again: a host, a rank or a link that was lost. What is wrong with the
-input, the software, a disk or the memory will be wrong again."""
+"""Kinds of causes that another start may not meet again: a lost host, rank or link. A fault in the input, the software,
+a disk or the memory will occur again.
+"""
 _HEAD_BYTES = 256 * 1024
-"""Of a log, in which the script of the node says where the trainer begins."""
+"""Size of the beginning of a log, in which the node script says where the trainer resumes."""
 _LOOKS = 5
-"""At so many steps: what the others wrote before the first one may come a moment later."""
+"""Number of progress events to check: what other nodes wrote before the first one may arrive a moment later."""
 _LOOK_AGAIN_S = 1.0
-"""Between attempts to ask hosts whether anything of a run is left."""
+"""Pause between attempts to ask the hosts whether anything of a run is left."""
 _AWAY: frozenset[HostProblem] = frozenset(
     {"unresolved", "unreachable", "refused", "timeout", "proxy", "banner", "lost", "deadline"}
 )
-"""Problems with a host that may be back a while later."""
+"""Problems with a host that may be gone some time later."""
 _BEGINS = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
 
 
 def is_worth_it(failure: Failure | None) -> bool:
-    """Whether the run may go well where it is started again."""
+    """Whether a restart of the run may succeed."""
     return failure is not None and failure.diagnosis is not None and failure.diagnosis.kind in WORTH_IT
 
 
 def begun_at(log: Path) -> int | None:
-    """The step from which a trainer went on, by the copy of the first node's log; None where that does not say it."""
+    """Return the step from which a trainer resumed, according to the copy of the first node's log; None if unknown."""
     try:
         with log.open(encoding="utf-8", errors="replace") as file:
             found = _BEGINS.search(file.read(_HEAD_BYTES))
@@ -63,19 +64,19 @@ def begun_at(log: Path) -> int | None:
 
 
 def lost_steps(attempts: Sequence[Attempt], last_first_step: int | None) -> int:
-    """Steps that were done and had to be done again. `last_first_step` is that of the last attempt."""
+    """Return steps that had to be repeated. `last_first_step` is the first step of the last attempt."""
     begins = [*(attempt.first_step for attempt in attempts[1:]), last_first_step]
     return sum(max(0, (one.last_step or 0) - (step or 0)) for one, step in zip(attempts, begins, strict=True))
 
 
 def _beside(run_dir: str) -> str:
-    """Another directory for the same run on the same host."""
+    """Return another directory for the same run on the same host."""
     parent, name = posixpath.split(run_dir)
     return posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
 
 
 class LaunchAgain(LaunchSession):
-    """A launch that starts the run again after a failure that is worth it, as often as the settings have it."""
+    """A launch that restarts the run after a failure that is worth it, as often as the settings allow."""
 
     WAITS: ClassVar[str] = "it is started again when nothing of it can be left"
 
@@ -87,7 +88,7 @@ class LaunchAgain(LaunchSession):
             return self._watch_all()
 
     def _with_begins(self, tell: Tell) -> Tell:
-        """At the first steps of each attempt, tell of nodes that went on from different ones."""
+        """Wrap `tell` to report, during the first steps of each attempt, nodes that resumed from different steps."""
         looked: Counter[int] = Counter()
 
         def with_them(event: Event) -> None:
@@ -117,7 +118,10 @@ class LaunchAgain(LaunchSession):
         return replace(outcome, attempts=attempts, lost_steps=lost)
 
     def _is_worth_another(self, outcome: Outcome) -> bool:
-        """Only where all nodes are known to have begun: what is on its way to a host could start there later."""
+        """Whether to restart the run.
+
+        Only if all nodes are known to have started: a pending start could otherwise happen later.
+        """
         return (
             outcome.end == "failed"
             and len(self._record.attempts) < self._settings.retries
@@ -131,7 +135,7 @@ class LaunchAgain(LaunchSession):
             super()._note_failure(outcome, nodes)
 
     def _again(self, failed: Outcome) -> Outcome | None:
-        """Start the run once more, when nothing of the old one is left anywhere. The outcome where that is not so."""
+        """Restart the run once nothing of the failed attempt is left anywhere; the outcome if that is not possible."""
         self._runs = False
         self._keep_record()
         ended = self._wait_until_nothing_is_left(failed)
@@ -163,7 +167,7 @@ class LaunchAgain(LaunchSession):
         return outcome
 
     def _log_in_anew(self, *, quiet: bool) -> Outcome | None:
-        """The outcome where a host cannot be reached; `quiet` tells nothing of it."""
+        """Log in to all hosts again; the outcome if one cannot be reached. `quiet` suppresses events."""
         for connection in {*self._connections.values(), *(node.connection for node in self._nodes.values())}:
             if connection is not None:
                 connection.close()
@@ -176,7 +180,7 @@ class LaunchAgain(LaunchSession):
             self._tell = tell
 
     def _elsewhere(self) -> tuple[NodeRecord, ...]:
-        """The nodes, to be started in new directories."""
+        """Return the nodes with new run directories."""
         nodes = self._record.nodes
         return tuple(replace(node, run_dir=_beside(node.run_dir), started=None, code=None) for node in nodes)
 
@@ -185,7 +189,7 @@ class LaunchAgain(LaunchSession):
         self._tell(Event(kind="note", text=f"{until}; waiting up to {age(self._settings.back_s)} for {hosts}"))
 
     def _wait_until_nothing_is_left(self, failed: Outcome) -> Outcome | None:
-        """None once that is so; else how the run is now."""
+        """Wait until no process of the run is left; return an outcome if the run is stopped or the wait is in vain."""
         left, deadline = dict(failed.errors), Deadline(self._settings.back_s)
         if left:
             self._tell_of_waiting(left, self.WAITS)
@@ -204,7 +208,7 @@ class LaunchAgain(LaunchSession):
             left = self._stop_all(only=left)
 
     def _keep_record(self) -> None:
-        """Somebody may have tidied up. Raises OutputError where it cannot be written again."""
+        """Write the record again if somebody has removed it. Raises OutputError if it cannot be written."""
         try:
             records.load(self._run)
         except InputError as error:
@@ -228,7 +232,7 @@ class LaunchAgain(LaunchSession):
         count = len(known.attempts) + 1
         text = f"{reason}; starting it again, {count} of {self._settings.retries}"
         self._step("again", text, attempt=count, node=failure.node, host=failure.host)
-        # In one step: who watches too reads it as soon as there is one more.
+        # In one step: a process that is also watching reads the record as soon as there is one more attempt.
         attempts, nodes = (*known.attempts, attempt), self._elsewhere()
         self._record = records.update(
             self._run, nodes=nodes, attempts=attempts, state="starting", code=None, ended=None, reason=""

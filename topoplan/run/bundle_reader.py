@@ -1,7 +1,7 @@
-"""The directory that `topoplan generate` wrote, as something that can be launched: its plan, its hosts and its files.
+"""Read the directory that `topoplan generate` wrote as something that can be launched: its plan, hosts and files.
 
-plan.json is what counts: hosts.json and the scripts are made from it, and must still say the same about the hosts.
-Other edits are the user's own business (the data set in train.yaml, a line in a script): they are told, not refused.
+plan.json is authoritative: hosts.json and the scripts are generated from it and must still agree with it about the
+hosts. Other edits are up to the user (the data set in train.yaml, a line in a script): they are reported, not refused.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleNode:
-    """One machine of the run, and what it is to start."""
+    """One machine of the run, and the script it is to start."""
 
     node: int
     """Number of the node, from 0: its `--node_rank`."""
     host: Host
     script: str
-    """Name of its file in the bundle."""
+    """File name of the script in the bundle."""
 
     @property
     def name(self) -> str:
-        """`node-00`, as in the names of scripts, logs and prefixes."""
+        """The node's name, such as `node-00`, as used for scripts, logs and prefixes."""
         return self.script.removesuffix(".sh")
 
 
@@ -57,15 +57,15 @@ class Bundle:
 
     directory: Path
     draft: Draft
-    """What it was made from: spec, plan, and the trainer's own files."""
+    """What the bundle was made from: spec, plan, and the trainer's own files."""
     nodes: tuple[BundleNode, ...]
     """In the order of their numbers."""
     files: Mapping[str, bytes]
-    """Content by name, of all files that a node may need; `files_of` has those of one node."""
+    """Content by name of all files that a node may need; `files_of` selects those for one node."""
     edited: tuple[str, ...] = ()
-    """Files that are not as `topoplan generate` wrote them."""
+    """Files that differ from what `topoplan generate` wrote."""
     notes: tuple[str, ...] = ()
-    """Sentences on what a person should mind before starting this."""
+    """Sentences on what the user should know before starting this bundle."""
 
     @property
     def run(self) -> str:
@@ -73,16 +73,16 @@ class Bundle:
         return self.draft.trainer.run_name
 
     def files_of(self, node: BundleNode) -> dict[str, bytes]:
-        """What goes to one node: its own script, and the files for all."""
+        """Return the files for one node: its own script, and the files for all nodes."""
         scripts = {one.script for one in self.nodes} - {node.script}
         return {name: data for name, data in self.files.items() if name not in scripts}
 
 
 def read_bundle(directory: str | Path) -> Bundle:
-    """The bundle in a directory.
+    """Return the bundle in a directory.
 
-    Raises SpecError for a directory that holds none or not the whole of it, a plan without hosts, and a hosts.json that
-    says otherwise than plan.json; what `read_plan_file` raises for a plan.json that cannot be read.
+    Raises SpecError for a directory without a complete bundle, for a plan without hosts, and for a hosts.json that
+    contradicts plan.json; also whatever `read_plan_file` raises for a plan.json that cannot be read.
     """
     directory = _bundle_directory(Path(directory))
     name = shown_path(directory)
@@ -123,7 +123,7 @@ def read_bundle(directory: str | Path) -> Bundle:
 
 
 def _bundle_directory(directory: Path) -> Path:
-    """Where the plan is. Raises SpecError where there is none."""
+    """Return the directory that contains the plan. Raises SpecError if there is none."""
     name = shown_path(directory)
     refuse_incomplete(directory)
     if directory.is_file() and directory.name == PLAN_FILE:
@@ -160,7 +160,7 @@ def _siblings(path: Path) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY)  # says what is wrong with what is not text
+    read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY)  # raises the error for a file that is not text
     return path.read_bytes()
 
 
@@ -195,7 +195,7 @@ def _read_hosts(path: Path) -> Source:
 
 
 def _compare(hosts: Source, planned: Mapping[str, Any]) -> None:
-    """Refuse a hosts.json that would lead elsewhere than the plan, from which the scripts were made."""
+    """Refuse a hosts.json that contradicts the plan, from which the scripts were made."""
     nodes = hosts.data.get("nodes")
     if not isinstance(nodes, list) or len(nodes) != len(planned["nodes"]):
         count = len(nodes) if isinstance(nodes, list) else "no"
@@ -222,11 +222,12 @@ def _compare(hosts: Source, planned: Mapping[str, Any]) -> None:
 
 
 def choose_nodes(bundle: Bundle, nodes: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
-    """Check that a choice of hosts leaves all that the plan needs: its scripts know how many there are.
+    """Check that a selection of hosts keeps all that the plan needs: the scripts contain the number of nodes.
 
-    Both take numbers (`0`), ranges (`0-3`), names (`node-00`) and addresses, also with commas between.
+    Both selections accept numbers (`0`), ranges (`0-3`), names (`node-00`) and addresses, also separated by commas.
 
-    Raises InputError for what names no host, and for a choice that leaves some out: with what would fit it.
+    Raises InputError for an entry that names no host, and for a selection that leaves some out; the error says what
+    would fit.
     """
     wanted = _numbers(bundle, nodes, "--nodes")
     without = _numbers(bundle, exclude, "--exclude")
@@ -277,7 +278,7 @@ def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
 
 
 def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> tuple[int, str]:
-    """On how many of the hosts the same splits would do, 0 for none, and that as a phrase."""
+    """Return how many of the hosts the same splits would fit on, 0 for none, and a phrase that says so."""
     spec, layout = bundle.draft.spec, bundle.draft.plan.layout
     degrees = ("tp", "pp", "cp", "ep") if layout.is_megatron else ("cp", "ulysses")
     given = layout_to_dict(layout)

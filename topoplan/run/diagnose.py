@@ -109,7 +109,7 @@ def diagnose(
     ranks_per_node: int | None = None,
     addresses: Mapping[int, str] | None = None,
 ) -> Diagnosis | None:
-    """The first failure among the nodes; None when no node has failed.
+    """Return the first failure among the nodes; None when no node has failed.
 
     `tails` are the last lines of each node. `codes` are the exit codes of the nodes that have ended, and of no others
     (None: the node left no code); a negative code, or one above 128, is a signal. `ended_at_s` uses one clock for all
@@ -163,7 +163,7 @@ def diagnose(
 
 
 def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int, str]) -> set[int]:
-    """Nodes whose addresses occur in the other nodes' messages about connections."""
+    """Return the nodes whose addresses occur in the other nodes' messages about connections."""
     said = [
         line
         for lines in tails.values()
@@ -178,7 +178,7 @@ def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int
 
 
 def _report(lines: Sequence[RankLine]) -> _Report | None:
-    """The last report of torchrun in the lines."""
+    """Return the last report of torchrun in the lines."""
     start = next((place for place in reversed(range(len(lines))) if lines[place].text.startswith(_ROOT)), None)
     if start is None:
         return None
@@ -211,7 +211,7 @@ def _of_an_ended_node(lines: Sequence[RankLine], report: _Report | None, code: i
 
 
 def _refusal(lines: Sequence[RankLine]) -> _Found | None:
-    """The refusal in the last line of a node script that ended with 2: what is wrong, a semicolon, what to do.
+    """Return the refusal in the last line of a node script that ended with 2: what is wrong, a semicolon, what to do.
 
     A trainer may end with 2 too.
     """
@@ -225,7 +225,7 @@ def _refusal(lines: Sequence[RankLine]) -> _Found | None:
 
 
 def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _Found:
-    """The reason that the exit code alone gives: that of the reported rank, or of the node if no rank is named."""
+    """Return the reason that the exit code alone gives, for the reported rank, or for the node if no rank is named."""
     rank_code = report.code if report is not None and report.code is not None else code
     who = f"rank {report.rank}" if report is not None else "the node's script"
     number = -rank_code if rank_code < 0 else rank_code - 128 if report is None and 128 < rank_code < 193 else 0
@@ -252,7 +252,7 @@ def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _F
 
 
 def _vanished(lines: Sequence[RankLine], report: _Report | None) -> _Found:
-    """The reason for a node that ended without an exit code: nothing was left to write one."""
+    """Return the reason for a node that ended without an exit code: nothing was left to write one."""
     best = _best(_findings(lines), report)
     if best is not None and best.weight is Weight.CAUSE:
         return best
@@ -290,7 +290,7 @@ def _hung(late: WaitedFor) -> _Found:
 
 
 def _best(findings: Iterable[_Found], report: _Report | None) -> _Found | None:
-    """The finding that explains most; among equals, one of the rank that torchrun blames, then the earliest."""
+    """Return the finding that explains most; among equals, one of the rank that torchrun blames, then the earliest."""
 
     def order(found: _Found) -> tuple[int, bool, bool, bool, int]:
         local = report.local if report is not None else None
@@ -347,7 +347,7 @@ def _found(cause: Cause, match: re.Match[str], lines: Sequence[RankLine], place:
 
 
 def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
-    """The finding for a traceback whose exception matches no pattern."""
+    """Return the finding for a traceback whose exception matches no pattern."""
     line = lines[end]
     match = _EXCEPTION.match(line.text)
     if match is None or match["type"].endswith(_NOT_THE_CAUSE):
@@ -371,7 +371,7 @@ def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
 
 
 def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
-    """First and last line of each traceback, and whether it is not merely the reason of a later one.
+    """Return the first and last line of each traceback, and whether it is not merely the reason of a later one.
 
     Tracebacks of several ranks may be interleaved. A long one may have lost its beginning, and one of a SyntaxError has
     none.
@@ -392,7 +392,7 @@ def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
 
 
 def _with_rank(found: _Found, report: _Report | None) -> _Found:
-    """The finding with its global rank, which is derived from the report if the line names only the local rank."""
+    """Return the finding with its global rank, derived from the report if the line names only the local rank."""
     if report is None or found.rank is not None or found.kind in ("lost", "script"):
         return found
     if found.local is None:
@@ -402,20 +402,20 @@ def _with_rank(found: _Found, report: _Report | None) -> _Found:
 
 
 def _evidence_of(lines: Sequence[RankLine], start: int, end: int) -> tuple[str, ...]:
-    """The deepest frame of a traceback, and the exception."""
+    """Return the deepest frame of a traceback, and the exception."""
     own = [each.text for each in lines[start:end] if each.writer == lines[end].writer]
     frame = max((place for place, text in enumerate(own) if _FRAME.match(text)), default=len(own))
     return tuple(_shown(text) for text in (*own[frame : frame + 2], lines[end].text, *_following(lines, end)))
 
 
 def _following(lines: Sequence[RankLine], place: int) -> Iterator[str]:
-    """The next two lines of the same writer, as far as they belong to this line."""
+    """Yield the next two lines of the same writer, as far as they belong to this line."""
     more = [each.text for each in lines[place + 1 : place + 30] if each.writer == lines[place].writer][:2]
     return itertools.takewhile(lambda text: text.strip() and not _is_other(text), more)
 
 
 def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str, ...]:
-    """The last lines of the rank that torchrun blames, or of all ranks, without torchrun's own report."""
+    """Return the last lines of the rank that torchrun blames, or of all ranks, without torchrun's own report."""
     kept = []
     for line in lines:
         if line.local is None and (_AGENT.match(line.text) or line.text.startswith(_TRACEBACKS)):

@@ -1,9 +1,9 @@
-"""Whether steps or memory have left what was predicted, and stayed there: told once, with what the numbers say of why.
+"""Detect step times or memory that have left their predicted range for good, and report the likely reasons once.
 
-Steps are held against the upper end of their band by a cumulative sum (Page, Biometrika 41, 1954): how far each
-interval is above, in standard deviations, less a half, never below zero. A mean in the band lets it fall, however much
-single steps scatter; one interval adds little, however long. So it also says from which step on. First steps,
-evaluations and checkpoints are left out, as they are of every mean.
+Step times are compared with the upper end of their band by a cumulative sum (Page, Biometrika 41, 1954): the excess of
+each interval in standard deviations, less a half, never below zero. A mean within the band makes the sum fall, however
+much single steps scatter, and one interval adds little, however long it is. The sum also tells at which step the drift
+began. First steps, evaluations and checkpoints are left out, as they are of every mean.
 """
 
 from __future__ import annotations
@@ -30,38 +30,40 @@ from topoplan.trainers.registry import TRAINERS, trainer_named
 from topoplan.units import GIB, in_seconds
 
 _WARM_UP = 5
-"""Steps after the first that is seen, in which kernels are compiled and the allocator fills."""
+"""Steps after the first one seen during which kernels are compiled and the allocator fills."""
 _LEAST_S = 60.0
-"""A shorter stretch is not told."""
+"""A shorter stretch is not reported."""
 _ALLOWED, _ENOUGH, _MOST = 0.5, 12.0, 3.0
-"""Of the sum, in standard deviations: what each interval is let off, where it is told, and what one adds at most. With
-a mean at the very end of the band it takes a million intervals until that happens by chance (Siegmund 1985, (2.57))."""
+"""Parameters of the cumulative sum, in standard deviations: the allowance per interval, the threshold for a report, and
+the most that one interval adds. With a mean at the very end of the band, a false report takes a million intervals on
+average (Siegmund 1985, (2.57)).
+"""
 _SCATTER = 30
-"""Intervals from which the standard deviation is known."""
+"""Number of recent intervals from which the standard deviation is estimated."""
 _LEAST_SCATTER = 0.02
-"""Of the bound: finer, an interval is not timed."""
+"""Smallest standard deviation, as a fraction of the bound: intervals are not timed more precisely."""
 _OWN = 20
-"""Intervals that are the measure where nothing is predicted,"""
+"""Number of intervals that serve as the reference if nothing is predicted."""
 _OWN_BAND = 1.25
-"""and so much more of them."""
+"""Factor over the reference above which a step is too long."""
 _RISES, _GROWTH = 3, 1.02
-"""Memory grows where its peak has risen so often since the first steps, and by so much."""
+"""Memory counts as growing if its peak has risen this many times since the first steps, and by this factor."""
 _DATA = 0.5
-"""Data loading is the cause where it is so much of what steps have become longer."""
+"""Data loading is named as a cause if it accounts for this fraction of the slowdown."""
 _PEEK_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What torch's allocator was predicted to hold, of the GPU that is logged."""
+    """Predicted bytes reserved by PyTorch's allocator, on the GPU that is logged."""
 
     reserved_bytes: float
     band: float
-    """Half width, as a fraction."""
+    """Half width of the band, as a fraction."""
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan) -> Held:
-        """Of a plan."""
+        """Return the prediction of a plan."""
         of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_first
         _, reserved = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
         return cls(reserved_bytes=reserved, band=plan.memory.band)
@@ -69,16 +71,16 @@ class Held:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Intervals that are, on the whole, on the far side of a bound."""
+    """Consecutive intervals that are, on the whole, beyond a bound."""
 
     level: float = 0.0
     since: int = 0
-    """Number of its first step."""
+    """Number of the first step in the stretch."""
     steps: int = 0
     seconds: float = 0.0
 
     def add(self, interval: Interval, above: float) -> None:
-        """`above` is how far it is on the far side, in standard deviations."""
+        """Add an interval that lies `above` standard deviations beyond the bound."""
         self.level = max(0.0, self.level + min(above, _MOST) - _ALLOWED)
         if not self.level:
             self.steps, self.seconds = 0, 0.0
@@ -90,17 +92,17 @@ class _Stretch:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is to be told."""
+        """Whether the stretch is long enough to be reported."""
         return self.level > _ENOUGH and self.seconds >= _LEAST_S
 
     @property
     def each_s(self) -> float:
-        """Seconds of a step in it."""
+        """Mean seconds per step in the stretch."""
         return self.seconds / self.steps
 
 
 class Drift:
-    """Reads what `progress` has timed, and the memory and the times of data in the lines of all nodes."""
+    """Compares step times, memory and data loading times in the nodes' logs with the prediction."""
 
     def __init__(
         self,
@@ -114,40 +116,43 @@ class Drift:
         peek: Callable[[Connection], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`progress` has read all lines that are told here. `band_s` and `held` are what was predicted, where it was.
-        `note` is given what is told, for the record. `peek` gets the last lines of a file in which the trainer says
-        more than it prints, from its first node."""
+        """Start without any data.
+
+        `progress` must have read all lines that are passed to `heard`. `band_s` and `held` are the prediction, if there
+        is one. `note` receives each reported drift, for the run's record. `peek` fetches from the first node the last
+        lines of a file in which the trainer logs more than it prints.
+        """
         self._progress, self._band_s, self._held = progress, band_s, held
         self._logs = logs or [trainer.log for trainer in TRAINERS]
         self._tell, self._note, self._peek, self._clock = tell, note, peek, clock
         self._peeked_s = clock()
         self._normal_s = band_s[1] if band_s else None
-        """Steps above it are too long. None: nothing is predicted, and there were too few steps."""
+        """Step time above which a step is too long; None if nothing is predicted and there were too few steps."""
         self._worse_s = 0.0
-        """The same once that was told."""
+        """Threshold that replaces `_normal_s` once a slowdown was reported; 0 before."""
         self._seen = 0
         self._first: int | None = None
         self._recent: deque[float] = deque(maxlen=_SCATTER)
         self._slow, self._well = _Stretch(), _Stretch()
         self._before: deque[Interval] = deque(maxlen=_SCATTER)
-        """The last that were in no stretch."""
+        """The last intervals outside of any stretch."""
         self._peaks: list[tuple[int, float]] = []
-        """Step at which the peak of memory was so high, each time that it had risen."""
+        """Each new peak of memory, with the step at which it was reached."""
         self._is_memory_told = False
         self._data: deque[tuple[int, float]] = deque(maxlen=4 * _SCATTER)
-        """Steps and the seconds in which they waited for data."""
+        """Steps, and the seconds for which they waited for data."""
         self._asks: Call[None] | None = None
 
     @classmethod
     def of(cls, progress: Progress, spec: Spec, plan: Plan, **more: Any) -> Drift:
-        """With the numbers of a plan."""
+        """Return a detector with the prediction of a plan; `more` goes to the constructor."""
         logs = (trainer_named(plan.trainer).log,) if plan.trainer else ()
         if not any(log.file for log in logs):
             more["peek"] = None
         return cls(progress, band_s=plan.time.band_s, held=lambda: Held.of(spec, plan), logs=logs, **more)
 
     def heard(self, lines: str) -> None:
-        """A node has written these lines, or they stand in a file of the trainer's."""
+        """Read lines that a node has written, or that were found in a file of the trainer."""
         for log in self._logs:
             forms = [form for form in (log.reserved, log.data_time) if form]
             if any(form.search(lines) for form in forms):
@@ -155,7 +160,7 @@ class Drift:
                     self._read(log, piece)
 
     def look(self, connections: Mapping[str, Connection]) -> None:
-        """Call often. Tells what has become too long or too much; the hosts are asked why, in another thread."""
+        """Check for drift and report it; to be called often. Hosts are asked for reasons in another thread."""
         for interval in self._new():
             found = self._step(interval)
             if found and found.state == "out":
@@ -180,14 +185,14 @@ class Drift:
         step = int(named["step"]) if named else self._progress.step
         held, data_s = quantity(log.reserved, piece), quantity(log.data_time, piece)
         if self._first is None or step < self._first:
-            return  # of an earlier run into the same directory
+            return  # from an earlier run into the same directory
         if held and held > (self._peaks[-1][1] if self._peaks else 0.0):
             self._peaks.append((step, held))
         if data_s:
             self._data.append((step, data_s))
 
     def _new(self) -> list[Interval]:
-        """Those that count."""
+        """Return the new intervals that count."""
         found = [one for one in self._progress.intervals if one.last > self._seen]
         if found and self._first is None:
             self._first = found[0].last - found[0].steps
@@ -242,7 +247,7 @@ class Drift:
         )
 
     def _of_data(self, slow: _Stretch, usual_s: float) -> tuple[str, ...]:
-        """Data loading, where the log has it."""
+        """Return the reason if data loading explains the slowdown, as far as the log shows it."""
         waits = [one for step, one in self._data if step >= slow.since]
         waited = [one for step, one in self._data if step < slow.since]
         if not waits:
@@ -254,7 +259,10 @@ class Drift:
         return (f"data loading: {in_seconds(now_s)} of each step wait for samples{was}",)
 
     def _memory(self) -> Drifted | None:
-        """What torch holds is a peak: it only rises, and there is nothing to wait for."""
+        """Return the drift of memory beyond its band.
+
+        The logged value is a peak that only rises, so the drift is reported immediately.
+        """
         if self._held is None or self._is_memory_told or not self._peaks:
             return None
         peaks, planned = list(self._peaks), self._held()
@@ -290,7 +298,7 @@ def _gib(size: float) -> str:
 
 
 def drift_words(found: Drifted) -> str:
-    """`steps take 4.61 s since step 431, and 2.9 to 3.4 s are predicted; 3.05 s before`."""
+    """Describe a drift: `steps take 4.61 s since step 431, and 2.9 to 3.4 s are predicted; 3.05 s before`."""
     if found.what == "memory":
         _, most = found.band or (0.0, 0.0)
         return f"torch holds {_gib(found.value)} since step {found.since_step:,}; predicted are {_gib(most)} at most"

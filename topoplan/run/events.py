@@ -1,4 +1,4 @@
-"""What happens while a run is launched and watched, as values: `report.session` makes text or JSON of them."""
+"""Events during the launch and watching of a run, as values: `report.session` turns them into text or JSON."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from topoplan.errors import HostError
 from topoplan.run.progress import Status
 
 EventKind = Literal[
-    "step",  # a part of the launch begins: connect, preflight, upload, start, watch, stop
-    "host",  # one host has done its part
+    "step",  # a phase of the launch begins: connect, preflight, upload, start, watch, stop
+    "host",  # one host has completed its part
     "new-key",  # the key of an unknown host was accepted
-    "check",  # a check of the preflight that is not ok
-    "output",  # whole lines of a node's output
-    "bar",  # the present state of a progress bar, whose line is not complete
-    "progress",  # where training is
+    "check",  # a preflight check that is not ok
+    "output",  # complete lines of a node's output
+    "bar",  # current state of a progress bar, whose line is not complete
+    "progress",  # current state of the training
     "silence",  # no step has come for too long: what each rank wrote last
-    "stacks",  # where ranks are in their programs
-    "drift",  # steps or memory have left what was predicted for a while, or are back there
+    "stacks",  # where the ranks are in their programs
+    "drift",  # steps or memory have left their predicted range for a while, or are back in it
     "trial",  # one of several short runs begins, or has ended
-    "measured",  # what the run took, beside what was predicted, when it is over
-    "note",  # something to know, and nothing to do
+    "measured",  # what the run measured, beside what was predicted, when it is over
+    "note",  # information that requires no action
     "ended",  # the script of one node has ended
-    "connection",  # a host cannot be seen, or is again; or this machine is offline, or online again
+    "connection",  # a host cannot be seen, or can be again; or this machine is offline, or online again
     "failure",  # a node failed, or a host before anything ran on it
 ]
 
@@ -35,20 +35,20 @@ class Event:
 
     kind: EventKind
     text: str
-    """For a person; of `output` and a `bar` that itself, and of `progress` nothing."""
+    """Text for a human reader; for `output` and `bar` the output itself, for `progress` empty."""
     node: str = ""
-    """Name of the node, such as `node-00`; empty where it is about all of them."""
+    """Name of the node, such as `node-00`; empty if the event concerns all nodes."""
     status: Status | None = None
-    """Of `progress`: where it is."""
+    """Only for `progress`: the status of the training."""
     data: dict[str, Any] = field(default_factory=dict)
-    """More for programs."""
+    """Further data for programs."""
 
 
 def host_failure(node: str, error: HostError) -> Event:
-    """A host that did not do what it was asked to."""
+    """Return the event for a host that failed to do its part."""
     data = {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}
     return Event(kind="failure", node=node, text=str(error), data=data)
 
 
 Tell = Callable[[Event], None]
-"""Takes events, from any thread. Must not wait for a terminal."""
+"""Receives events from any thread. Must not block on a terminal."""

@@ -63,12 +63,12 @@ class Failure:
 def first_cause(
     watch: Watch, *, ranks_per_node: int | None, tell: Tell, leave: Callable[[], bool]
 ) -> tuple[Failure, int] | None:
-    """The first failure and the exit code of the run, once a node has failed and the cause has had time to appear.
+    """Return the first failure and the exit code of the run, after giving the cause time to appear.
 
-    Among failures at nearly the same time, the one that explains the others counts, even if it happened on a host that
-    cannot be seen yet. Waiting ends as soon as `leave` returns true. If nothing explains the failure, the host is asked
-    for full disks, because a job on a full disk cannot log its error; likewise if a line reports a full disk, because
-    it seldom says which one.
+    Call this once a node has failed. Among failures at nearly the same time, the one that explains the others counts,
+    even if it happened on a host that cannot be seen yet. Waiting ends as soon as `leave` returns true. If nothing
+    explains the failure, the host is asked for full disks, because a job on a full disk cannot log its error; likewise
+    if a line reports a full disk, because it seldom says which one.
     """
     found = _first_cause(watch, ranks_per_node, tell, leave)
     node = next((one for one in watch.nodes if found is not None and one.name == found[0].node), None)
@@ -132,7 +132,7 @@ def _first_cause(
 
 
 def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
-    """The failure of a run that makes no more steps: the rank at fault, as far as stacks or last lines show it."""
+    """Return the failure of a run that makes no more steps; the rank at fault is named as far as it is known."""
     apart, late = elsewhere(watch.stacks), watch.silence.suspect()
     oldest = next(iter(watch.silence.words()), None)
     rank = apart[0] if apart and ranks_per_node else None if late is None else late.rank
@@ -163,7 +163,7 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
 
 
 def _what(node: Watched, diagnosis: Diagnosis | None) -> str:
-    """What happened to a node whose end has not been seen."""
+    """Return what happened to a node whose end has not been seen."""
     if diagnosis is not None and diagnosis.kind == "hang":
         return "a rank of it hangs, or is far behind"
     if node.unseen is not None:
@@ -174,12 +174,12 @@ def _what(node: Watched, diagnosis: Diagnosis | None) -> str:
 
 
 def _stopped(node: Watched) -> str:
-    """The reason if the node's own host ended its job because of another node; otherwise empty."""
+    """Return the reason if the node's own host ended its job because of another node; otherwise empty."""
     return node.state.stopped if node.state is not None else ""
 
 
 def _said_of(node: Watched, nodes: Sequence[Watched]) -> str:
-    """How the node failed according to other nodes, whose hosts ended their jobs for that; empty if no host did."""
+    """Return how the node failed according to peers whose hosts ended their jobs for that; empty if there are none."""
     return next((said for other in nodes if (said := _stopped(other)).startswith(f"{node.name} ")), "")
 
 
@@ -209,7 +209,7 @@ def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None
 
 
 def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
-    """The first failure and the exit code of the run; None while no node has failed.
+    """Return the first failure and the exit code of the run; None while no node has failed.
 
     A host that cannot be seen is to blame if nothing visible explains the failure of the others better. Call this
     before the other nodes are stopped: how those end then is not a failure.

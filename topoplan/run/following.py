@@ -1,6 +1,6 @@
-"""Finding the job of a node, again and again while it cannot be seen, and following its log from where it stopped.
+"""Find a node's job, repeatedly while its host cannot be seen, and follow its log from where it stopped.
 
-Each question to a host is a thread of its own; who follows the nodes takes the answers, and is woken for each.
+Each query to a host runs in a thread of its own; the watching thread takes the answers and is woken for each.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ from topoplan.run.sight import AGAINST_US
 from topoplan.run.watched import Watched
 
 MOST_BEHIND_BYTES = 64 * 2**20
-"""A copy that lacks more of what is past is not continued: who comes back to a run wants to see it now."""
+"""A local copy that lacks more than this is not continued: a user who attaches to a run wants to see it now."""
 _ANSWER_S = 15.0
-"""Time for a host to say how its job is."""
+"""Timeout for a host to report the state of its job."""
 _EMPTY_EVERY_S = 0.5
 _TRY_S = 5.0
-"""The first attempt at a host that is gone may take so long, and each next twice as long up to `CONNECT_S`."""
+"""Timeout of the first login attempt to a host that is gone; each further one gets twice as long, up to `CONNECT_S`."""
 _PAUSE_S = 0.5
-"""Between attempts; it grows, and differs from host to host by chance. When one host is back, all are tried at once."""
+"""First pause between attempts. It grows, with random jitter per host; once one host is back, all are retried
+immediately.
+"""
 _PAUSE_AT_MOST_S = 10.0
 _PAUSE_REFUSED_S = 60.0
-"""Between attempts at a host that answers and does not let us in: some shut out who tries too often."""
+"""Pause between attempts at a host that answers but refuses the login: some ban clients that try too often."""
 _STARTING_S = 3.0
-"""Time for a host to start what it was told to before the connection was lost."""
+"""Time for a host to start a job whose start command was sent before the connection was lost."""
 
 Reconnect = Callable[[str, float], Connection]
-"""Logs in again to the host of a node, within so many seconds; raises HostError."""
+"""Logs in again to the host of a node within the given number of seconds; raises HostError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Where in a log to begin."""
+    """Where to begin in a log."""
 
     shown_from: int
     offset: int
-    """What comes from the host begins here."""
+    """Offset at which the stream from the host begins."""
     local: bytes = b""
-    """What is before that and of interest, from the copy."""
+    """Earlier bytes of interest, from the local copy."""
     no_copy: str = ""
-    """Why the copy cannot be continued; empty where it can be, or there is none."""
+    """Why the local copy cannot be continued; empty if it can be, or if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,62 +60,62 @@ class Answer:
     """What became of a node whose stream ended."""
 
     unseen: HostError | None = None
-    """It cannot be asked, and is tried again; else the rest is there."""
+    """Why the host cannot be asked; it will be tried again. If None, the other fields are set."""
     connection: Connection | None = None
     stream: Stream | None = None
-    """It goes on here."""
+    """The stream in which the log goes on."""
     state: NodeState | None = None
     begin: Begin | None = None
-    """Only of the first."""
+    """Only in the first answer."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """The log of a node, on its way here."""
+    """The log of a node, as it is transferred."""
 
     node: Watched
     copy: LogCopy | None
     lines: ShownLines = field(default_factory=ShownLines)
     stream: Stream | None = None
     answers: deque[Answer] = field(default_factory=deque)
-    """Not looked at yet."""
+    """Answers that were not handled yet."""
     shown_from: int = 0
-    """In the log: what is before is only kept."""
+    """Log offset before which bytes are kept but not shown."""
     begun: bool = False
     empty: int = 0
-    """Streams in a row that ended without a byte."""
+    """Number of consecutive streams that ended without a byte."""
     heard_at: float = field(default_factory=time.monotonic)
-    """Moment at which its last output came."""
+    """When its last output arrived, in terms of `time.monotonic`."""
     last_byte: int | None = None
-    """Size of the log when its end was first seen; what the job has left running may write on."""
+    """Size of the log when the job's end was first seen; processes that the job left running may write more."""
 
 
 class Finder:
-    """Asks hosts how their jobs are, for as long as it is open."""
+    """Asks hosts about their jobs, for as long as it is open."""
 
     def __init__(self, reconnect: Reconnect, bell: Bell, *, as_it_is: bool) -> None:
-        """`bell` is rung for each answer. `as_it_is`: nothing of the past is wanted but what is shown."""
+        """`bell` is rung for each answer. `as_it_is`: earlier output is wanted only as far as it is shown."""
         self._reconnect, self._bell, self._as_it_is = reconnect, bell, as_it_is
         self._one_is_back = threading.Condition()
         self._closed = False
 
     def ask(self, one: Followed, connection: Connection | None) -> None:
-        """Find out, in a thread, how the node is, and follow it on. Without a connection make one."""
+        """Find out in a thread how the node is, and go on following it. Without a connection, make a new one."""
         threading.Thread(target=self._find_out, args=(one, connection), daemon=True).start()
 
     def hurry(self) -> None:
-        """Try all that cannot be seen at once: what kept us from one may have kept us from all."""
+        """Retry all hosts that cannot be seen immediately: what kept us from one may have kept us from all."""
         with self._one_is_back:
             self._one_is_back.notify_all()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._closed = True
         self.hurry()
 
     def _find_out(self, one: Followed, connection: Connection | None) -> None:
         node = one.node
-        # A job that runs while its log cannot be followed is asked for now and then, not all the time.
+        # A running job whose log cannot be followed is queried now and then, not all the time.
         time.sleep(min(_EMPTY_EVERY_S * max(0, one.empty - 1), 5.0))
         attempt_s, pause_s = _TRY_S, _PAUSE_S
         while not self._closed and node.lost is None:
@@ -140,7 +142,7 @@ class Finder:
         self._bell.set()
 
     def _how_it_is(self, one: Followed, connection: Connection) -> Answer:
-        """Of a node whose host answers. Raises HostError where that does not do what it should."""
+        """Return the state of a node whose host answers. Raises HostError if a query fails."""
         node = one.node
         state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
         if state.state == "never-started" and node.begin is not None:
@@ -156,7 +158,7 @@ class Finder:
         return Answer(connection=connection, state=state, begin=begin, stream=stream)
 
     def _begun(self, node: Watched, connection: Connection) -> NodeState:
-        """After a while; by then it was started, or is now: in one run directory nothing is started twice."""
+        """Start the job after a pause unless it has started by then; in one run directory nothing is started twice."""
         time.sleep(_STARTING_S)
         with node.beginning:
             state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
@@ -170,7 +172,7 @@ class Finder:
         return node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
 
     def _begin(self, one: Followed, connection: Connection, state: NodeState) -> Begin:
-        """Where to begin, so that what is wanted of the past comes and the copy has no gap."""
+        """Return where to begin, so that the wanted part of the past arrives and the local copy has no gap."""
         node, shown_from, past_from = one.node, 0, 0
         if node.tail_lines is not None:
             lines = (node.tail_lines, node.tail_lines if self._as_it_is else max(KEEP_LINES, node.tail_lines))

@@ -1,4 +1,4 @@
-"""Whether the launch of a run is still there to start it again: a lock, which the system lets go of when it ends."""
+"""Whether the launch of a run still exists and may restart it: a lock that the system releases when the launch ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _file(record: RunRecord) -> Path:
 
 @contextlib.contextmanager
 def held(record: RunRecord) -> Iterator[None]:
-    """Others see that this process sees to the run. Where files cannot be locked, they do not."""
+    """Let other processes see that this one manages the run. Without effect where files cannot be locked."""
     handle = None
     try:
         with contextlib.suppress(OSError):
@@ -30,13 +30,13 @@ def held(record: RunRecord) -> Iterator[None]:
 
 
 def is_held(record: RunRecord) -> bool:
-    """Whether another process sees to it."""
+    """Whether another process manages the run."""
     try:
         handle = os.open(_file(record), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that look hold nothing up
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several checks may run at once
     except BlockingIOError:
         return True
     except OSError:

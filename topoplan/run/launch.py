@@ -254,8 +254,7 @@ class LaunchSession(Session):
         return replace(outcome, stepless=self._last_step is None)
 
     def _tell_what_is_left(self, nodes: Sequence[Watched]) -> None:
-        """Report processes that jobs which ended well have left running: nobody else would notice that they hold
-        GPUs."""
+        """Report processes that jobs left running after a good end: nobody else would notice that they hold GPUs."""
         # Processes that were there when the end was noticed may just have been exiting.
         asked = {node.name: node.connection for node in nodes if node.state and node.state.pids}
         deadline_s = self._settings.stop_s
@@ -302,7 +301,7 @@ class LaunchSession(Session):
         )
 
     def _peers(self) -> Peers | None:
-        """Where the supervisors of the nodes meet; None for a single node, which has no peers to watch."""
+        """Return where the supervisors of the nodes meet; None for a single node, which has no peers to watch."""
         draft, count = self._bundle.draft, len(self._bundle.nodes)
         if count == 1 or draft.master_address is None:
             return None
@@ -319,7 +318,7 @@ class LaunchSession(Session):
 
 
 def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
-    """The record of a new run, with its id and its directory on each host."""
+    """Return the record of a new run, with its id and its directory on each host."""
     run_id = records.new_run_id(bundle.run)
     return RunRecord(
         run_id=run_id,
@@ -346,12 +345,12 @@ def _place(node: BundleNode, target: Target, run_id: str) -> NodeRecord:
 
 
 def called_on_host(run_id: str) -> str:
-    """The name of a run on a host, which nothing else has."""
+    """Return the name of a run on a host, which nothing else has."""
     return f"{run_id}-{secrets.token_hex(8)}"
 
 
 def runs_directory_on(target: Target) -> str:
-    """The name of the directory of all runs on a host, below its workdir or the user's home.
+    """Return the name of the directory of all runs on a host, below its workdir or the user's home.
 
     Each user has a separate one, because several users may share a workdir.
     """

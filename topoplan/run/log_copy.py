@@ -1,7 +1,8 @@
-"""The copy of a node's log on this machine: a beginning of the host's log, byte for byte.
+"""The local copy of a node's log: the beginning of the host's log, byte for byte.
 
-`topoplan launch` and `topoplan runs attach` may watch the same run at the same time. Each byte is written once, as only
-the process that holds the lock on the file continues it; the system lets go of the lock when that process ends.
+`topoplan launch` and `topoplan runs attach` may watch the same run at the same time. Each byte is written only once,
+because only the process that holds the lock on the file appends to it; the system releases the lock when that process
+ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Self
 
 
 class LogCopy:
-    """A copy that this process continues."""
+    """A local copy that this process appends to."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -21,10 +22,10 @@ class LogCopy:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """The copy, made if there is none yet; None where another process continues it.
+        """Open the copy, creating it if necessary; None if another process appends to it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the copy cannot be written.
         """
         handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -39,11 +40,11 @@ class LogCopy:
 
     @property
     def size_bytes(self) -> int:
-        """How much of the log is here."""
+        """Number of bytes of the log in the copy."""
         return os.fstat(self._handle).st_size
 
     def read(self, start: int) -> bytes:
-        """What is here from a byte on."""
+        """Return the bytes of the copy from `start` on."""
         parts = []
         while part := os.pread(self._handle, 2**20, start):
             parts.append(part)
@@ -51,17 +52,17 @@ class LogCopy:
         return b"".join(parts)
 
     def add(self, data: bytes) -> None:
-        """Continue it. What was written before an error is still a beginning of the log.
+        """Append to the copy. After an error, what was written before is still a beginning of the log.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the copy cannot be written.
         """
         view = memoryview(data)
         while view:
             view = view[os.write(self._handle, view) :]
 
     def close(self) -> None:
-        """Let another process continue it. May be called again."""
+        """Let another process append to the copy. May be called repeatedly."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)

@@ -1,7 +1,7 @@
-"""What a run measured, beside what was predicted of it: from the copies of its logs, when it has ended.
+"""What a run measured, beside what was predicted for it, from the copies of its logs after it has ended.
 
-The file that its trainer writes in the output directory is fetched where it says more than what was printed, and kept
-beside the copies. So the same can be worked out again later, from the record alone.
+If the trainer writes a log file to its output directory that says more than its output, the file is fetched and kept
+beside the log copies. The measurement can then be computed again later from the record alone.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PIECE_BYTES, _LINE_BYTES = 4096, 65536
 _TELLING = tuple(
     word.encode() for word in (*WORDS, "tep", "iteration", "emory", "alloc", "reserved", "batch", ' File "')
 )
-"""One of them stands in every line that says how a step went or the memory ran out, and in those of a traceback."""
+"""At least one of these is in every line about a step or exhausted memory, and in those of a traceback."""
 _MOST_BYTES = 4 << 20
-"""Of a trainer's file, and of what a log tells, the end: ten thousand steps and more."""
+"""Limit for the end of a trainer's log file and for the relevant part of a log: ten thousand steps and more."""
 
 
 def measurement(record: RunRecord, spec: Spec, plan: Plan) -> Measurement | None:
-    """What the logs of a run say; None where they tell of too few steps."""
+    """Return the measurement from the logs of a run; None if they cover too few steps."""
     lesson = lesson_of(record, spec, plan)
     if lesson is None:
         return None
@@ -60,12 +60,12 @@ def measurement(record: RunRecord, spec: Spec, plan: Plan) -> Measurement | None
 
 
 def lesson_of(record: RunRecord, spec: Spec, plan: Plan) -> Lesson | None:
-    """The log of a run that tells most, with its plan; None where none tells of enough steps."""
+    """Return the most informative log of a run, with its plan; None if no log covers enough steps."""
     return lesson_in(_texts(record, plan), f"run {record.run_id}", spec, plan)
 
 
 def lesson_in(texts: Iterable[str], name: str, spec: Spec, plan: Plan) -> Lesson | None:
-    """Of several logs of one run the one that tells most; `name` is for messages."""
+    """Return the most informative of several logs of one run; `name` is for messages."""
     found = []
     for text in texts:
         with contextlib.suppress(InputError):
@@ -77,18 +77,18 @@ def lesson_in(texts: Iterable[str], name: str, spec: Spec, plan: Plan) -> Lesson
 
 
 def ended_of(record: RunRecord, spec: Spec, plan: Plan) -> Ended | None:
-    """How a run ended out of memory, by the first node whose log says so; None where none does."""
+    """Return how a run ran out of memory, from the first node whose log says so; None if no log does."""
     return ended_in(_texts(record, plan), f"run {record.run_id}", spec, plan)
 
 
 def ended_in(texts: Iterable[str], name: str, spec: Spec, plan: Plan) -> Ended | None:
-    """The same of several logs of one run, the first node's first."""
+    """Return how a run ran out of memory, from several logs of it, the first node's first; None if no log says so."""
     found = next(filter(None, map(read_exhausted, texts)), None)
     return Ended(spec=spec, plan=plan, found=found, name=name) if found else None
 
 
 def planned(record: RunRecord) -> RecordedPlan:
-    """The plan of a run. Raises InputError where its bundle is gone, or that of another run by now."""
+    """Return the plan of a run. Raises InputError if its bundle is gone, or belongs to another run by now."""
     found = read_plan_file(record.bundle)
     if found.source.data.get("run") != record.name:
         raise InputError("is the bundle of another run now", where=record.bundle)
@@ -96,7 +96,7 @@ def planned(record: RunRecord) -> RecordedPlan:
 
 
 def fetch(record: RunRecord, spec: Spec, plan: Plan, connection: Connection | None, deadline_s: float) -> None:
-    """Keep the end of the trainer's file on the first node beside the logs, where it writes one; nothing is raised."""
+    """Keep the end of the trainer's log file on the first node beside the log copies, if there is one; never raises."""
     if connection is not None and (text := trainer_file(record, spec, plan, connection, deadline_s)):
         with contextlib.suppress(OSError):
             (record.directory() / _file_of(plan)).write_bytes(text)
@@ -111,7 +111,7 @@ def trainer_file(
     *,
     most_bytes: int = _MOST_BYTES,
 ) -> bytes:
-    """The end of the file that the trainer writes on this host, nothing where there is none; nothing is raised."""
+    """Return the end of the trainer's log file on this host; empty if there is none; never raises."""
     try:
         path = path_of_file(Path(record.bundle), record.nodes[0].run_dir, spec, plan)
         words = ("tail", "-c", str(most_bytes), "--", path)
@@ -122,7 +122,7 @@ def trainer_file(
 
 
 def path_of_file(bundle: Path, run_dir: str, spec: Spec, plan: Plan) -> str:
-    """Where the trainer writes its file on the first node; empty where it writes none. Raises KeyError, InputError."""
+    """Return path of the trainer's log file on the first node; empty if it writes none. Raises KeyError, InputError."""
     if not (name := _file_of(plan)):
         return ""
     workdir = spec.cluster.hosts[0].workdir if spec.cluster.hosts else None
@@ -139,7 +139,7 @@ def _texts(record: RunRecord, plan: Plan) -> Iterator[str]:
 
 
 def ends_of(paths: Iterable[Path]) -> Iterator[str]:
-    """The ends of the logs that are there."""
+    """Yield the relevant lines at the ends of the logs that exist."""
     for path in paths:
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
@@ -153,13 +153,16 @@ def ends_of(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def _telling(file: BinaryIO) -> Iterator[bytes]:
-    """A log piece by piece; of those that can tell nothing only the ends of their lines."""
+    """Yield a log in pieces; pieces without relevant words are reduced to their line ends."""
     while piece := file.read(_PIECE_BYTES) + file.readline(_LINE_BYTES):
         yield piece if any(word in piece for word in _TELLING) else b"\n" * piece.count(b"\n")
 
 
 def measured_words(found: Measurement) -> str:
-    """`a step took 1.05 s (38 steps), 12% more than predicted, outside of the band of 0.84 to 1.03 s; ...`."""
+    """Describe a measurement.
+
+    `a step took 1.05 s (38 steps), 12% more than predicted, outside of the band of 0.84 to 1.03 s; ...`.
+    """
     low, high = found.band_s
     words = (
         f"a step took {found.step_s:.3g} s ({found.steps} steps), {_more(found.step_s, found.predicted_step_s)},"

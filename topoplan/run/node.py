@@ -129,7 +129,7 @@ class Peers:
     """Time from SIGTERM to SIGKILL."""
 
     def lines(self, node: int, run_dir: str) -> str:
-        """The two lines of standard input for a node's supervisor: its program and its configuration."""
+        """Return the two lines of standard input for a node's supervisor: its program and its configuration."""
         words = (_called(run_dir), *_times(self.grace_s))
         told = {**asdict(self), "node": node, "stop": programs.STOP, "stop_words": words}
         return f"{json.dumps(programs.SUPERVISE)}\n{json.dumps(told)}\n"
@@ -201,7 +201,7 @@ def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = N
 
 
 def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
-    """The state of the job in `run_dir`.
+    """Return the state of the job in `run_dir`.
 
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot tell.
@@ -296,13 +296,13 @@ def holder_words(holder: Holder) -> str:
 
 
 def holder_remedy(holders: Sequence[Holder]) -> str:
-    """What to do about processes that nothing proves to be the job's."""
+    """Return what to do about processes that nothing proves to be the job's."""
     pids = [str(one.pid) for one in holders]
     return f"see `ps -fp {','.join(pids)}` there, and `kill {' '.join(pids)}` what is of it"
 
 
 def directory_words(directory: Directory) -> str:
-    """What is wrong with a run directory, as a phrase; empty if nothing is."""
+    """Return what is wrong with a run directory, as a phrase; empty if nothing is."""
     return {
         "there": "",
         "gone": "its run directory is not there",
@@ -313,14 +313,12 @@ def directory_words(directory: Directory) -> str:
 
 
 def job_words(run_dir: str, started: Started | None) -> tuple[str, ...]:
-    """Arguments of the programs that look for a job."""
+    """Return arguments of the programs that look for a job."""
     return (_placed(run_dir), _called(run_dir), *_identity(started))
 
 
 def _placed(run_dir: str) -> str:
-    """A run directory as an argument; one relative to the home directory gets a leading `./`, so that it is not an
-    option.
-    """
+    """Return a run directory as an argument; a leading `./` keeps a relative one from being taken for an option."""
     return run_dir if run_dir.startswith("/") else f"./{run_dir}"
 
 
@@ -329,22 +327,22 @@ def _begin(offset: int, tail_lines: int | None) -> str:
 
 
 def _called(run_dir: str) -> str:
-    """The name of the run on the host, which is also part of the mark of its processes."""
+    """Return the name of the run on the host, which is also part of the mark of its processes."""
     return posixpath.basename(run_dir.rstrip("/"))
 
 
 def _times(grace_s: float) -> tuple[str, str]:
-    """Arguments of `stop` for the grace period and the wait after SIGKILL, in hundredths of a second."""
+    """Return arguments of `stop` for the grace period and the wait after SIGKILL, in hundredths of a second."""
     return str(round(100 * grace_s)), str(round(100 * SETTLE_S))
 
 
 def _identity(started: Started | None) -> tuple[str, str, str]:
-    """What the client knows of the job's first process, as arguments; empty strings if unknown."""
+    """Return what the client knows of the job's first process, as arguments; empty strings if unknown."""
     return ("", "", "") if started is None else (str(started.pid), str(started.start_ticks), started.boot_id)
 
 
 def key_values(done: Completed) -> dict[str, str]:
-    """The lines `topoplan:KEY=VALUE` in a program's output, as a dictionary."""
+    """Return the lines `topoplan:KEY=VALUE` in a program's output, as a dictionary."""
     found = {}
     for line in done.stdout.decode(errors="replace").splitlines():
         mark, _, rest = line.partition(":")
@@ -431,8 +429,9 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
 
 
 def _reason(words: str) -> str:
-    """The system's own part of a message: of `mkdir: cannot create directory 'x': No space left on device` the last
-    part.
+    """Return the system's part of a message.
+
+    Of `mkdir: cannot create directory 'x': No space left on device`, this is the last part.
     """
     return words.rpartition(": ")[2] or "no reason given"
 

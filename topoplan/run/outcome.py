@@ -1,4 +1,4 @@
-"""What the states of all nodes say of their run."""
+"""What the states of all nodes imply for their run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from topoplan.run.node import NodeState, State
 from topoplan.run.record import RunRecord, RunState, load, now_text, update
 
 OVER: tuple[State, ...] = ("ended", "gone", "rebooted")
-"""A job that was started and is not there any more."""
+"""States of a job that was started and is no longer there."""
 _STOP_S = 90.0
-"""What stopping takes at most beside its grace: to log in, behind jump hosts too, and to look whether all is gone."""
+"""Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the final
+check."""
 _CLOCK_S = 2
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
-    """Of the run: the first code that is not 0, in the order of the nodes; 1 where a job has ended without one. Nodes
-    that were ended because another had failed come last.
+    """Return the exit code of the run: the first nonzero code in node order; 1 if a job ended without a code.
 
-    None while a job runs or cannot be asked about.
+    Nodes that were ended because another one had failed come last. None while a job is running or cannot be asked
+    about.
     """
     worst = stopped = 0
     for state in states.values():
@@ -45,14 +46,14 @@ def note(
     trouble: str = "",
     unless_over: bool = False,
 ) -> RunRecord:
-    """The record with how the run is now in it; `codes` are exit codes of nodes by their labels, and `left` those on
-    which it may run on.
+    """Write the current state into a run's record and return the record.
 
-    `unless_over` is for who has not seen the run to its end: what another process has noted meanwhile stays.
+    `codes` are exit codes by node label, and `left` are the nodes on which the run may still be running. Callers that
+    have not watched the run to its end pass `unless_over`: what another process has recorded meanwhile stays.
 
     Raises:
-        InputError: it is not there any more, or cannot be used.
-        OutputError: it cannot be written.
+        InputError: the record is gone or cannot be used.
+        OutputError: the record cannot be written.
     """
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
@@ -62,9 +63,9 @@ def note(
 
 
 def note_stop(run_id: str, grace_s: float) -> None:
-    """Note that the run is about to be stopped, so that who watches it takes what ends then for no failure.
+    """Record that the run is about to be stopped, so that watchers do not take what ends then for a failure.
 
-    `grace_s` is from SIGTERM to SIGKILL. A disk that is full keeps nobody from stopping.
+    `grace_s` is the time from SIGTERM to SIGKILL. A full disk does not prevent a stop.
     """
     with contextlib.suppress(InputError):
         known = load(run_id)
@@ -78,7 +79,7 @@ def note_stop(run_id: str, grace_s: float) -> None:
 
 
 def stopped_with_grace_s(run_id: str, ended_s: float) -> float | None:
-    """The grace of who stopped the run, where that is why a node ended at a moment of `time.monotonic`; else None."""
+    """Return the grace period of a stop, or None if no stop is why a node ended at `ended_s` of `time.monotonic`."""
     try:
         known = load(run_id)
     except InputError:
@@ -88,10 +89,10 @@ def stopped_with_grace_s(run_id: str, ended_s: float) -> float | None:
 
 
 def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
-    """From when somebody asked to stop the run to this moment.
+    """Return seconds from the request to stop the run until `unix_s`.
 
-    None where nobody had, or so long before that what ends now does not because of it: who asked may have been
-    interrupted, or have reached no host.
+    None if nobody had asked, or so long before that the stop cannot be the reason for what ends now: whoever asked may
+    have been interrupted, or may have reached no host.
     """
     if record.stop_asked is None:
         return None
@@ -100,7 +101,9 @@ def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
 
 
 def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
-    """The record, where all its nodes have ended with that noted in it: the client that started it may be gone.
+    """Return the record, with the run's end written into it if all nodes have ended.
+
+    The client that started the run may be gone.
 
     Raises:
         InputError, OutputError: as `note`.
@@ -108,8 +111,8 @@ def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> Run
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):
         return record
-    # The first that failed, by clocks with whole seconds, or the last of good ends: some trainers answer a stop with 0.
-    # Where no host knows, whoever asked to stop has the blame.
+    # The first failure, by clocks with whole seconds, or the last good end: some trainers answer a stop with 0. If no
+    # host knows, a stop request is taken as the reason.
     ended = [state for state in states.values() if isinstance(state, NodeState) and (state.code != 0 or code == 0)]
     known_s = [state.ended_s_ago for state in ended if state.ended_s_ago is not None]
     if known_s:

@@ -56,7 +56,7 @@ class ExitCode(IntEnum):
 
 
 def _program(*parts: str) -> str:
-    """The concatenated text of scripts; the last one is the program, the ones before it define its functions."""
+    """Return the concatenated text of scripts; the last one is the program, the ones before it define its functions."""
     directory = files("topoplan").joinpath("run", "scripts")
     return "".join(directory.joinpath(f"{part}.sh").read_text(encoding="utf-8") for part in parts)
 

@@ -1,8 +1,9 @@
-"""How far a run is, from the lines that its trainer prints (`trainers/log.py`: each trainer says what they look like).
+"""The progress of a run, read from the lines that its trainer prints (each trainer's `trainers/log.py` describes them).
 
-The tokens per second come from the steps and the plan's tokens, not from the `token_per_sec_per_gpu` that LLaMA-
-Factory's Megatron trainer prints: that one adds up the lengths of the padded micro batches of its own rank, as if each
-held one sequence and no other GPU worked on it (mcore_adapter/trainer/trainer.py, `_get_step_iterator_and_seq_length`).
+Tokens per second are computed from the steps and the plan's tokens, not from the `token_per_sec_per_gpu` that
+LLaMA-Factory's Megatron trainer prints: that figure adds up the lengths of the padded micro-batches of its own rank, as
+if each held one sequence and no other GPU worked on it (mcore_adapter/trainer/trainer.py,
+`_get_step_iterator_and_seq_length`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from topoplan.trainers.log import Log, clock_s, elapsed_s, pieces
 from topoplan.trainers.registry import steps_of, trainer_named
 
 _AT_ONCE = 50
-"""Of more lines that come at once only the last say where training is now; losses in the others are counted."""
+"""When more lines arrive at once, only this many last ones update the state; losses in the others are only counted."""
 _INTERVALS = 20
-"""The median is over so many."""
+"""Number of intervals of which the median is taken."""
 _LEAST_S = 2.0
-"""Steps are timed over at least so long: torchrun passes lines on every 0.1 s."""
+"""Shortest time over which steps are timed: torchrun forwards lines every 0.1 s."""
 _LEAST_ELAPSED_S = 10.0
-"""And where the bar's clock is taken, which shows whole seconds."""
+"""Shortest time when the progress bar's clock is used, which shows whole seconds."""
 _LATE_S = 1.5
-"""Where the lines and the bar's clock differ by more, the lines did not come when they were printed: after a cut, or
-when an old log is read again."""
+"""If arrival times and the bar's clock differ by more than this, the lines did not arrive when they were printed: after
+a lost connection, or when an old log is read.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +41,28 @@ class Status:
     """What is known of a run at one moment."""
 
     step: int
-    """Optimizer steps that are done."""
+    """Number of completed optimizer steps."""
     total_steps: int | None
-    """None: neither the plan nor the trainer has said."""
+    """None if neither the plan nor the trainer gives it."""
     loss: float | None
-    """The last one printed; may be NaN. None before the first."""
+    """Last loss that was printed, possibly NaN; None before the first."""
     step_s: float | None
-    """Seconds a step, the median of the last ones; None until two steps have been seen."""
+    """Seconds per step, the median of the last intervals; None until two steps have been seen."""
     tokens_per_s: float | None
-    """Of all GPUs together; tokens are counted as in the plan."""
+    """Over all GPUs; tokens are counted as in the plan."""
     tokens_per_s_per_gpu: float | None
     left_s: float | None
-    """Seconds until the last step, at this speed."""
+    """Seconds until the last step at the current speed."""
     predicted_step_s: float | None
     predicted_band_s: tuple[float, float] | None
     ratio: float | None
-    """step_s over the predicted one: above 1 is slower."""
+    """step_s divided by the predicted step time: above 1 is slower."""
     in_band: bool | None
-    """Whether step_s is where it was expected."""
+    """Whether step_s is within the predicted band."""
 
 
 class Progress:
-    """Reads the lines of all nodes, as they come. What it does not know it passes over; it never raises."""
+    """Reads the lines of all nodes as they arrive. Ignores what it does not recognize, and never raises."""
 
     def __init__(
         self,
@@ -74,10 +76,11 @@ class Progress:
         start_up_s: float = STARTS_S,
         logs: tuple[Log, ...] | None = None,
     ) -> None:
-        """`step_s` and `band_s` are the prediction; `world_size` is GPUs; losses come every `logging_steps` steps.
-        `start_up_s` is what was predicted until the first step.
+        """Start before the first line.
 
-        `logs` are what the lines may look like; None is as any trainer prints them.
+        `step_s` and `band_s` are the prediction; `world_size` is the number of GPUs; losses are logged every
+        `logging_steps` steps; `start_up_s` is the predicted time until the first step. `logs` are the log formats to
+        recognize; None means those of all trainers.
         """
         self._logs = logs or tuple(trainer.log for trainer in registry.TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s
@@ -92,11 +95,11 @@ class Progress:
         self._asides = tuple({log.aside for log in self._logs})
         self._aside = False
         self.intervals: deque[Interval] = deque(maxlen=_INTERVALS)
-        """The last that were timed; the first step is in none."""
+        """The last intervals that were timed; the first step is in none of them."""
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan) -> Self:
-        """With the numbers of a plan."""
+        """Return a reader with the prediction of a plan."""
         logging_steps = spec.job.trainer.get("logging_steps", 1)
         return cls(
             step_s=plan.time.step_s,
@@ -110,7 +113,7 @@ class Progress:
         )
 
     def feed(self, node: int, lines: str, at_s: float) -> Status | None:
-        """Read lines of a node that came at `at_s`, on any clock that does not jump. None: they say nothing new."""
+        """Read lines of a node that arrived at `at_s`, on any monotonic clock; None if they contain nothing new."""
         aside = any(form.search(lines) for form in self._asides)
         self._aside = self._aside or aside
         if "%|" not in lines and "loss" not in lines:
@@ -124,23 +127,23 @@ class Progress:
         for line in found[-_AT_ONCE:]:
             for part in pieces(line):
                 seen = self._read(node, part, at_s) or seen
-        # It may stand behind the step that ended the last interval: then it is of the next one.
+        # The aside may come after the step that ended the last interval: then it belongs to the next one.
         self._aside = self._aside or aside
         return self.status() if seen and (self._step, self._loss) != before else None
 
     @property
     def step(self) -> int:
-        """Optimizer steps that are done."""
+        """Number of completed optimizer steps."""
         return self._step
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there were steps, and there are more to come."""
+        """Whether there were steps, and more are to come."""
         return self._step > 0 and self._step != self._total
 
     @property
     def pace_s(self) -> float:
-        """From one step that is seen to the next, at the longest that is expected; 0 where nothing is known."""
+        """The longest expected time from one logged step to the next; 0 if unknown."""
         longest_s: float = max(
             [*(one.each_s for one in self.intervals), *(self._band_s or ()), self._predicted_s or 0.0]
         )
@@ -151,7 +154,7 @@ class Progress:
         return self._planned_steps if self._bar_total is None else self._bar_total
 
     def status(self) -> Status:
-        """What is known now."""
+        """Return the current status."""
         timed = [one.each_s for one in self.intervals if not one.aside] or [one.each_s for one in self.intervals]
         step_s = median(timed) if timed else None
         total = self._total
@@ -171,7 +174,7 @@ class Progress:
         )
 
     def _read(self, node: int, text: str, at_s: float) -> bool:
-        """Whether there was anything."""
+        """Read one piece of output; return whether it contained anything."""
         bar = next((found for log in self._logs if log.bar and (found := log.bar.match(text))), None)
         if bar:
             self._take_bar(int(bar["step"]), int(bar["total"]), at_s, clock_s(bar["clock"]))
@@ -183,7 +186,7 @@ class Progress:
 
     def _take_bar(self, step: int, total: int, at_s: float, drawn_s: int) -> None:
         if total != self._bar_total:
-            # An evaluation draws a bar too. Before the first loss the right one is the plan's, or else the longest.
+            # An evaluation draws a bar too. Before the first loss, the right bar is the plan's, or else the longest.
             known = self._bar_total
             better = known is None or (known != self._planned_steps and (total == self._planned_steps or total > known))
             if self._losses or not better:
@@ -209,7 +212,7 @@ class Progress:
             return
         self._step = step
         if self._mark is None:
-            # Not from step 0: the first step compiles and allocates.
+            # Not timed from step 0: the first step compiles and allocates.
             self._mark = step, at_s, clock
             return
         marked, marked_at_s, marked_clock = self._mark

@@ -1,4 +1,4 @@
-"""What trials left that ran as jobs of Slurm (`bundle/trials_job.py`), each job in a directory of its own."""
+"""The results of trials that ran as Slurm jobs (`bundle/trials_job.py`), each job in a directory of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topoplan.trainers.trainer import PLAN_FILE
 
 _JOB = "job-"
 _END_BYTES = 1 << 20
-"""What is read of a log for why it ended."""
+"""Size of the end of a log that is read to find out why it ended."""
 _WHY = {
     "time": "too few steps came before it was ended",
     "steps": "too few steps came before it was ended",
@@ -29,24 +29,24 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a trial of a job left."""
+    """The result of a trial in a Slurm job."""
 
     directory: Path
-    """Of its bundle."""
+    """Directory of the trial's bundle."""
     recorded: RecordedPlan
     result: Mapping[str, Any]
-    """What the job's script wrote when it was over; empty before."""
+    """What the job's script wrote when the trial was over; empty before."""
     may_come: bool
-    """It is not over, and its job may yet run it or go on with it."""
+    """Whether the trial is not over, and its job may still run or finish it."""
 
 
 def next_job(directory: Path) -> Path:
-    """Where the next job goes."""
+    """Return directory for the next job."""
     return directory / f"{_JOB}{max([0, *map(_number, _jobs(directory))]) + 1}"
 
 
 def queued(directory: Path) -> Iterator[Left]:
-    """The trials of all jobs of a directory in the order in which they ran, but for bundles that cannot be read."""
+    """Yield the trials of all jobs in a directory, in the order in which they ran; unreadable bundles are skipped."""
     for job in sorted(_jobs(directory), key=_number):
         found = []
         for bundle in (path.parent for path in job.glob(f"*/{PLAN_FILE}")):
@@ -60,7 +60,7 @@ def queued(directory: Path) -> Iterator[Left]:
 
 
 def tried_of_queued(trial: Left, recorded: RecordedPlan) -> Tried | None:
-    """What came of a trial; None where nothing is known yet. `recorded` may have another profile than its bundle."""
+    """Return the result of a trial, or None while nothing is known. `recorded` may have another profile."""
     spec, plan, logs = recorded.spec, recorded.plan, trial.directory / RESULTS
     nodes = [logs / f"node-{node:02d}.log" for node in range(spec.cluster.nodes)]
     file = path_of_file(trial.directory, str(trial.directory), spec, plan)
@@ -78,7 +78,7 @@ def tried_of_queued(trial: Left, recorded: RecordedPlan) -> Tried | None:
 
 
 def _went_wrong(trial: Left, nodes: list[Path], logs: Path) -> dict[str, Any]:
-    """Why it gave no step, and whether that was its plan's fault."""
+    """Return why a trial gave no step time, and whether its plan is to blame."""
     result = trial.result
     if why := _WHY.get(str(result.get("ended"))):
         return {"why": why}
@@ -94,7 +94,7 @@ def _went_wrong(trial: Left, nodes: list[Path], logs: Path) -> dict[str, Any]:
 
 
 def _end(path: Path) -> str:
-    """Of a file, as it is; empty where there is none."""
+    """Return the end of a file as text; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _END_BYTES))

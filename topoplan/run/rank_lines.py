@@ -1,4 +1,4 @@
-"""A line of a node's output, and the rank that wrote it, by the marks that torchrun and torch put before it."""
+"""Split a line of a node's output from the prefixes that torchrun and torch put before it, which name the rank."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import re
 from dataclasses import dataclass
 
 LONGEST = 2000
-"""Of a longer line its two ends are read."""
+"""Of a longer line only the two ends are read."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(r"(?:\[(?!rank)[a-z_]+(?P<local>[0-9]{1,6})\]: ?)?(?:\[rank(?P<rank>[0-9]{1,9})\]: ?)?")
-"""`[default1]:` is torchrun's --tee, with the local rank; `[rank3]: ` is torch, in what a rank says at its end."""
+"""`[default1]:` comes from torchrun's --tee, with the local rank; `[rank3]: ` from torch, for what a rank writes at its
+end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """A line without its marks."""
+    """A line without its prefixes."""
 
     text: str
     local: int | None
-    """Local rank, where torchrun says it."""
+    """Local rank, if torchrun's prefix names it."""
     rank: int | None
-    """Over all nodes, where torch says it."""
+    """Global rank, if torch's prefix names it."""
 
     @property
     def writer(self) -> tuple[int | None, int | None]:
-        """What tells the lines of one rank from those of others on its node."""
+        """Key that distinguishes the lines of one rank from those of others on its node."""
         return self.local, self.rank
 
     def rank_of(self, node: int, ranks_per_node: int) -> int | None:
-        """The rank over all nodes; None where nothing says it."""
+        """Return the global rank; None if no prefix names it."""
         if self.rank is None and self.local is not None:
             return node * ranks_per_node + self.local
         return self.rank
 
 
 def both_ends(line: str) -> str:
-    """A line, without the middle of one that is very long."""
+    """Return the line, without its middle if it is very long."""
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def rank_line(text: str) -> RankLine:
-    """Read one line."""
+    """Parse one line."""
     text = _CONTROL.sub("", both_ends(text.rstrip("\r\n").rpartition("\r")[2]))
     match = _PREFIX.match(text)
     if match is None or not match[0]:

@@ -1,4 +1,4 @@
-"""The hosts of a run, found again from its record."""
+"""Find the hosts of a run again from its record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Target]:
-    """How to log in to the hosts of some of the run's nodes, by their labels.
+    """Return login targets for the hosts of the given nodes, by node label.
 
     Raises:
         InputError: the SSH configuration is wrong.
@@ -30,7 +30,7 @@ def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Targ
 
 
 def chosen(record: RunRecord, node: int | None) -> tuple[NodeRecord, ...]:
-    """One node of the run, or all for None.
+    """Return one node of the run, or all nodes if `node` is None.
 
     Raises:
         InputError: there is no such node.
@@ -45,7 +45,7 @@ def chosen(record: RunRecord, node: int | None) -> tuple[NodeRecord, ...]:
 def ask_all(
     record: RunRecord, access: Access, job: Callable[[NodeRecord, Connection], T], *, deadline_s: float
 ) -> dict[str, T | HostError]:
-    """What `job` gives for each node of the run, all at the same time, in their order; why not for the others.
+    """Return the result of `job` for each node of the run, run concurrently, in node order; the error where it failed.
 
     Raises:
         InputError: the SSH configuration is wrong.

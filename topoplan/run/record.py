@@ -224,11 +224,11 @@ class RunRecord:
         return self.state in ("ended", "failed", "stopped")
 
     def directory(self) -> Path:
-        """Directory with the record of the run and the copies of its logs."""
+        """Return directory with the record of the run and the copies of its logs."""
         return runs_directory() / self.run_id
 
     def log(self, node: NodeRecord) -> Path:
-        """Path of the copy of a node's log in the last attempt; the file exists once something was copied."""
+        """Return path of the copy of a node's log in the last attempt; the file exists once something was copied."""
         attempt = f".{len(self.attempts) + 1}" if self.attempts else ""
         return self.directory() / f"{node.label}{attempt}.log"
 
@@ -243,7 +243,7 @@ class Unreadable:
 
 
 def runs_directory() -> Path:
-    """The directory of all runs; it need not exist."""
+    """Return the directory of all runs; it need not exist."""
     given = os.environ.get("XDG_STATE_HOME", "")
     # The XDG Base Directory Specification declares relative paths invalid, to be ignored.
     base = Path(given) if given.startswith("/") else Path.home() / ".local" / "state"
@@ -251,12 +251,12 @@ def runs_directory() -> Path:
 
 
 def now_text() -> str:
-    """The current time in the format of records."""
+    """Return the current time in the format of records."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def new_run_id(name: str) -> str:
-    """A unique run id made of the name, the UTC time and random digits; it is a valid file name anywhere."""
+    """Return a unique run id made of the name, the UTC time and random digits; it is a valid file name anywhere."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40].strip("-").lower() or "run"
     return f"{slug}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
@@ -300,7 +300,7 @@ def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunReco
 
 
 def load(reference: str = LAST) -> RunRecord:
-    """The record of the run with the given id, unique id prefix, or `last`.
+    """Return the record of the run with the given id, unique id prefix, or `last`.
 
     Raises:
         InputError: no run matches, several do, or the record cannot be used.
@@ -325,7 +325,7 @@ def load(reference: str = LAST) -> RunRecord:
 
 
 def runs() -> list[RunRecord | Unreadable]:
-    """All runs, oldest first, followed by those whose record cannot be used."""
+    """Return all runs, oldest first, followed by those whose record cannot be used."""
     good: list[RunRecord] = []
     bad: list[Unreadable] = []
     for run_id in _ids():
@@ -361,7 +361,7 @@ def _ended(record: RunRecord) -> datetime:
 
 
 def to_dict(record: RunRecord) -> dict[str, Any]:
-    """The record as JSON data."""
+    """Return the record as JSON data."""
     return {"schema": SCHEMA, **dataclasses.asdict(record)}
 
 

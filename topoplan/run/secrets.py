@@ -1,7 +1,7 @@
-"""Secrets of a run: taken from the environment of this process, and kept out of all that is shown and noted.
+"""Secrets of a run: taken from the environment of this process, and masked in all that is shown and recorded.
 
-They go to the hosts by the standard input of `start_node`, into the environment of the job. What the job itself prints
-of them is in its log, there and in the copy here.
+They go to the hosts over the standard input of `start_node`, into the environment of the job. What the job itself
+prints of them is in its log, on the host and in the local copy.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _Value = TypeVar("_Value")
 
 _HIDDEN = "***"
 _SHORTEST = 4
-"""Of shorter ones every occurrence would be another word's."""
+"""Shorter secrets are not masked: their occurrences would mostly be parts of other words."""
 
 
 def missing(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Those that are not set, or empty."""
+    """Return the variables that are not set, or empty."""
     return [name for name in names if not environment.get(name)]
 
 
 def take(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables with their values. Raises InputError for those that are not set."""
+    """Return the variables with their values. Raises InputError if some are not set."""
     if lacking := missing(names, environment):
         what, remedy = _words(lacking)
         raise InputError(what, where="secrets", remedy=remedy)
@@ -37,7 +37,7 @@ def take(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> d
 
 
 def check(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> Result | None:
-    """The same as a line of a preflight; None where there are no secrets."""
+    """Return the result of checking that all secrets are set, for a preflight; None if there are no secrets."""
     if not names:
         return None
     if not (lacking := missing(names, environment)):
@@ -47,7 +47,7 @@ def check(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
 
 
 def _words(lacking: Sequence[str]) -> tuple[str, str]:
-    """What is wrong, and what to do."""
+    """Return what is wrong, and what to do."""
     first = lacking[0]
     are, them = ("are", "them") if len(lacking) > 1 else ("is", "it")
     return (
@@ -58,15 +58,15 @@ def _words(lacking: Sequence[str]) -> tuple[str, str]:
 
 
 class Mask:
-    """Takes values out of text. Also what is left of one where a long line was cut: its first half, at the least."""
+    """Masks secret values in text, including what is left of one in a truncated line: its first half, at the least."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        """Know them, and how they look once they are plain."""
+        """Take the values to mask, also in the form that they have in sanitized text."""
         parts = {part for value in values for line in (value, *value.splitlines()) for part in (line, plain(line))}
         self._values = sorted((part for part in parts if len(part.strip()) >= _SHORTEST), key=len, reverse=True)
 
     def text(self, text: str) -> str:
-        """A text without them."""
+        """Return the text with secrets masked."""
         for value in self._values:
             head = value[: max(8, (len(value) + 1) // 2)]
             at = text.find(head)
@@ -79,10 +79,10 @@ class Mask:
         return text
 
     def value(self, value: _Value) -> _Value:
-        """A value of JSON, or a dataclass, without them."""
+        """Return a JSON value or a dataclass with secrets masked."""
         return with_text(value, self.text) if self._values else value
 
     def error(self, error: HostError) -> HostError:
-        """An error without them."""
+        """Return the error with secrets masked."""
         what, remedy = self.text(error.what), self.text(error.remedy)
         return HostError(what, host=error.host, problem=error.problem, remedy=remedy)

@@ -194,7 +194,7 @@ class Session(ABC):
             watch.close()
 
     def _expected(self) -> tuple[Progress, Drift]:
-        """The readers of the run's output, for its progress and for drift from the prediction."""
+        """Return the readers of the run's output, for its progress and for drift from the prediction."""
         if self._planned is None:
             progress = Progress()
             return progress, Drift(progress, tell=self._tell, note=self._note_drift)
@@ -286,7 +286,7 @@ class Session(ABC):
             watch.until(self._is_interrupted, deadline_s=linger_s)
 
     def _over(self, nodes: Sequence[Watched]) -> Outcome:
-        """The outcome when all nodes have ended well, or when the rest cannot be reached; their jobs may run on."""
+        """Return the outcome when all nodes have ended well, or the rest, which may run on, cannot be reached."""
         if running := _not_ended(nodes):
             return Outcome(end="unknown", code=FAILED, run=self._run, errors=_unseen(nodes), running=running)
         if stopped_with_grace_s(self._run, max(node.trouble_at or 0.0 for node in nodes)) is not None:
@@ -308,8 +308,7 @@ class Session(ABC):
     def _stop_all(
         self, watch: Watch | None = None, *, grace_s: float | None = None, only: Collection[str] | None = None
     ) -> dict[str, HostError]:
-        """Stop the nodes concurrently and read their last output; return the errors of those that could not be
-        stopped."""
+        """Stop the nodes concurrently and read their last output; return the errors of those not stopped."""
         settings = self._settings
         wanted = [node for node in self._nodes.values() if only is None or node.name in only]
         return stop_all(
@@ -370,7 +369,7 @@ class Session(ABC):
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
 
     def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
-        """The result of `job`, unless the user interrupts.
+        """Return the result of `job`, unless the user interrupts.
 
         With `settle`, an interrupted job is given time to finish, so that it does nothing after the nodes were stopped.
         """
@@ -435,7 +434,7 @@ class Session(ABC):
 
 
 def _unseen(nodes: Iterable[Watched]) -> dict[str, HostError]:
-    """Why hosts cannot be seen, by node."""
+    """Return why hosts cannot be seen, by node."""
     return {node.name: why for node in nodes if (why := node.unseen or node.lost) is not None}
 
 

@@ -1,8 +1,8 @@
-"""The output of a program as lines that are safe to show: bytes in, text out.
+"""Convert the output of a program to lines that are safe to show: bytes in, text out.
 
-What a terminal would obey and what is no text is taken out or escaped (`topoplan.terminal`); the bytes themselves are
-kept in the log file. Output may come faster than Python looks at lines, so that is done only where there is something
-to take out.
+Terminal control sequences and invalid text are removed or escaped (`topoplan.terminal`); the log file keeps the
+original bytes. Output may arrive faster than Python can inspect lines, so they are only processed if there is something
+to remove.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from topoplan.run.rank_lines import both_ends
 from topoplan.terminal import plain, plain_lines
 
 MOST_BYTES = 16 * 1024
-"""Longest line without an end that is waited for."""
+"""Longest incomplete line that is buffered."""
 KEEP_LINES = 400
-"""Last lines of each node that are kept in memory, to find out why it failed."""
+"""Number of last lines kept in memory per node, to find out why it failed."""
 _KEEP_CHARACTERS = 64 * 1024
-"""At most."""
+"""Limit for the characters of these lines."""
 _PRINTED = bytes([*range(0x20, 0x7F), 0x0A])
 
 
 def shown_line(line: bytes) -> str:
-    """One line for a terminal; of a progress bar, written over itself with carriage returns, its last state."""
+    """Return one line for a terminal.
+
+    Of a progress bar, which overwrites itself with carriage returns, only the last state is kept.
+    """
     if b"\r" in line:
         line = next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
     return plain(line.decode("utf-8", "backslashreplace"))
 
 
 def shown_lines(lines: bytes) -> str:
-    """Whole lines for a terminal, each with its end."""
+    """Return complete lines for a terminal, each with its line end."""
     if not lines.translate(None, _PRINTED):
         return lines.decode("ascii")
     if b"\r" in lines:
@@ -39,18 +42,18 @@ def shown_lines(lines: bytes) -> str:
 
 
 class ShownLines:
-    """`Lines` as they are shown."""
+    """Splits output into lines that are safe to show."""
 
     def __init__(self) -> None:
         self._lines = Lines(longest_bytes=MOST_BYTES, redrawn=True)
         self._bar = ""
 
     def feed(self, data: bytes) -> str:
-        """The lines that `data` completes, each with its end."""
+        """Return the lines that `data` completes, each with its line end."""
         return shown_lines(self._lines.add(data))
 
     def bar(self) -> str | None:
-        """The state of a progress bar whose line is not complete, if it is another than the last time."""
+        """Return the state of a progress bar on the incomplete line, if it has changed since the last call."""
         if b"\r" not in self._lines.open:
             return None
         state = shown_line(self._lines.open)
@@ -60,7 +63,7 @@ class ShownLines:
         return state
 
     def end(self) -> str:
-        """What is left without a line's end, as a line."""
+        """Return the rest of the output without a line end, as a line."""
         rest = self._lines.rest()
         return shown_lines(rest) if rest.strip() else ""
 
@@ -73,7 +76,7 @@ class Tail:
         self._size = len(text)
 
     def add(self, text: str) -> None:
-        """Whole lines that come next."""
+        """Append complete lines."""
         begin = text.rfind("\n", 0, max(0, len(text) - _KEEP_CHARACTERS)) + 1
         self._parts.append("\n".join(map(both_ends, text[begin:].split("\n"))))
         self._size += len(self._parts[-1])
@@ -81,5 +84,5 @@ class Tail:
             self._size -= len(self._parts.popleft())
 
     def lines(self) -> list[str]:
-        """As they are now, without their ends."""
+        """Return the current lines, without line ends."""
         return "".join(self._parts).split("\n")[:-1][-KEEP_LINES:]

@@ -1,8 +1,8 @@
-"""Which hosts of a run can be seen, for how long not, and what is said of that. Not seeing is no failure.
+"""Keep track of which hosts of a run can be seen, and report those that cannot.
 
-A host that cannot be seen may be well, and its job with it. So nothing here ends anything: what is said is that it
-cannot be seen, once, and then rarely, with the time that it has been so. When none can be seen, what they have in
-common is this machine, and that is what is said; that time counts against no host.
+Losing sight of a host is not a failure: the host may be well, and its job with it, so nothing here ends anything. The
+loss is reported once and then rarely, each time with its duration. If no host can be seen, what they have in common is
+this machine, so that is reported instead, and the time counts against no host.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from topoplan.run.events import Event, Tell
 from topoplan.units import named
 
 TOGETHER_S = 3.0
-"""Losses are told so much later: what heals at once is not worth a line, and when all are lost it is one line."""
+"""Delay before a loss is reported: one that heals immediately is not worth a line, and the loss of all hosts is one
+line.
+"""
 REMIND_S = 60.0
-"""From the first word to the second; every next time is twice as long, up to `REMIND_AT_MOST_S`."""
+"""Time from the first report to the second; doubled for every further one, up to `REMIND_AT_MOST_S`."""
 REMIND_AT_MOST_S = 3600.0
 _SILENT_S = 60.0
-"""Peers that have written nothing for so long may be waiting for a host that is dead."""
+"""Running peers that have written nothing for this long may be waiting for a host that is dead."""
 _NETWORK: frozenset[HostProblem] = frozenset({"unresolved", "unreachable", "timeout", "lost", "proxy"})
 """Problems in which nobody has answered."""
 AGAINST_US: frozenset[HostProblem] = frozenset({"auth", "key-unknown", "key-changed", "key-revoked", "protocol"})
-"""Problems with hosts that answer, and that no waiting heals."""
+"""Problems with hosts that answer, which waiting does not solve."""
 
 
 def looks_offline(results: Mapping[str, object]) -> bool:
-    """Whether no host of several has answered, of results by host: then it is rather this machine that is offline."""
+    """Whether none of several hosts has answered; then this machine is more likely to be offline."""
     return len(results) > 1 and all(
         isinstance(result, HostError) and result.problem in _NETWORK for result in results.values()
     )
 
 
 def age(seconds: float) -> str:
-    """`40 s`, `5 min`, `3 h 20 min`: rounded down."""
+    """Return a duration as text: `40 s`, `5 min`, `3 h 20 min`; rounded down."""
     whole = int(seconds)
     if whole < 120:
         return f"{whole if whole else round(seconds, 1)} s"
@@ -48,21 +50,21 @@ def age(seconds: float) -> str:
 
 @dataclass(slots=True)
 class _Unseen:
-    """One host that cannot be seen, or all of them; moments of `time.monotonic`."""
+    """One host that cannot be seen, or all of them; times are those of `time.monotonic`."""
 
     since_s: float
     counts_from_s: float
-    """The same, or when this machine was online again."""
+    """`since_s`, or when this machine was last back online."""
     why: str = ""
     answers: bool = False
-    """Whether somebody is there, who does not let us in or do what it should."""
+    """Whether the host answers, but refuses the login or fails to do what it should."""
     told: bool = False
     due_s: float = 0.0
-    """When to say it again."""
+    """When to repeat the report."""
     pause_s: float = REMIND_S
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to say it now, the first time or again."""
+        """Whether to report now, for the first time or again."""
         if now_s < (self.due_s if self.told else self.counts_from_s + TOGETHER_S):
             return False
         if self.told:
@@ -72,24 +74,24 @@ class _Unseen:
 
 
 class Sight:
-    """Keeps account of the hosts of a run, and tells of those that cannot be seen."""
+    """Keeps track of the hosts of a run, and reports those that cannot be seen."""
 
     def __init__(
         self, addresses: Mapping[str, str], tell: Tell, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """All are seen. `addresses` are by names of nodes."""
+        """Start with all hosts in sight. `addresses` are keyed by node name."""
         self._addresses, self._tell, self._clock = addresses, tell, clock
         self._unseen: dict[str, _Unseen] = {}
         self._offline: _Unseen | None = None
 
     def lose(self, node: str, why: HostError) -> None:
-        """It cannot be seen, or still not."""
+        """Note that a node's host cannot be seen, or still cannot."""
         now_s = self._clock()
         one = self._unseen.setdefault(node, _Unseen(now_s, now_s))
         one.why, one.answers = why.what, why.problem not in _NETWORK
 
     def see(self, node: str) -> None:
-        """It is seen again."""
+        """Note that a node's host is seen again."""
         was = self._unseen.pop(node, None)
         self._end_offline()
         if was is not None and was.told:
@@ -98,11 +100,11 @@ class Sight:
             self._say("back", text, node, unseen_s)
 
     def drop(self, node: str) -> None:
-        """Nobody looks for it any more."""
+        """Forget a node, because it is no longer looked for."""
         self._unseen.pop(node, None)
 
     def unseen_s(self, node: str) -> float:
-        """How long it has not been seen while others were; 0 where it is seen."""
+        """Return how long a node's host has not been seen while others were; 0 if it is in sight."""
         found = self._unseen.get(node)
         return self._clock() - found.counts_from_s if found is not None and self._offline is None else 0.0
 
@@ -112,10 +114,10 @@ class Sight:
         return self._clock() - self._offline.since_s if self._offline is not None else 0.0
 
     def look(self, *, any_seen: bool, running: Mapping[str, float]) -> None:
-        """Tell what is to be told now.
+        """Make the reports that are due.
 
-        `any_seen`: whether there is a connection to any host. `running` are the nodes that are seen to run, with the
-        seconds since they last wrote anything.
+        `any_seen` tells whether there is a connection to any host. `running` are the nodes that are seen to run, with
+        the seconds since their last output.
         """
         if not self._unseen:
             return
@@ -175,7 +177,7 @@ class Sight:
 
 
 def _peers(running: Mapping[str, float]) -> str:
-    """What the other nodes do, and what that means."""
+    """Return what the other nodes do, and what that means."""
     if not running:
         return "no other node runs any more, and it is waited for"
     names = named(running)

@@ -1,7 +1,8 @@
-"""Whether a run has gone quiet: no step where one was due, and what each rank wrote last.
+"""Detect a run that has gone quiet: no step when one was due; and keep what each rank wrote last.
 
-Trainers wait for each other, so that a rank that hangs silences all. From outside that looks like a long evaluation or
-a checkpoint; so it is only said, once, and the next time after more than the longest pause that healed.
+Ranks wait for each other, so one that hangs silences all. From outside this looks like a long evaluation or a
+checkpoint; it is therefore only reported, once, and the next time only after more than the longest pause that ended by
+itself.
 """
 
 from __future__ import annotations
@@ -19,44 +20,44 @@ from topoplan.run.sight import age
 from topoplan.units import in_seconds
 
 _SEVERAL = 5
-"""So many steps without one are too many."""
+"""Number of step times without a step that is too many."""
 _LEAST_S = 60.0
-"""Shorter pauses are not mentioned, however short the steps."""
+"""Shorter pauses are not reported, however short the steps are."""
 _LOOK_S = 1.0
-"""How often to look who wrote what: ages are known to that."""
+"""Interval at which new lines are assigned to their writers: the resolution of their ages."""
 _STOPPED_S = 5.0
-"""Where so much passes between two looks, it is this process that was stopped."""
+"""If more time passes between two checks, it was this process that was stopped."""
 _READ_CHARACTERS = 16 * 1024
 _OFTEN = 3
-"""Who was seen to write so often writes all the time."""
+"""A rank that was seen to write this often writes all the time."""
 _SHOWN_RANKS = 12
 _SHOWN_COLUMNS = 80
 
 
 _Writer = tuple[int, str, int | None]
-"""Number and name of a node, and the rank where its lines name one."""
+"""Number and name of a node, and the rank if its lines name one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWords:
-    """The last line of one rank, or of a node whose lines name none."""
+    """The last line of one rank, or of a node whose lines name no rank."""
 
     node: int
     name: str
-    """Of the node."""
+    """Name of the node."""
     rank: int | None
     line: str
     age_s: float | None
-    """None: it is from before this process looked."""
+    """None if the line was written before this process began to watch."""
 
 
 class Silence:
-    """Keeps account of who wrote when, from the lines of all nodes."""
+    """Keeps track of who wrote when, from the lines of all nodes."""
 
     def __init__(
         self, progress: Progress, *, ranks_per_node: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Nothing has come yet. `progress` has read all lines that are told here."""
+        """Start before the first line. `progress` must have read all lines that are passed to `heard`."""
         self._progress, self._ranks, self._clock = progress, ranks_per_node, clock
         self._step = 0
         self._alive_s = self._looked_s = clock()
@@ -67,10 +68,10 @@ class Silence:
         self._often: Counter[_Writer] = Counter()
 
     def heard(self, node: int, name: str, lines: str, *, past: bool = False) -> None:
-        """A node has written these lines. After the first step only steps and bars that move are a sign of life."""
+        """Read lines of a node. After the first step only steps and moving progress bars are signs of life."""
         step = self._progress.step
         if step and not self._step:
-            self._often.clear()  # at the start all have something to say
+            self._often.clear()  # at the start every rank has something to write
         if step != self._step or not self._progress.is_under_way or "%|" in lines:
             self._step = step
             self.alive()
@@ -79,7 +80,7 @@ class Silence:
             self._note(None)
 
     def alive(self) -> None:
-        """Nothing can be said of what was before."""
+        """Start the silence anew from now."""
         now_s = self._clock()
         if self._told_s is not None:
             self._longest_s, self._told_s = max(self._longest_s, now_s - self._alive_s), None
@@ -87,23 +88,26 @@ class Silence:
 
     @property
     def is_told(self) -> bool:
-        """Whether it was said that the run is quiet, and it still is."""
+        """Whether the silence was reported and still lasts."""
         return self._told_s is not None
 
     @property
     def quiet_s(self) -> float:
-        """For how long there was no sign of life."""
+        """Seconds without a sign of life."""
         return self._clock() - self._alive_s
 
     @property
     def patience_s(self) -> float:
-        """For how long that may be."""
+        """Seconds without a sign of life that are tolerated."""
         if not self._progress.is_under_way:
             return max(self._progress.start_up_s, 2 * self._longest_s)
         return max(_LEAST_S, _SEVERAL * self._progress.pace_s, 2 * self._longest_s)
 
     def look(self, *, at_most_s: float | None = None) -> Event | None:
-        """Call often. What is to be said once that has become too long, or longer than `at_most_s`."""
+        """Return the report to make once the silence exceeds `patience_s` or `at_most_s`, else None.
+
+        To be called often.
+        """
         now_s = self._clock()
         if now_s - self._looked_s < _LOOK_S:
             return None
@@ -118,7 +122,7 @@ class Silence:
         return self._event()
 
     def words(self) -> list[LastWords]:
-        """The last lines, the oldest first; those of no rank only of nodes on which no rank has written."""
+        """Return the last lines, oldest first; a line without a rank only for nodes on which no rank has written."""
         now_s = self._clock()
         ranked = {node for node, _, rank in self._words if rank is not None}
         found = [
@@ -129,7 +133,7 @@ class Silence:
         return sorted(found, key=lambda one: (one.age_s is not None, -(one.age_s or 0.0), one.node, one.rank or 0))
 
     def suspect(self) -> LastWords | None:
-        """Who wrote all the time, and stopped to clearly before the others who did; None where nobody has."""
+        """Return the rank that wrote regularly and stopped clearly before the other regular writers, if any."""
         found = [one for one in self.words() if self._often[one.node, one.name, one.rank] >= _OFTEN]
         if len(found) < 2:
             return None
@@ -137,7 +141,7 @@ class Silence:
         return found[0] if first > 2 * second + 2 * _LOOK_S else None
 
     def _note(self, at_s: float | None) -> None:
-        """Whose the last lines are."""
+        """Assign the new lines to their writers."""
         for (node, name), lines in self._new.items():
             seen: set[int | None] = set()
             for text in reversed(lines.split("\n")):

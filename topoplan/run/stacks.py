@@ -1,5 +1,7 @@
-"""Where the ranks of a run are in their programs, by py-spy where hosts have it, and which of them is elsewhere; those
-that the system does not let run are known without it."""
+"""Where the ranks of a run are in their programs, as py-spy reports it, and which of them are elsewhere.
+
+Ranks that the operating system does not let run are found without py-spy.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +18,43 @@ from topoplan.run.shown import shown_line
 from topoplan.units import named
 
 Stacks = Mapping[int, Sequence[str]]
-"""By rank over all nodes: functions with their places, such as `fetch (data.py:12)`, the innermost first. Before them,
-of a rank that does not run, what keeps it from that."""
+"""Stack frames by global rank, such as `fetch (data.py:12)`, innermost first. For a rank that cannot run, the first
+entry is the reason.
+"""
 
 GONE = "gone: it has no process any more"
 _KEPT = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}
-"""By the state of a process, as proc_pid_stat(5) has it."""
+"""By process state, as in proc_pid_stat(5)."""
 _LIFE = re.compile(r"topoplan:life=(?P<life>[A-Za-z])")
 _RANK = re.compile(r"topoplan:rank=(?P<rank>[0-9]{1,9})")
 _PROCESS = re.compile(r"Process (?P<pid>[0-9]{1,9}):")
 _THREAD = re.compile(r'Thread (?P<id>\S+) [^"]*(?:"(?P<name>[^"]*)")?$')
-"""Named once the program has used its threads."""
+"""The name is there once the program has used its threads."""
 _COLLECTIVE = re.compile(r"\((?:\S*/)?(?:distributed_c10d|c10d_logger|_functional_collectives)\.py:")
 _ALIKE = 3
-"""Ranks are at the same place where so many of their innermost functions are the same."""
+"""Ranks are at the same place if this many of their innermost functions agree."""
 _SHOWN_FRAMES = 6
 _SHOWN_GROUPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """At the job of one node."""
+    """The result of inspecting the job of one node."""
 
     stacks: dict[int, list[str]] = field(default_factory=dict)
-    """Of its ranks; without functions where there is no py-spy, or it may not look."""
+    """By rank; without functions if there is no py-spy, or it lacks permission."""
     written_bytes: int = 0
-    """What it wrote in the `WRITES_S` in which it was looked at."""
+    """Bytes written by the job during the `WRITES_S` of the inspection."""
 
 
 WRITES_S = 3.0
 
 
 def look_at_ranks(connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float) -> Look:
-    """How the ranks on one node are.
+    """Inspect the ranks of one node.
 
     Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
     done = connection.run(programs.STACKS, *job_words(run_dir, started), deadline_s=deadline_s)
     written = key_values(done).get("written", "")
@@ -59,7 +62,7 @@ def look_at_ranks(connection: Connection, run_dir: str, *, started: Started | No
 
 
 def main_threads(said: bytes) -> dict[int, list[str]]:
-    """What py-spy said of each rank, behind a line of ours that names it."""
+    """Parse the main thread's stack of each rank from the output of stacks.sh."""
     found: dict[int, list[str]] = {}
     frames: list[str] | None = None
     rank, pid = -1, ""
@@ -80,8 +83,10 @@ def main_threads(said: bytes) -> dict[int, list[str]]:
 
 
 def elsewhere(stacks: Stacks) -> tuple[int, ...]:
-    """Whom the others seem to wait for: ranks that do not run, or that are in no collective where others are in one, or
-    else the fewest."""
+    """Return the ranks that the others seem to wait for.
+
+    These are the ranks that cannot run; else those in no collective while others are in one; else the smallest group.
+    """
     kept = tuple(sorted(rank for rank, frames in stacks.items() if frames and _is_kept(frames[0])))
     if 0 < len(kept) < len(stacks):
         return kept
@@ -96,7 +101,7 @@ def elsewhere(stacks: Stacks) -> tuple[int, ...]:
 
 
 def is_where(frames: Sequence[str]) -> str:
-    """`is in fetch (data.py:12)`, or what keeps it from running."""
+    """Return where a rank is: `is in fetch (data.py:12)`, or what keeps it from running."""
     return f"is {'' if _is_kept(frames[0]) else 'in '}{frames[0]}"
 
 
@@ -105,12 +110,12 @@ def _is_kept(frame: str) -> bool:
 
 
 def with_gone(stacks: dict[int, list[str]], ranks: range) -> dict[int, list[str]]:
-    """Those of one node, which is to have these; where none is known, they are not called by numbers there."""
+    """Add the ranks of a node that have no process; unchanged if none is known, because ranks then have no numbers."""
     return {rank: stacks.get(rank, [GONE]) for rank in ranks} if set(stacks) & set(ranks) else stacks
 
 
 def stack_lines(stacks: Stacks) -> Iterator[str]:
-    """For a person: those that are elsewhere first, with more of where they are."""
+    """Yield the stacks for a human reader: ranks that are elsewhere come first, with more frames."""
     apart = elsewhere(stacks)
     together = sorted(_groups(stacks), key=lambda ranks: (not set(ranks) <= set(apart), len(ranks)))
     for ranks in together[:_SHOWN_GROUPS]:
@@ -123,7 +128,7 @@ def stack_lines(stacks: Stacks) -> Iterator[str]:
 
 
 def _groups(stacks: Stacks) -> list[tuple[int, ...]]:
-    """Ranks that are at the same place; the fewest first."""
+    """Return groups of ranks that are at the same place, smallest first."""
     found: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, frames in sorted(stacks.items()):
         if frames:

@@ -1,4 +1,4 @@
-"""Stopping all nodes of a run at once, each over the connection that there is or over a new one."""
+"""Stop all nodes of a run concurrently, each over its existing connection or a new one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topoplan.run.watched import Watched
 
 _SPARE_S = 5.0
 _LOST_S = 8.0
-"""Time to log in again to a host whose connection was lost: who stops a run does not wait for the network."""
+"""Timeout for a new login to a host whose connection was lost: a stop does not wait for the network."""
 
 
 def stop_all(
@@ -27,9 +27,9 @@ def stop_all(
     at_once: Callable[[], bool],
     watch: Watch | None = None,
 ) -> dict[str, HostError]:
-    """Stop the nodes, and take in their last output; by name, which could not be stopped.
+    """Stop the nodes and read their last output; return the errors of those that could not be stopped, by node name.
 
-    Once `at_once` says so, nothing is waited for any more.
+    Waiting ends as soon as `at_once` returns true.
     """
     results: dict[str, Stopped | HostError] = {}
 
@@ -38,7 +38,7 @@ def stop_all(
 
     deadline = Deadline(settings.grace_s + 2 * settings.stop_s + _SPARE_S)
     if watch is not None:
-        # Ends that had come before are looked at first: they are nobody's doing but the job's.
+        # Ends that happened before are handled first: they are the job's own doing.
         watch.until(lambda: True)
         watch.stopping = True
     calls = [Call(lambda node=node: one(node)) for node in nodes]  # type: ignore[misc]
@@ -57,7 +57,7 @@ def stop_all(
 
 
 def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None:
-    """What is wrong with how a node was stopped."""
+    """Return the error of a node that was not stopped; None if all is well."""
     if result is None:
         return HostError("not stopped yet", host=node.address, problem="deadline", remedy="see what runs there")
     if isinstance(result, HostError):
@@ -78,9 +78,10 @@ def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
 
 
 def _stop_one(node: Watched, settings: Settings, reconnect: Reconnect) -> Stopped | HostError:
-    """Stop one node; if its connection does not do any more, over another one.
+    """Stop one node, over a new connection if the existing one does not serve.
 
-    It may do, and take no further command: the one that follows the log is all that MaxSessions 1 allows.
+    The existing one may be alive and still refuse a further command: with MaxSessions 1, following the log uses the
+    only session.
     """
     with node.beginning:
         node.begin = None

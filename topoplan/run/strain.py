@@ -1,7 +1,7 @@
-"""What may slow a node down, as its host says it: clocks of GPUs, processes that want its CPUs, waits for disks.
+"""What may be slowing a node down, as reported by its host: GPU clocks, contention for CPUs, waits for disks.
 
-All ranks of a step wait for the slowest, so that their logs have the same times. Which node it is only the hosts know.
-What is said here is what a node has and the others have not, or what no healthy machine has.
+All ranks wait for the slowest in every step, so their logs show the same times, and only the hosts know which node it
+is. Reported is what one node shows and the others do not, or what no healthy machine shows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topoplan.units import named
 
 _DEADLINE_S = 40.0
 _SLOWER = 0.9
-"""A GPU is slow at less than that of the clock of the others: cards of one kind differ by less under the same work."""
+"""A GPU is slow below this fraction of the other GPUs' clock: cards of one kind differ by less under the same work."""
 _IDLE = 0x1
 _SLOWDOWNS = {
     0x80: "the power supply asks for less (power brake)",
@@ -29,40 +29,40 @@ _SLOWDOWNS = {
     0x8: "slowed down by the hardware",
     0x4: "at its power limit",
 }
-"""Bits of nvml.h, nvmlClocksEventReasons; the particular ones first."""
+"""Bits of nvml.h, nvmlClocksEventReasons; specific ones before general ones."""
 _CROWDED = 1.25
-"""Processes that want to run, for each CPU."""
+"""Runnable processes per CPU."""
 _WAITS = {"io": (20.0, "a disk or a file system"), "memory": (10.0, "host memory")}
 """Section of /proc/pressure -> percent of a minute that are too many, and what was waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One card under its work."""
+    """One GPU under load."""
 
     index: int
     mhz: float
-    """The highest of some looks."""
+    """Highest clock among several samples."""
     reasons: int
-    """Bits of why it is not higher, of all looks."""
+    """Reasons for throttling, as bits; the union of all samples."""
     celsius: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strain:
-    """One machine."""
+    """The load of one machine."""
 
     load: float = 0.0
-    """Processes that run or want to, in the mean of the last minute."""
+    """Running and runnable processes, averaged over the last minute."""
     cpus: int = 1
     waits: Mapping[str, float]
-    """Percent of the last minute in which some process waited: for `io`, for `memory`."""
+    """Percentage of the last minute during which some process waited for `io` or for `memory`."""
     gpus: Sequence[Gpu] = ()
-    """Those that have work."""
+    """The GPUs under load."""
 
 
 def strain_words(connections: Mapping[str, Connection]) -> list[str]:
-    """Ask hosts, by names of nodes, and say what stands out; a host that does not answer says nothing."""
+    """Ask hosts, keyed by node name, and describe what stands out; a host that does not answer is left out."""
     if not connections:
         return []
     found = run_on_all(
@@ -74,7 +74,7 @@ def strain_words(connections: Mapping[str, Connection]) -> list[str]:
 
 
 def read_strain(said: Mapping[str, str]) -> Strain:
-    """From the lines of strain.sh."""
+    """Parse the output of strain.sh."""
     looks: dict[int, list[list[str]]] = {}
     for key, value in said.items():
         if match := re.fullmatch(r"gpu\.([0-9]{1,4})\.[0-9]", key):
@@ -109,7 +109,7 @@ def _number(text: str, pattern: str) -> float | None:
 
 
 def notable(strains: Mapping[str, Strain]) -> Iterator[str]:
-    """A line for each node and what is wrong with it."""
+    """Describe what is wrong, one line per node and finding."""
     clocks = [gpu.mhz for strain in strains.values() for gpu in strain.gpus]
     usual = median(clocks) if clocks else 0.0
     for node, strain in strains.items():

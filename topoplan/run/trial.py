@@ -1,4 +1,4 @@
-"""A launch that ends its run itself: once enough steps are there to measure, or when it takes too long."""
+"""A launch that ends its run itself: once there are enough steps to measure, or when it takes too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topoplan.run.watch import Watch
 
 
 class TrialSession(LaunchAgain):
-    """A session whose run is ended before its trainer comes to its end, where it would save the model."""
+    """A session that ends its run before the trainer finishes, when it would save the model."""
 
     WAITS: ClassVar[str] = "the next trial waits until nothing of this one can be left"
 
@@ -24,10 +24,10 @@ class TrialSession(LaunchAgain):
         self._started_s: float | None = None
         self._watched: Watch | None = None
         self.took_s = 0.0
-        """For so long it had the hosts."""
+        """Seconds for which the trial occupied the hosts."""
 
     def go(self) -> Outcome:
-        """Do it, and say how it went. Raises what a launch raises."""
+        """Perform the session and return its outcome. Raises what a launch raises."""
         try:
             return super().go()
         finally:
@@ -46,7 +46,7 @@ class TrialSession(LaunchAgain):
         return watch.status.step >= self._wanted_steps or self._age_s >= self._at_most_s
 
     def _detached(self) -> Outcome:
-        """Enough: the run is stopped in place of being left."""
+        """Stop the run instead of leaving it running: it has enough steps, or has taken too long."""
         watch = self._watched
         step = watch.status.step if watch is not None else 0
         enough = step >= self._wanted_steps
@@ -58,7 +58,10 @@ class TrialSession(LaunchAgain):
         return Outcome(end="stopped", code=0, run=self._run, errors=left, running=tuple(left))
 
     def _watch(self) -> Outcome:
-        """Where a host was lost, the next trial has to wait until nothing is left of this one there."""
+        """Watch the run.
+
+        If a host was lost, wait until nothing of this trial is left there, before the next trial starts.
+        """
         outcome = super()._watch()
         if outcome.end not in ("failed", "stopped") or not outcome.errors:
             return outcome

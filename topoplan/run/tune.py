@@ -1,4 +1,4 @@
-"""Trials of plans one after another, on the hosts of their spec: each is launched, measured and learnt from."""
+"""Run trials of plans one after another on the hosts of their spec; each is launched, measured and learned from."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ from topoplan.run.trial import TrialSession
 from topoplan.specs.spec import Spec
 
 Why = Literal["clear", "enough", "none left", "interrupted", "refused", "held", "queued", "awaited"]
-"""Why there are no more trials: the best plan is clear; as many were run as was wanted; no other plan is left; the user
-wants to end; the hosts refuse; something of a trial may still be running there; or they are a job of Slurm, that is to
-be submitted, or has not run them all."""
+"""Why no more trials are run.
+
+`clear`: the best plan is clear. `enough`: the requested number was run. `none left`: no other plan is left.
+`interrupted`: the user wants to end. `refused`: the hosts refuse. `held`: something of a trial may still be running on
+a host. `queued`: the trials are a Slurm job that is to be submitted. `awaited`: a Slurm job has not run all of them.
+"""
 _LOST_AFTER_S = 120.0
-"""A host that was not seen for so long ends a trial. A run would wait, and has more to lose."""
+"""A host that was out of sight for this long ends a trial. A real run would wait, because it has more to lose."""
 
 
 def trials_directory(spec: Spec) -> Path:
-    """Where the bundles of trials of a spec are written."""
+    """Return the directory for the bundles of a spec's trials."""
     usual = usual_directory(spec)
     return usual.with_name(f"{usual.name}-trials")
 
@@ -50,25 +53,25 @@ class Trials:
     """How the trials of a spec are run."""
 
     spec: Spec
-    """Before anything was learnt."""
+    """The spec before anything was learned."""
     directory: Path
-    """Where their bundles are written."""
+    """Directory for the bundles of the trials."""
     steps: int
     made_up: bool
-    """On samples that are made up."""
+    """Whether the trials run on synthetic samples."""
     targets: Mapping[str, Target]
-    """By names of nodes."""
+    """By node name."""
     access: Access
     settings: Settings = field(default_factory=Settings)
     preflight: Callable[[Bundle], Preflight] | None = None
-    """Of the first trial; the others find the hosts as that one did."""
+    """Preflight of the first trial; the later ones find the hosts as that one left them."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     tell: Tell = lambda event: None
     interrupts: Callable[[], int] = lambda: 0
     ending: Callable[[], int] = lambda: 0
 
     def run(self, tuning: Tuning, most: int) -> Why:
-        """At most so many trials, each of which the tuning learns from."""
+        """Run at most `most` trials, and let the tuning learn from each."""
         for number in range(1, most + 1):
             standing = tuning.standing
             if standing is None or standing.next is None:
@@ -137,7 +140,7 @@ class Trials:
 
 
 def _went_wrong(outcome: Outcome) -> dict[str, Any]:
-    """Of a trial: why it gave no step, if it did not, and whether that was its plan's fault."""
+    """Return why a trial gave no step time, if it did not, and whether its plan is to blame."""
     failure = outcome.failure
     if failure is None:
         return {"why": "too few steps came before it was ended"}
@@ -148,13 +151,13 @@ def _went_wrong(outcome: Outcome) -> dict[str, Any]:
 
 
 def tried_of(record: RunRecord, spec: Spec, plan: Plan) -> Tried:
-    """What the run of a trial has left."""
+    """Return what the run of a trial has left."""
     lesson, ended = lesson_of(record, spec, plan), ended_of(record, spec, plan)
     return Tried(plan=plan, lesson=lesson, ended=ended, run=record.run_id)
 
 
 def tried_in_jobs(directory: Path, spec: Spec) -> tuple[list[Tried], list[Path]]:
-    """What trials of the same job left that ran under Slurm, and the bundles of those that are not over."""
+    """Return results of trials of the same job that ran under Slurm, and the bundles of those that are not over."""
     tried, awaited = list[Tried](), list[Path]()
     for one in queued(directory):
         if _question(one.recorded.spec) != _question(spec):
@@ -168,7 +171,7 @@ def tried_in_jobs(directory: Path, spec: Spec) -> tuple[list[Tried], list[Path]]
 
 
 def queued_trials(tuning: Tuning, plans: Sequence[Plan], steps: int, *, made_up: bool) -> list[QueuedTrial]:
-    """Trials of these plans for a job of Slurm. Raises what `trial_draft` raises."""
+    """Return trials of these plans for a Slurm job. Raises what `trial_draft` raises."""
     found = []
     for plan in plans:
         takes = expected(tuning.ranking.spec, plan, steps)
@@ -179,12 +182,12 @@ def queued_trials(tuning: Tuning, plans: Sequence[Plan], steps: int, *, made_up:
 
 
 def _output(plan: Plan) -> str:
-    """Another one each time: trainers add to a log that is there."""
+    """Return a new output directory each time, because trainers append to an existing log."""
     return f"saves/trials/{plan.id}-{secrets.token_hex(4)}"
 
 
 def tried_before(directory: Path, spec: Spec) -> Iterator[Tried]:
-    """What earlier trials of the same job, with bundles in this directory, have measured; the first of them first."""
+    """Yield the measurements of earlier trials of the same job with bundles in this directory, oldest first."""
     for record in records.runs():
         if not isinstance(record, RunRecord) or not record.is_over or Path(record.bundle).parent != directory.resolve():
             continue
@@ -199,6 +202,6 @@ def tried_before(directory: Path, spec: Spec) -> Iterator[Tried]:
 
 
 def _question(spec: Spec) -> dict[str, Any]:
-    """What of a spec no trial changes."""
+    """Return the part of a spec that no trial changes."""
     job = replace(spec.job, trainer={}, dataset=None, dataset_dir=None, epochs=1.0)
     return spec_to_dict(replace(spec, job=job, profile=None), whole=True)

@@ -1,4 +1,4 @@
-"""Whom the others waited for, where collectives timed out: the rank that wrote no timeout, because it was not there."""
+"""Find the rank that the others waited for when collectives timed out: the one that wrote no timeout of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout: .*Timeout\(ms\)=(?P<nccl>[0-9]+)"
     r"|Timed out waiting (?P<gloo>[0-9]+)ms for (?:recv|send) operation|wait timeout after (?P<wait>[0-9]+)ms"
 )
-"""What a rank writes that waited itself. The watchdog of one that hangs is a thread of its own: it may well say that it
-was told of the timeout of another."""
+"""What a rank writes that was waiting itself. The watchdog of a hanging rank is a separate thread, so it may well
+report that it was told of another rank's timeout.
+"""
 _PEER_GONE = re.compile(r"Connection (?:closed|reset) by (?:remote )?peer|ncclRemoteError|[Bb]roken pipe")
 
 
@@ -24,17 +25,18 @@ class WaitedFor:
     node: int
     ranks: tuple[int, ...]
     waited_ms: int
-    """How long the others did."""
+    """How long the other ranks waited."""
     waited: int
-    """How many of them wrote that."""
+    """Number of ranks that reported a timeout."""
     evidence: tuple[str, ...]
-    """The last line of those that were not there, if any, and what the first that waited wrote."""
+    """The last line of the absent ranks, if any, and the message of the first rank that waited."""
 
 
 def waited_for(lines: Mapping[int, Sequence[RankLine]], ranks_per_node: int) -> WaitedFor | None:
-    """Read from the last lines of all nodes; None where nobody timed out, or those who did not are many or apart.
+    """Return the ranks that the others waited for, from the last lines of all nodes.
 
-    A rank that lost its peers was there: another was not. Where all others timed out it may be the one that came late.
+    None if nobody timed out, or if the ranks that did not are too many or on several nodes. A rank that lost its peers
+    was there: another one was not. If all other ranks timed out, that rank may be the late one.
     """
     timed_out: dict[int, tuple[int, str]] = {}
     gone: set[int] = set()

@@ -110,8 +110,7 @@ class Watch:
 
     @property
     def hangs(self) -> bool:
-        """Whether no step has come for `hang_after_s`, the stacks of the ranks were collected, and no node is
-        writing."""
+        """Whether no step has come for `hang_after_s`, the ranks' stacks were collected, and no node is writing."""
         if self._hang_after_s is None or self.silence.quiet_s < self._hang_after_s or not self.silence.is_told:
             return False  # the stacks collected earlier belong to an earlier silence
         return self._asks_stacks is not None and self._asks_stacks.done.is_set() and not self._writer
@@ -186,8 +185,9 @@ class Watch:
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _look_for_silence(self) -> None:
-        """Report a silence and collect the stacks. While a host is out of sight or the run is being stopped, silence
-        says nothing.
+        """Report a silence and collect the stacks.
+
+        While a host is out of sight or the run is being stopped, silence says nothing.
         """
         if self._on_data is not None or self.stopping or any(node.unseen and not node.over for node in self.nodes):
             self.silence.alive()

@@ -66,7 +66,7 @@ class Watched:
     def of(
         cls, place: NodeRecord, connection: Connection | None, *, log: Path | None, tail_lines: int | None = None
     ) -> Self:
-        """The watched node for a node of a run's record."""
+        """Return the watched node for a node of a run's record."""
         return cls(
             node=place.node,
             name=place.label,
@@ -90,13 +90,15 @@ class Watched:
 
 
 def failed_at(nodes: Iterable[Watched]) -> float:
-    """Time of the first failure, in terms of `time.monotonic`. Raises ValueError if no node has failed."""
+    """Return the time of the first failure, in terms of `time.monotonic`. Raises ValueError if no node has failed."""
     return min(node.trouble_at or 0.0 for node in nodes if node.failed)
 
 
 def ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: float | None) -> float:
-    """Time of a job's end. An end that came unseen is as old as its host says; others were noticed, or happened
-    before."""
+    """Return the time of a job's end.
+
+    An end that came unseen is as old as its host says; others were noticed, or happened before.
+    """
     if state.ended_s_ago is None:
         return noticed or now
     by_host = now - state.ended_s_ago
@@ -104,13 +106,13 @@ def ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: flo
 
 
 def not_kept(nodes: Iterable[Watched]) -> str:
-    """One line on why local copies of logs are incomplete; empty if all are complete."""
+    """Return one line on why local copies of logs are incomplete; empty if all are complete."""
     lacking = (node for node in nodes if node.not_kept)
     return "; ".join(f"the log of {node.name} is not kept to its end: {node.not_kept}" for node in lacking)
 
 
 def how_it_failed(state: NodeState) -> str:
-    """How a job failed, as a phrase; empty if it ended well."""
+    """Return how a job failed, as a phrase; empty if it ended well."""
     if state.stopped:
         return f"was ended on its host, as {state.stopped}"
     if state.state == "ended":

@@ -60,7 +60,7 @@ class Peer:
         self.rest = b""
 
     def greeting(self, limit_s: float) -> "list[str]":
-        """The words of the peer's first line; raises OSError if none comes."""
+        """Return the words of the peer's first line; raises OSError if none comes."""
         self.connection.settimeout(limit_s)
         found = b""
         while not found.endswith(b"\n"):
@@ -71,7 +71,7 @@ class Peer:
         return found.decode(errors="replace").split()
 
     def read(self) -> "list[tuple[str, str]]":
-        """The lines that have arrived, each as its first word and the rest; raises OSError once no more can come."""
+        """Return the lines that have arrived, each as its first word and the rest; raises OSError at the end."""
         self.connection.settimeout(0.0)
         data = self.connection.recv(LONGEST)
         if not data or len(self.rest) > LONGEST:
@@ -100,8 +100,10 @@ class Peer:
 
 
 def listener() -> socket.socket:
-    """A listening socket at the master port; SO_REUSEADDR on both sides lets the trainer bind it once this is
-    closed."""
+    """Return a listening socket at the master port.
+
+    SO_REUSEADDR on both sides lets the trainer bind the port once this socket is closed.
+    """
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         with contextlib.suppress(OSError):
             made = socket.socket(family)
@@ -180,13 +182,13 @@ def hold(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
 
 
 def held() -> "list[Peer]":
-    """The peers whose connections were handed over by the previous supervisor."""
+    """Return the peers whose connections were handed over by the previous supervisor."""
     pairs = (one.split(":") for one in HELD)
     return [Peer(socket.socket(fileno=int(number)), name) for number, name in pairs]
 
 
 def ending() -> str:
-    """How the job ended according to its own record, if no signal has told; empty if there is no record."""
+    """Return how the job ended according to its own record, if no signal has told; empty if there is no record."""
     with contextlib.suppress(OSError):
         code = Path(".topoplan", "exit").read_text().split()[:1]
         return WELL if code == ["0"] else f"{FAILED} {ME} failed"
@@ -296,8 +298,7 @@ def go_on(peers: "list[Peer]") -> int:
 
 
 def main() -> int:
-    """Meet the other supervisors, then go on in a forked process, whose id is reported to the first process of the
-    job."""
+    """Meet the other supervisors, then go on in a forked process, whose id is written to standard output."""
     for one in SIGNALS:
         signal.signal(one, told)
     peers = []  # type: list[Peer]
