@@ -1,6 +1,6 @@
-"""An SSH agent, asked for its keys and to sign with them (draft-ietf-sshm-ssh-agent).
+"""An SSH agent that is asked for its keys and for signatures (draft-ietf-sshm-ssh-agent).
 
-paramiko's own client knows only the agent of SSH_AUTH_SOCK, and each host may have another one (IdentityAgent).
+paramiko's own client supports only the agent of SSH_AUTH_SOCK, but each host may have a different one (IdentityAgent).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _CERTIFICATE = "-cert-v01@openssh.com"
 
 
 def keys_of(path: Path) -> list[PKey]:
-    """The keys that an agent holds; the connection stays open, for signing. Takes as long as the agent does.
+    """Return the keys that an agent holds; the connection stays open for signing. Has no time limit of its own.
 
     Raises:
         OSError: there is no agent.
-        SSHException: it is none, or it has gone.
+        SSHException: the socket is not an agent's, or the agent has gone.
     """
     agent = _Agent(path)
     kind, answer = agent.ask(_REQUEST_IDENTITIES)
@@ -34,12 +34,12 @@ def keys_of(path: Path) -> list[PKey]:
     keys = []
     for _ in range(answer.get_int()):
         keys.append(_key_class()(agent, answer.get_binary()))
-        answer.get_binary()  # its comment
+        answer.get_binary()  # the key's comment
     return keys
 
 
 class _Agent:
-    """A connection to an agent: one question and its answer at a time."""
+    """A connection to an agent: one request and its response at a time."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class _Agent:
         self._answers = self._socket.makefile("rb")
 
     def ask(self, kind: int, body: bytes = b"") -> tuple[int, Message]:
-        """The kind of its answer, and what follows."""
+        """Send a request; return the type of the response and its contents."""
         from paramiko import Message
 
         with self._lock:
@@ -64,7 +64,7 @@ class _Agent:
             return answered, Message(self._answers.read(size - 1))
 
     def trouble(self, what: str) -> Exception:
-        """What is raised where it does not do as it should."""
+        """Return the error for an agent that does not behave as it should."""
         from paramiko import SSHException
 
         return SSHException(f"the agent {what}")
@@ -72,7 +72,7 @@ class _Agent:
 
 @functools.cache
 def _key_class() -> type[Any]:
-    """Made on first use: paramiko is slow to load."""
+    """Return the class, which is created on first use because paramiko is slow to import."""
     from paramiko import Message, PKey
 
     class AgentKey(PKey):

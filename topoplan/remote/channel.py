@@ -1,10 +1,10 @@
-"""Sending into a channel that the other side may be closing.
+"""Send into a channel that the other side may be closing.
 
-paramiko looks whether a channel is open, lets go of its lock, and sends. If the other side closes it in between,
-paramiko's reading thread confirms that, and what is sent after the confirmation is for a channel that sshd no longer
-has: it ends the whole connection ("packet referred to nonexistent channel"), with every other channel on it. Here the
-message goes out under the channel's lock, so that it is ahead of the confirmation or is not sent. `Packetizer`,
-`Message` and the locks are public in paramiko; its own way to send holds no lock.
+paramiko checks whether a channel is open, releases its lock, and sends. If the other side closes the channel in
+between, paramiko's reading thread confirms that, and whatever is sent after the confirmation is for a channel that sshd
+no longer has: sshd then ends the whole connection ("packet referred to nonexistent channel"), with every other channel
+on it. Here the message is sent under the channel's lock, so that it either precedes the confirmation or is not sent.
+`Packetizer`, `Message` and the locks are public in paramiko; its own method for sending holds no lock.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from paramiko.message import Message
 
 _MOST_BYTES = 64
-"""What a packet needs besides its data, by paramiko's own reckoning."""
+"""Packet size besides the data, by paramiko's own estimate."""
 
 
 def send(channel: paramiko.Channel, data: bytes, *, wait_s: float = 0.0) -> int:
-    """Send the first part of `data`, as much as the other side takes in one packet; its length.
+    """Send the first part of `data`, as much as the other side accepts in one packet, and return its length.
 
-    0 means that it takes nothing now, also after `wait_s`.
+    0 means that the other side accepts nothing now, even after `wait_s`.
 
     Raises:
-        BrokenPipeError: the channel is closed, or was told that nothing more comes.
+        BrokenPipeError: the channel is closed, or its end was already sent.
         EOFError: the connection is lost.
     """
     from paramiko.common import cMSG_CHANNEL_DATA
@@ -47,7 +47,7 @@ def send(channel: paramiko.Channel, data: bytes, *, wait_s: float = 0.0) -> int:
 
 
 def end(channel: paramiko.Channel) -> bool:
-    """Say that nothing more comes. False if that cannot be said now, because keys are exchanged."""
+    """Send the end of the data; return False if that is not possible now, because keys are being exchanged."""
     from paramiko.common import cMSG_CHANNEL_EOF
 
     with channel.lock:
@@ -68,9 +68,9 @@ def _message(kind: bytes, channel: paramiko.Channel) -> Message:
 
 
 def pass_on(transport: paramiko.Transport | None, message: Message) -> bool:
-    """What the transport does with a user's message, but for waiting: that thread may need the channel's lock.
+    """Send a message as the transport would, but without blocking: the transport's thread may need the channel's lock.
 
-    False where nothing can be sent, because keys are exchanged. Raises EOFError where the connection is lost.
+    Return False if nothing can be sent because keys are being exchanged. Raises EOFError if the connection is lost.
     """
     if transport is None or not transport.is_active():
         raise EOFError

@@ -1,11 +1,12 @@
-"""Commands and files on a host that is logged in to.
+"""Commands and files on a host over an established SSH connection.
 
-Commands have no terminal. So their two outputs stay apart and bytes stay as they are; and **nothing that was started
+Commands have no terminal, so their two outputs stay separate and bytes are not altered; and **nothing that was started
 ends because the connection does**, neither by `close` nor when the network is cut. A command that must end with the
-client is started with `hold_stdin` and ends itself when its standard input ends; one that must not does not look at it.
+client is started with `hold_stdin` and ends itself when its standard input ends; a command that must outlive the client
+ignores its standard input.
 
-The user's login shell may be any: zsh, fish, tcsh. All that it is told is to run bash, and the rest travels by standard
-input, because these shells do not quote alike. What its start-up files print is passed over.
+The user's login shell may be any: zsh, fish, tcsh. It is only told to run bash, and the rest travels over standard
+input, because these shells quote differently. Output of its start-up files is skipped.
 """
 
 from __future__ import annotations
@@ -27,35 +28,38 @@ if TYPE_CHECKING:
     import paramiko
 
 Command = Sequence[str] | str
-"""Words of one command, each passed on as it is; or the text of a bash script."""
+"""The words of one command, each passed on unchanged; or the text of a bash script."""
 
 Source = Literal["stdout", "stderr"]
 
 KEEP_BYTES = 2**20
-"""Of each output of `run`, what is kept: little enough for a hundred hosts at once."""
+"""How much of each output of `run` is kept: little enough for a hundred hosts at once."""
 _OPEN_S = 15.0
-"""Time for a host to start a command."""
+"""Timeout for a host to start a command."""
 _FIRST = 'read -r -t 60 x && until [ "$x" = : ]; do read -r -t 60 x || exit; done'
 SHELL = f"bash --norc -c '{_FIRST} && exec bash --norc -s'"
-"""Where the network is cut between this command and its input, the host does not learn of it: the first lines are
-waited for, and not for ever. Start-up files that ask something take some of the empty ones."""
+"""Shell command that reads a script from standard input. If the network is cut between this command and its input, the
+host does not learn of it, so the wait for the first lines is limited. Start-up files that ask a question consume some
+of the leading empty lines.
+"""
 _OPENING = "\n\n\n\n:\n"
 _IS_BASH = """[ "$BASH_VERSION" ] || { echo 'a start-up file of its login shell runs another shell' >&2; exit 1; }"""
 _BEGIN = b"topoplan:begin\n"
-"""The first output of ours."""
+"""Marks the beginning of the script's own output."""
 _GREETING_BYTES = 64 * 1024
-"""Of what comes before that, what is kept: it says why, where nothing else comes."""
+"""How much of the output before the marker is kept: it gives the reason if the marker never arrives."""
 _CLOSING_S = 3.0
-"""Time for a session that is closed here to be closed on the host."""
+"""Time for a session that was closed here to be closed on the host."""
 _AGAIN_S = 0.05
 _READ_BYTES = 256 * 1024
 _PACKET_BYTES = 32 * 1024
 _WINDOW_BYTES = 512 * 1024
-"""What a host may send of one output before it is read here: 50 MB/s over 10 ms, and little for many hosts."""
+"""How much of one output a host may send before it is read here: 50 MB/s over 10 ms, and little for many hosts."""
 _FEED_S = 0.005
-"""How often to look whether the host takes more standard input."""
+"""Interval at which to check whether the host accepts more standard input."""
 _LOOK_S = 0.25
-"""How often to look for what rings no bell: the exit code of a command that closed its outputs long ago."""
+"""Interval at which to check for events that ring no bell: the exit code of a command that closed its outputs long
+ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +67,15 @@ class Completed:
     """A command that has ended."""
 
     code: int | None
-    """Exit code; None: a signal ended it."""
+    """Exit code; None if a signal ended the command."""
     stdout: bytes
     stderr: bytes
-    """Of either, what is over the limit is left out in the middle."""
+    """Both outputs lack their middle if they exceed the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some output, as it came. Lines may be cut anywhere."""
+    """A piece of output, as it arrived. Lines may be cut anywhere."""
 
     source: Source
     data: bytes
@@ -82,25 +86,25 @@ class Ended:
     """The end of a stream; nothing follows."""
 
     code: int | None
-    """Exit code; None: a signal ended the command, or `lost`."""
+    """Exit code; None if a signal ended the command, or `lost` is set."""
     lost: HostError | None = None
-    """The connection ended first. The command may still be running."""
+    """Set if the connection ended first. The command may still be running."""
 
 
 class Bell(threading.Event):
-    """Wakes the one thread that reads several outputs: paramiko sets it when something came, or ended."""
+    """Wakes the single thread that reads several outputs: paramiko sets it on data and at the end of an output."""
 
     def clear(self) -> None:
-        """Nothing: paramiko calls this when one output is empty, and there are others."""
+        """Do nothing: paramiko calls this when one output is empty, but there are others."""
 
     def listen(self, limit_s: float) -> None:
-        """Wait until it rings, and turn it off. What comes after that rings it again."""
+        """Wait until the bell rings, and reset it. What arrives afterwards rings it again."""
         self.wait(limit_s)
         super().clear()
 
 
 class Stream:
-    """A command that runs. Read it from one thread."""
+    """A running command. To be read from one thread."""
 
     def __init__(self, host: str, session: paramiko.Channel, stdin: bytes, *, hold_stdin: bool) -> None:
         self.host = host
@@ -114,13 +118,13 @@ class Stream:
         self._feed()
 
     def ring(self, bell: Bell) -> None:
-        """Ring this bell from now on, when there is something to read."""
+        """Ring `bell` from now on when there is something to read."""
         self.bell = bell
         self._channel.in_buffer.set_event(bell)
         self._channel.in_stderr_buffer.set_event(bell)
 
     def poll(self) -> list[Chunk | Ended]:
-        """What has come since the last call, without waiting. After `Ended`, nothing."""
+        """Return what has arrived since the last call, without waiting. After `Ended`, nothing more comes."""
         if self._ended is not None:
             return []
         self._feed()
@@ -134,7 +138,7 @@ class Stream:
             if source.recv_ready() and (data := self._without_greeting(source.recv(_READ_BYTES))):
                 found.append(Chunk(source="stdout", data=data))
             if len(found) > 32 and not over:
-                self.bell.set()  # leave the rest for the next call, so that others get their turn
+                self.bell.set()  # leave the rest for the next call, so that other streams get their turn
                 return found
         if over:
             if self._greeting:
@@ -144,11 +148,11 @@ class Stream:
         return found
 
     def __iter__(self) -> Iterator[Chunk | Ended]:
-        """All that comes, as it comes; the last one is `Ended`."""
+        """Iterate over everything as it arrives; the last item is `Ended`."""
         return self.read(None)
 
     def read(self, deadline_s: float | None) -> Iterator[Chunk | Ended]:
-        """As iterating, but not beyond the deadline: then it stops without `Ended`, and can be called again."""
+        """Iterate until the deadline at most; then stop without `Ended`, so that `read` can be called again."""
         deadline = Deadline(deadline_s) if deadline_s is not None else None
         while self._ended is None:
             yield from self.poll()
@@ -158,29 +162,31 @@ class Stream:
             self.bell.listen(min(look_s, deadline.left_s) if deadline else look_s)
 
     def write(self, data: bytes) -> None:
-        """Send more to the command's standard input, which was held open. What does not go at once goes with the next
-        `poll`."""
+        """Send more to the command's standard input, which was held open.
+
+        What cannot be sent immediately is sent by the next `poll`.
+        """
         self._stdin = memoryview(bytes(self._stdin) + data)
         self._feed()
 
     def end_stdin(self) -> None:
-        """End the command's standard input, once all of it is sent."""
+        """End the command's standard input once all of it is sent."""
         self._hold_stdin = False
         self._feed()
 
     def close(self) -> None:
-        """Read no more. The command goes on, unless it looks at its standard input; see the module's docstring."""
+        """Stop reading. The command goes on unless it reads its standard input; see the module's docstring."""
         if self._ended is None:
             self._ended = Ended(code=None)
         self._channel.close()
 
     @property
     def begun(self) -> bool:
-        """Whether the host has got to what it was asked to run."""
+        """Whether the host has begun the script."""
         return self._greeting is None
 
     def _without_greeting(self, data: bytes) -> bytes:
-        """What comes after the login shell's own words."""
+        """Return the output without what the login shell printed before the script."""
         if self._greeting is None:
             return data
         self._greeting += data
@@ -193,7 +199,7 @@ class Stream:
         return data
 
     def _feed(self) -> None:
-        """Send as much of the standard input as the host takes now, and end it after that."""
+        """Send as much of the standard input as the host accepts now, and then end it."""
         try:
             while self._stdin_open and self._stdin:
                 sent = channel.send(self._channel, bytes(self._stdin[:_PACKET_BYTES]))
@@ -203,12 +209,12 @@ class Stream:
             if self._stdin_open and not self._stdin and not self._hold_stdin:
                 self._stdin_open = not channel.end(self._channel)
         except (OSError, EOFError):
-            # The command has ended, or the connection has; `poll` says which.
+            # The command or the connection has ended; `poll` tells which.
             self._stdin_open = False
 
     @property
     def feeding(self) -> bool:
-        """Whether there is standard input, or its end, that the host has not taken yet."""
+        """Whether there is standard input, or its end, that the host has not accepted yet."""
         return self._stdin_open and (bool(self._stdin) or not self._hold_stdin)
 
     def _end(self) -> Ended:
@@ -223,10 +229,10 @@ class Stream:
 
 
 class Connection:
-    """One host, logged in to. Several commands can run at the same time; methods may be called from any thread."""
+    """An SSH connection to one host. Several commands can run concurrently; methods may be called from any thread."""
 
     def __init__(self, target: Target, transport: paramiko.Transport, *, release: Callable[[], None]) -> None:
-        """Made by `ssh.connect`. `release` is called after closing: it lets go of the jump host."""
+        """Used by `ssh.connect`. `release` is called after closing and releases the jump host."""
         self.target = target
         self.transport = transport
         self._release = release
@@ -236,12 +242,12 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """The name of its target."""
+        """The name of the connection's target."""
         return self.target.name
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still works, as far as is known: a host that has gone is noticed after some seconds."""
+        """Whether the connection still works, as far as is known: a host that is gone is noticed after some seconds."""
         return bool(self.transport.is_active())
 
     def run(
@@ -253,14 +259,14 @@ class Connection:
         keep_bytes: int = KEEP_BYTES,
         late: HostError | None = None,
     ) -> Completed:
-        """Run a command to its end. `args` are the words $1, $2 ... of a script; `stdin` is what it can read.
+        """Run a command to its end. `args` are the arguments $1, $2 ... of a script; `stdin` is its standard input.
 
-        As with ssh, that is when nobody holds its outputs open any more: what it leaves running needs others.
-        `keep_bytes` of each output are kept at most, half from the start and half from the end. `late` is raised where
-        it does not end by the deadline.
+        As with ssh, the command has ended once no process holds its outputs open: processes that it leaves running need
+        other outputs. At most `keep_bytes` of each output are kept, half from the start and half from the end. `late`
+        is raised if the command does not end by the deadline.
 
         Raises:
-            HostError: `lost`, or `deadline`; then the command may still be running. `command`: the host runs no shell.
+            HostError: `lost`, or `deadline`; the command may then still be running. `command`: the host runs no shell.
         """
         deadline = Deadline(deadline_s)
         stream = self.start(command, *args, stdin=stdin, deadline_s=deadline_s)
@@ -298,8 +304,8 @@ class Connection:
     ) -> Stream:
         """Start a command and return while it runs.
 
-        `stdin` is sent first; with `hold_stdin` the command's standard input stays open after that, until `end_stdin`,
-        `close` or the end of this process or of the connection, whichever comes first.
+        `stdin` is sent first. With `hold_stdin` the command's standard input then stays open until `end_stdin`, `close`
+        or the end of this process or of the connection, whichever comes first.
 
         Raises:
             HostError: `lost`, `deadline`, or `command`: the host does not start commands.
@@ -308,7 +314,10 @@ class Connection:
         return Stream(self.name, self._open(_called(command), deadline_s), script + stdin, hold_stdin=hold_stdin)
 
     def _session(self, limit: Deadline) -> paramiko.Channel:
-        """A new session. Where one of ours was the last that the host allows, that may be closed here and not there."""
+        """Open a new session.
+
+        If the host's last allowed session was ours, it may be closed here but not yet on the host, so this is retried.
+        """
         from paramiko import ChannelException
 
         closing = Deadline(min(limit.left_s, _CLOSING_S))
@@ -325,14 +334,14 @@ class Connection:
                 return session
 
     def _open(self, called: str, deadline_s: float) -> paramiko.Channel:
-        """A new session in which the host has started our shell."""
+        """Open a new session in which the host has started our shell."""
         from paramiko import ChannelException, SSHException
 
         limit = Deadline(min(deadline_s, _OPEN_S))
         session = None
         try:
             session = self._session(limit)
-            # paramiko waits without an end for the answer.
+            # paramiko would wait for the answer without a time limit.
             session.event = _event_within(limit)
             session.exec_command(SHELL)
             return session
@@ -355,7 +364,7 @@ class Connection:
             raise self.target.error("command", what, "see its sshd_config") from None
 
     def close(self) -> None:
-        """Close. Commands that run go on; see the module's docstring. Closing again does nothing."""
+        """Close the connection. Running commands go on; see the module's docstring. Further calls do nothing."""
         with self._closing:
             if self._closed:
                 return
@@ -382,7 +391,7 @@ class _Kept:
         room = self._half - len(self._head)
         self._head += data[: max(0, room)]
         self._tail += data[max(0, room) :]
-        if len(self._tail) > 2 * self._half:  # now and then, since moving bytes costs
+        if len(self._tail) > 2 * self._half:  # only now and then, because moving bytes is expensive
             del self._tail[: -self._half]
 
     def value(self) -> bytes:
@@ -400,8 +409,10 @@ def _event_within(limit: Deadline) -> threading.Event:
 
 
 def _script(text: str, *words: str) -> bytes:
-    """A script for the standard input of `SHELL`, with its words. The braces make bash read all of it before it starts;
-    what comes after is the script's own standard input."""
+    """Return a script with its arguments for the standard input of `SHELL`.
+
+    The braces make bash read all of it before it starts; what follows is the script's own standard input.
+    """
     said = _BEGIN.decode().rstrip("\n")
     return f"{_OPENING}{{\n{_IS_BASH}\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
 
@@ -411,21 +422,21 @@ def _called(command: Command) -> str:
 
 
 def last_words(output: bytes) -> str:
-    """`: ` and the last line, as the end of a message; empty where nothing was said."""
+    """Return `: ` and the last line of an output, as the end of a message; empty if there was no output."""
     lines = output.decode(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()]
     return f": {said[-1][:300]}" if said else ""
 
 
 def no_script(target: Target, output: bytes) -> HostError:
-    """What is raised for a host that let us in and ended without running bash; `output` is what it said."""
+    """Return the error for a host that accepted the login but ran no bash; `output` is what it printed."""
     return target.error(
         "command", f"it ran no script of ours{last_words(output)}", f"see whether `{target.ssh} bash` works"
     )
 
 
 def no_script_yet(target: Target, deadline_s: float) -> HostError:
-    """What is raised for one that had not got to it by the deadline."""
+    """Return the error for a host that had not begun the script by the deadline."""
     return target.error(
         "deadline",
         f"its login shell did not get to a script of ours within {in_seconds(deadline_s)}",
@@ -434,7 +445,7 @@ def no_script_yet(target: Target, deadline_s: float) -> HostError:
 
 
 def lost_connection(host: str) -> HostError:
-    """What is raised for a connection that has ended."""
+    """Return the error for a connection that has ended."""
     return HostError(
         "the connection was lost",
         host=host,

@@ -1,4 +1,4 @@
-"""The same work on many hosts at once. A host that fails is data in the result and stops none of the others."""
+"""Run the same work on many hosts concurrently. A failed host is data in the result and does not affect the others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ T = TypeVar("T")
 
 _FILES = 8192
 AT_ONCE = 32
-"""Hosts to log in to at the same time."""
+"""Number of concurrent logins."""
 AT_ONCE_PER_JUMP = 8
-"""The same behind one jump host: its sshd serves them all."""
+"""Number of concurrent logins behind one jump host, because its sshd serves them all."""
 _AGAIN = ("banner", "lost")
-"""Problems that may be gone a moment later: an sshd with many logins under way hangs up on some (MaxStartups), and a
-network that loses packets loses a login."""
+"""Problems that may be gone a moment later: an sshd with many pending logins drops some (MaxStartups), and a network
+that loses packets may break a login.
+"""
 _PAUSE_S = 0.3
 
 
@@ -41,10 +42,10 @@ def connect_all(
     deadline_s: float = CONNECT_S,
     on_done: Callable[[str, Connection | HostError], None] = lambda name, result: None,
 ) -> dict[str, Connection | HostError]:
-    """Log in to all targets, in their order in the result. The caller closes the connections.
+    """Log in to all targets; the result is in their order. The caller closes the connections.
 
-    Targets with the same jump hosts share one connection to them. A host that hangs up while others log in is tried
-    again until its deadline. `on_done` is called for each as it is done, one call at a time.
+    Targets with the same jump hosts share one connection to them. A host that hangs up while others log in is retried
+    until its deadline. `on_done` is called for each host as it is done, one call at a time.
     """
     _allow_files()
     groups: dict[tuple[Target, ...], list[str]] = defaultdict(list)
@@ -58,7 +59,7 @@ def connect_all(
         )
 
     def group(names: list[str]) -> None:
-        """Those behind the same jump hosts."""
+        """Log in to the targets behind the same jump hosts."""
         jump = tried(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
         if isinstance(jump, HostError):
             for name in names:
@@ -82,7 +83,7 @@ def connect_all(
 
 
 def _allow_files() -> None:
-    """As many open files as the system lets us have: some give 256 unasked, and each host takes some."""
+    """Raise the limit of open files as far as allowed: each host takes some, and some systems set it to 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -90,7 +91,7 @@ def _allow_files() -> None:
 
 
 class _Logins:
-    """What came of logging in, told one at a time."""
+    """The results of logins, reported one at a time."""
 
     def __init__(self, on_done: Callable[[str, Connection | HostError], None]) -> None:
         self.results: dict[str, Connection | HostError] = {}
@@ -107,7 +108,7 @@ class _Logins:
                 result.close()
 
     def give_up(self) -> None:
-        """Close all, and those that are still to come."""
+        """Close all connections, and those that are still to come."""
         with self._telling:
             self._given_up = True
         for result in self.results.values():
@@ -117,30 +118,30 @@ class _Logins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Hosts that were logged in to, by name."""
+    """The results of logging in to hosts, by name."""
 
     results: Mapping[str, Connection | HostError]
     """In the order of the targets."""
 
     @property
     def connections(self) -> dict[str, Connection]:
-        """Those that can be asked."""
+        """Connections to the hosts that accepted the login."""
         return {name: one for name, one in self.results.items() if isinstance(one, Connection)}
 
     @property
     def errors(self) -> dict[str, HostError]:
-        """Why the others cannot."""
+        """Errors of the hosts that could not be reached."""
         return {name: one for name, one in self.results.items() if isinstance(one, HostError)}
 
     def ask(self, job: Callable[[str, Connection], T], *, deadline_s: float) -> dict[str, T | HostError]:
-        """What `run_on_all` gives for those that can be asked, and why the others cannot."""
+        """Return the results of `run_on_all` for the connected hosts, and the login errors of the others."""
         given = run_on_all(self.connections, job, deadline_s=deadline_s)
         return {name: one if isinstance(one, HostError) else given[name] for name, one in self.results.items()}
 
 
 @contextlib.contextmanager
 def logged_in(targets: Mapping[str, Target], access: Access) -> Iterator[Hosts]:
-    """All targets; the connections are closed at the end."""
+    """Log in to all targets; the connections are closed at the end."""
     hosts = Hosts(results=connect_all(targets, access))
     try:
         yield hosts
@@ -152,12 +153,12 @@ def logged_in(targets: Mapping[str, Target], access: Access) -> Iterator[Hosts]:
 def run_on_all(
     connections: Mapping[str, Connection], job: Callable[[str, Connection], T], *, deadline_s: float
 ) -> dict[str, T | HostError]:
-    """What `job` gives for each host, all at the same time, in the order of `connections`.
+    """Run `job` for each host, all concurrently, and return the results in the order of `connections`.
 
     The connection of a job that is not done by the deadline is closed, which ends what the job waits for.
 
     Raises:
-        Exception: what a job raised that is no HostError.
+        Exception: any exception of a job other than HostError.
     """
     results: dict[str, T | HostError] = {}
     deadline = Deadline(deadline_s)
@@ -188,7 +189,7 @@ def run_on_all(
 
 
 def tried(attempt: Callable[[float], T], deadline_s: float, *, also: Collection[HostProblem] = ()) -> T | HostError:
-    """Try until it works, fails for good or the time is over. Pauses grow, and differ from host to host by chance.
+    """Call `attempt` until it succeeds, fails for good or the time is over. Pauses grow, with random jitter.
 
     `also` are further problems that may be gone a moment later.
     """
@@ -206,10 +207,10 @@ def tried(attempt: Callable[[float], T], deadline_s: float, *, also: Collection[
 
 
 def _each(items: Iterable[T], job: Callable[[T], None], at_once: int) -> None:
-    """Call `job` for each item, in threads that do not keep the program from ending: Ctrl-C returns at once.
+    """Call `job` for each item, in threads that do not keep the program from ending: Ctrl-C returns immediately.
 
     Raises:
-        BaseException: the first that a job raised; no further job is started then.
+        BaseException: the first exception of a job; no further job is started then.
     """
     waiting = deque(items)
     lock = threading.Condition()

@@ -1,4 +1,4 @@
-"""Who we are: the keys of the agent and of the identity files, each read and decrypted once for all hosts."""
+"""The keys for logging in: those of the agent and of the identity files, each read and decrypted once for all hosts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from paramiko import PKey
 
 Ask = Callable[[str], str | None]
-"""Shows a question and returns the answer, which is a secret; None: the user has none."""
+"""Shows a question and returns the answer, which is a secret; None if the user gives none."""
 
 _AGENT_S = 5.0
 _AGENT_AGAIN_S = 30.0
-"""An agent whose keys did not do is asked again after this at the earliest."""
+"""Time after which an agent whose keys were all refused may be asked again."""
 _ASK_AT_MOST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """The key of a host that was seen for the first time and is now in a known-hosts file."""
+    """The key of a host that was seen for the first time and has been added to a known-hosts file."""
 
     host: str
     key: HostKey
@@ -40,27 +40,30 @@ class NewKey:
 
 @dataclass(slots=True, kw_only=True)
 class Access:
-    """What may be asked and accepted while connecting, and the keys. Share one between the hosts of a run.
+    """What may be asked and accepted while connecting, and the keys. To be shared by the hosts of a run.
 
     Passphrases are not kept; decrypted keys live as long as this object, in memory only.
     """
 
     ask: Ask | None = None
-    """Asks for the passphrase of a key; never called twice at a time. None: encrypted keys are passed over."""
+    """Asks for the passphrase of a key; never called concurrently. None: encrypted keys are skipped."""
     accept_new: bool = False
-    """Take the key of a host that no known-hosts file names, and note it there. Changed keys are refused even so."""
+    """Whether to accept and record the key of a host that no known-hosts file names. Changed keys are always
+    refused."""
     on_new_key: Callable[[NewKey], None] = lambda new: None
-    """Called for each key that was taken, from the thread that connects."""
+    """Called for each accepted new key, from the connecting thread."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _files: dict[Path, PKey | str] = field(default_factory=dict)
-    """Keys by file, or why there is none."""
+    """By file: the key, or why there is none."""
     _agents: dict[Path, list[PKey] | str] = field(default_factory=dict)
     _asked_at: dict[Path, float] = field(default_factory=dict)
-    """When an agent was asked."""
+    """When each agent was asked."""
 
     def offers(self, target: Target) -> Iterator[tuple[str, PKey]]:
-        """The keys to offer, with a name for messages: the agent's that identity files name, the agent's others unless
-        IdentitiesOnly, files, as ssh does. Encrypted files come last: the user is asked only where all others failed.
+        """Yield the keys to offer, each with a name for messages, in the order in which ssh offers them.
+
+        First the agent's keys that identity files name, then its other keys unless IdentitiesOnly is set, then the
+        files. Encrypted files come last, so that the user is asked only if all other keys failed.
         """
         named = [blob for file in target.identity_files if (blob := _public_blob(file))]
         held = [(key.asbytes(), key) for key in self._agent_keys(target.agent)]
@@ -87,26 +90,33 @@ class Access:
                 yield str(file), loaded
 
     def unused(self, target: Target) -> list[str]:
-        """Why keys of the target were not offered, one phrase each."""
+        """Return why keys of the target were not offered, one phrase each."""
         reasons = [f"{file}: {why}" for file in target.identity_files if isinstance(why := self._files.get(file), str)]
         if target.agent and isinstance(silent := self._agents.get(target.agent), str):
             reasons.append(f"agent {target.agent}: {silent}")
         return reasons
 
     def refused(self, target: Target) -> None:
-        """No key did. In a run of days the agent may have been started anew, or been given its keys again."""
+        """Note that no key was accepted.
+
+        During a run of several days the agent may have been restarted or been given its keys again, so it will be asked
+        again.
+        """
         with self._lock:
             if target.agent and time.monotonic() - self._asked_at.get(target.agent, math.inf) > _AGENT_AGAIN_S:
                 self._agents.pop(target.agent, None)
 
     def _load(self, file: Path) -> PKey | str:
-        """The lock is held."""
+        """Read a key file once. The lock is held."""
         if file not in self._files:
             self._files[file] = _read_key(file, None)
         return self._files[file]
 
     def _decrypt(self, file: Path) -> PKey | str:
-        """The lock is held, so that one question is on the screen at a time and each key is asked for once."""
+        """Ask for a passphrase.
+
+        The lock is held, so that there is one question at a time and each key is asked for once.
+        """
         loaded = self._files[file]
         if loaded != _ENCRYPTED or self.ask is None:
             return loaded
@@ -146,14 +156,14 @@ def _read_key(file: Path, passphrase: str | None) -> PKey | str:
     from paramiko.pkey import UnknownKeyType
 
     try:
-        # By position, as paramiko 5 has renamed it; and in bytes, whatever its stubs say.
+        # By position, because paramiko 5 has renamed the parameter; and in bytes, contrary to its stubs.
         return PKey.from_path(file, None if passphrase is None else cast("str", passphrase.encode()))
     except OSError as error:
         return str(error.strerror)
     except UnknownKeyType:
         return "a kind of key that is not supported"
     except Exception as error:
-        # cryptography and paramiko raise TypeError, ValueError and SSHException of their own here.
+        # cryptography and paramiko raise TypeError, ValueError and their own SSHException here.
         text = str(error).lower()
         if passphrase is None and ("encrypted" in text or "password" in text):
             return _ENCRYPTED
@@ -161,7 +171,7 @@ def _read_key(file: Path, passphrase: str | None) -> PKey | str:
 
 
 def _public_blob(file: Path) -> bytes | None:
-    """The public key beside a private one, or `file` itself where IdentityFile names a public key."""
+    """Return the public key beside a private one, or `file` itself if IdentityFile names a public key."""
     for candidate in (file, file.with_name(file.name + ".pub")):
         if candidate.suffix == ".pub":
             with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,7 +1,7 @@
-"""The known-hosts files of OpenSSH: which keys a host may have, and new lines for them.
+"""OpenSSH's known-hosts files: look up the keys that a host may have, and add new ones.
 
-The format is that of sshd(8), SSH_KNOWN_HOSTS FILE FORMAT. paramiko's reader stops at a line with a marker such as
-@revoked and knows no patterns.
+The format is that of sshd(8), SSH_KNOWN_HOSTS FILE FORMAT. paramiko's parser stops at a line with a marker such as
+@revoked and does not support patterns.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class HostKey:
     """A public key of a host."""
 
     kind: str
-    """`ssh-ed25519`, `ssh-rsa`, `ecdsa-sha2-nistp256` ..."""
+    """Key type: `ssh-ed25519`, `ssh-rsa`, `ecdsa-sha2-nistp256` ..."""
     blob: bytes
-    """The key as it is sent."""
+    """The key as it is sent over the wire."""
 
     @property
     def fingerprint(self) -> str:
-        """`SHA256:...`, as ssh and ssh-keygen print it."""
+        """The fingerprint, `SHA256:...`, as ssh and ssh-keygen print it."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLine:
-    """A line of a known-hosts file that is about a host."""
+    """A line of a known-hosts file that applies to a host."""
 
     file: Path
     number: int
@@ -50,7 +50,7 @@ class KnownLine:
 
     @property
     def place(self) -> str:
-        """`file:line`."""
+        """The position of the line, `file:line`."""
         return f"{self.file}:{self.number}"
 
 
@@ -59,20 +59,20 @@ class Known:
     """What the files say about one host."""
 
     lines: tuple[KnownLine, ...]
-    """Those with its name, and every @revoked one that has it."""
+    """The lines that match its name, including @revoked ones."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of the keys that it may have: the ones to ask the host for."""
+        """Types of the keys that the host may have: the ones to ask the host for."""
         return tuple(dict.fromkeys(line.key.kind for line in self.lines if not line.marker))
 
     @property
     def by_authority(self) -> bool:
-        """Whether the files trust certificates for it."""
+        """Whether the files trust certificates for the host."""
         return any(line.marker == "@cert-authority" for line in self.lines)
 
     def verdict(self, key: HostKey) -> Verdict:
-        """Whether the host may have `key`. Another key than the known ones is `changed`, also one of another kind."""
+        """Whether the host may have `key`. A key other than the known ones is `changed`, even one of another type."""
         if any(line.marker == "@revoked" and line.key == key for line in self.lines):
             return "revoked"
         plain = [line for line in self.lines if not line.marker]
@@ -81,25 +81,25 @@ class Known:
         return "changed" if plain else "unknown"
 
     def first(self) -> KnownLine | None:
-        """The first line with a key of the host."""
+        """Return the first line with a key of the host."""
         return next((line for line in self.lines if not line.marker), None)
 
 
 def look_up(name: str, files: Iterable[Path]) -> Known:
-    """What the files say about `name`, which is `[host]:port` where the port is not 22.
+    """Return what the files say about `name`, which is `[host]:port` if the port is not 22.
 
-    Lines that make no sense are passed over, as by ssh; so are files that are not there.
+    As in ssh, malformed lines and missing files are ignored.
     """
     lines = [line for file in files for line in _read(file, name)]
     if name.startswith("[") and not any(not line.marker for line in lines):
-        # ssh also takes the key that the plain name has.
+        # ssh also accepts the key listed for the plain name.
         host = name[1 : name.rindex("]")]
         lines += [line for file in files for line in _read(file, host)]
     return Known(lines=tuple(lines))
 
 
 def add(name: str, key: HostKey, file: Path, *, hashed: bool) -> bool:
-    """Append a line for `name`, unless the file has the key already. True if it was written.
+    """Append a line for `name`, unless the file has the key already; return whether it was written.
 
     Raises:
         OSError: the file cannot be written.
@@ -140,7 +140,7 @@ def _read(file: Path, name: str) -> list[KnownLine]:
 
 
 def _names(patterns: str, name: str) -> bool:
-    """Whether the first field of a line means `name`: a hash, or names and patterns with `*`, `?` and `!`."""
+    """Whether the first field of a line matches `name`: a hash, or names and patterns with `*`, `?` and `!`."""
     if patterns.startswith("|1|"):
         _, _, salt, want = (patterns + "||").split("|")[:4]
         try:

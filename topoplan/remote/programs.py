@@ -1,4 +1,4 @@
-"""The texts of programs that run on hosts: files of their own, in the folder `scripts` of a room."""
+"""The texts of programs that run on hosts: separate files in the `scripts` folder of a package."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from importlib.resources import files
 
 @cache
 def program(room: str, name: str) -> str:
-    """The text of one: `program("hosts", "collect.sh")`."""
+    """Return the text of a program, such as `program("hosts", "collect.sh")`."""
     return files("topoplan").joinpath(room, "scripts", name).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Log in to a host: dial, check its key, prove who we are.
+"""Log in to a host: connect, verify its key, authenticate.
 
-Every step ends by a deadline, and every failure is a `HostError` with what to do. Nothing is printed or logged.
+Every step has a deadline, and every failure is a `HostError` with a remedy. Nothing is printed or logged.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from paramiko.packet import Packetizer
 
 CONNECT_S = 20.0
-"""Time for one host from the first packet to being logged in; each jump host before it has the same again."""
+"""Time limit for one host from the first packet to the login; every jump host before it has as much again."""
 
-# paramiko logs a traceback for what it also raises. Its transports write to a logger of our own, which goes nowhere.
+# paramiko logs a traceback for errors that it also raises. Its transports use a logger of our own, which discards it.
 _LOG_NAME = "topoplan.paramiko"
 logging.getLogger(_LOG_NAME).addHandler(logging.NullHandler())
 logging.getLogger(_LOG_NAME).propagate = False
@@ -39,21 +39,21 @@ logging.getLogger(_LOG_NAME).setLevel(logging.CRITICAL + 1)
 
 
 class Jump:
-    """A connection to a jump host that several connections go through; it is closed with the last of them."""
+    """A connection to a jump host that is shared by several connections and closed with the last of them."""
 
     def __init__(self, connection: Connection) -> None:
-        """Share `connection`; whoever makes this holds it once."""
+        """Share `connection`; the creator counts as the first holder."""
         self.connection = connection
         self._holders = 1
         self._lock = threading.Lock()
 
     def hold(self) -> None:
-        """One more goes through it."""
+        """Add a holder."""
         with self._lock:
             self._holders += 1
 
     def release(self) -> None:
-        """One less."""
+        """Remove a holder; the last one closes the connection."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0
@@ -64,13 +64,13 @@ class Jump:
 def connect(
     target: Target, access: Access, *, deadline_s: float = CONNECT_S, through: Jump | None = None
 ) -> Connection:
-    """Log in to `target`, through its jump hosts. The caller closes the connection.
+    """Log in to `target` through its jump hosts. The caller closes the connection.
 
-    `through` is an open connection to the last of the jump hosts, to be shared with others. The time that a person
-    takes to answer `access.ask` does not count.
+    `through` is an open connection to the last jump host, to be shared with other targets. The time that the user takes
+    to answer `access.ask` does not count.
 
     Raises:
-        HostError: with what stopped it; `host` is the jump host where that was the reason.
+        HostError: what failed; `host` is the jump host if that was the reason.
     """
     if through is not None:
         through.hold()
@@ -86,10 +86,12 @@ def connect(
 
 
 def open_jump(target: Target, access: Access, *, deadline_s: float = CONNECT_S) -> Jump | None:
-    """The last of the target's jump hosts, reached through those before it; None without any. The caller releases it.
+    """Connect to the last of the target's jump hosts through the ones before it; None if there are none.
+
+    The caller releases it.
 
     Raises:
-        HostError: about the jump host that stopped it.
+        HostError: about the jump host that failed.
     """
     jump: Jump | None = None
     for hop in target.jumps:
@@ -103,7 +105,7 @@ def open_jump(target: Target, access: Access, *, deadline_s: float = CONNECT_S) 
 
 
 def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | None) -> Connection:
-    """A connection that holds `jump` from here on, if it could be made."""
+    """Return a connection that takes over the hold on `jump`, if the login succeeds."""
     wire = dial(target, deadline) if jump is None else _through(jump, target, deadline)
     try:
         known = known_hosts.look_up(target.key_name, (*target.user_known_hosts_files, *target.global_known_hosts_files))
@@ -118,7 +120,7 @@ def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | Non
 
 
 def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
-    """A channel of the jump host that leads to the target."""
+    """Open a channel from the jump host to the target."""
     from paramiko import ChannelException, SSHException
 
     transport = jump.connection.transport
@@ -154,24 +156,24 @@ def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
 
 @functools.cache
 def _clockless() -> type[Packetizer]:
-    """Made on first use: paramiko is slow to load."""
+    """Return the class, which is created on first use because paramiko is slow to import."""
     from paramiko.packet import Packetizer
 
     class Clockless(Packetizer):
         def start_handshake(self, timeout: float) -> None:
-            """Start no timer: it is a thread that outlives the connection and keeps the program from ending."""
+            """Start no timer: it would be a thread that outlives the connection and keeps the program from ending."""
 
     return Clockless
 
 
 def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline) -> paramiko.Transport:
-    """A transport with its keys exchanged. Only after that is the host's key proved to be its own."""
+    """Return a transport after key exchange, which is what proves that the host owns its key."""
     from paramiko import SSHException, Transport
 
-    # Any object with a socket's methods does, says paramiko's documentation.
+    # paramiko's documentation allows any object with the methods of a socket.
     transport = Transport(cast("socket.socket", wire), packetizer_class=_clockless())
     transport.set_log_channel(_LOG_NAME)
-    # Ask for the keys that are known, as ssh does: a host with several must not look changed.
+    # Ask for key types that are known, as ssh does: a host with several keys must not look changed.
     options = transport.get_security_options()
     wanted = [name for kind in known.kinds for name in _ALGORITHMS.get(kind, (kind,)) if name in options.key_types]
     options.key_types = (*wanted, *(name for name in options.key_types if name not in wanted))
@@ -182,7 +184,7 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
         transport.start_client(timeout=limit_s)
     except (SSHException, EOFError, OSError) as caught:
         error = caught
-    # After its time limit, start_client returns as if all were well.
+    # After its time limit, start_client returns as if it had succeeded.
     if error is None and transport.initial_kex_done:
         return transport
     greeted = bool(transport.remote_version)
@@ -225,9 +227,9 @@ def _lost(target: Target) -> HostError:
 
 
 _TOO_MANY = ("Exceeded MaxStartups", "Not allowed at this time")
-"""What sshd says before it hangs up on one login too many; its version decides which."""
+"""What sshd says before it disconnects a surplus login; the wording depends on its version."""
 _ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
-"""Signature algorithms of a kind of key, where they have names of their own."""
+"""Signature algorithms by key type, where their names differ from the key type's."""
 
 
 def _check_host_key(target: Target, access: Access, transport: paramiko.Transport, known: Known) -> None:
@@ -287,7 +289,7 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
         offered.append(name)
         transport.auth_timeout = deadline.left_s
         try:
-            # What comes back are the methods that must follow: more than a key is asked for.
+            # The result lists the methods that must follow: the host asks for more than a key.
             allowed = transport.auth_publickey(target.user, key)
             if not allowed:
                 return
@@ -295,7 +297,7 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
         except AuthenticationException as error:
             allowed = list(getattr(error, "allowed_types", ()))
         except (SSHException, EOFError, OSError, ValueError):
-            # Of this key, such as an agent that would not sign; or the end of the connection.
+            # A problem of this key, such as an agent that refuses to sign; or the end of the connection.
             pass
         if deadline.left_s <= 0:
             raise target.error(
@@ -304,7 +306,7 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
                 "check that the machine is not overloaded, and that the agent does not wait for a confirmation",
             )
         if not transport.is_active():
-            # An sshd that has enough of keys says so before it hangs up: then this side ends the connection.
+            # An sshd that has seen too many keys says so before it disconnects: then this side ends the connection.
             if wire.broke:
                 raise _lost(target)
             break

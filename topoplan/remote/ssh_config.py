@@ -1,8 +1,8 @@
-"""How to reach a host: what the spec says, then what the user's SSH configuration says, then SSH's own defaults.
+"""How to reach a host: first the spec's settings, then the user's SSH configuration, then SSH's own defaults.
 
-The configuration is read by OpenSSH's own client (`ssh -G`), so that Include, every kind of Match, canonical names and
-the order of precedence mean here what they mean to `ssh HOST`. paramiko's reader has no Include, and takes criteria of
-Match that it does not know as met. As with ssh, a `Match exec` runs its command.
+The configuration is evaluated by OpenSSH's own client (`ssh -G`), so that Include, every kind of Match, canonical names
+and the order of precedence mean the same as for `ssh HOST`. paramiko's parser lacks Include and treats unknown Match
+criteria as met. As with ssh, a `Match exec` runs its command.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _STRICT = {"true": "yes", "false": "no", "off": "no"}
 _READ_S = 20.0
-"""Longest time that reading may take: a `Match exec` or a canonical name can wait for a network."""
+"""Time limit for evaluating the configuration: a `Match exec` or a canonical name can wait for a network."""
 _MOST_HOPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One SSH server and how to log in there. The same settings make equal targets."""
+    """One SSH server and how to log in to it. Targets with the same settings are equal."""
 
     name: str
-    """What the user calls it, in messages and as the key of results: the spec's address, with `:port` if given."""
+    """The user's name for the host, in messages and as the key of results: the spec's address, with `:port` if
+    given."""
     alias: str
     """The address in the spec, by which `ssh` on the command line finds the host's settings."""
     hostname: str
@@ -43,56 +44,57 @@ class Target:
     user: str
     port: int = 22
     identity_files: tuple[Path, ...] = ()
-    """Private keys in the order in which they are offered. Files that do not exist are passed over."""
+    """Private keys in the order in which they are offered. Files that do not exist are skipped."""
     identities_only: bool = False
-    """Offer these keys and none else that the agent holds: servers hang up after some keys."""
+    """Offer only these keys, and no others from the agent: servers disconnect after a few keys."""
     agent: Path | None = None
-    """Socket of the agent; None asks none."""
+    """Socket of the agent; None if no agent is to be asked."""
     jumps: tuple[Target, ...] = ()
     """Hosts to go through, the first one first. They have no jumps of their own."""
     proxy_command: str | None = None
-    """Shell command whose standard input and output are the connection; with jumps it leads to the first one."""
+    """Shell command whose standard input and output are the connection; with jumps, it leads to the first jump host."""
     user_known_hosts_files: tuple[Path, ...] = ()
-    """New keys go into the first one."""
+    """New keys are added to the first file."""
     global_known_hosts_files: tuple[Path, ...] = ()
     host_key_alias: str | None = None
-    """Name under which the known-hosts files have the key, instead of the host's own."""
+    """Name of the key in the known-hosts files, instead of the host's own name."""
     hash_known_hosts: bool = False
-    """Write names into the known-hosts file as hashes."""
+    """Whether to write names into the known-hosts file as hashes."""
     strict_host_key_checking: str = "ask"
-    """OpenSSH's value: yes and ask refuse unknown keys, accept-new and no take and note them. Changed ones are refused,
-    whatever it says."""
+    """OpenSSH's value: `yes` and `ask` refuse unknown keys, `accept-new` and `no` accept and record them. Changed keys
+    are always refused.
+    """
     connect_timeout_s: float | None = None
-    """Longest time for the connection, before keys are exchanged; None leaves it to the caller."""
+    """Time limit for the connection before keys are exchanged; None leaves it to the caller."""
     address_family: str = "any"
     """any, inet or inet6."""
 
     @property
     def key_name(self) -> str:
-        """The name that known-hosts files have the host's key under."""
+        """The name under which known-hosts files list the host's key."""
         if self.host_key_alias:
             return self.host_key_alias
         return self.hostname.lower() if self.port == 22 else f"[{self.hostname.lower()}]:{self.port}"
 
     @property
     def ssh(self) -> str:
-        """The command by which a person would log in there."""
+        """The command with which a person would log in to the host."""
         port = [] if self.name == self.alias else ["-p", str(self.port)]
         return shlex.join(["ssh", *port, f"{self.user}@{self.alias}"])
 
     def error(self, problem: HostProblem, what: str, remedy: str = "") -> HostError:
-        """What is raised where it cannot be reached, or does not do what it should."""
+        """Return the error for a host that cannot be reached, or fails to do what it should."""
         return HostError(what, host=self.name, problem=problem, remedy=remedy)
 
 
 class SshConfig:
-    """Targets of hosts. Jump hosts that several hosts share are looked up once."""
+    """Looks up the targets of hosts. Jump hosts shared by several hosts are looked up once."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Read `file` in place of `~/.ssh/config` and the system's file, as `ssh -F file` does.
+        """Use `file` in place of `~/.ssh/config` and the system's file, as `ssh -F file` does.
 
         Raises:
-            InputError: the file cannot be read, or there is one and no `ssh` to read it.
+            InputError: the file cannot be read, or a configuration exists without an `ssh` to evaluate it.
         """
         self._home = Path.home()
         own = self._home / ".ssh" / "config"
@@ -114,10 +116,10 @@ class SshConfig:
         self._hops: dict[str, tuple[Target, ...]] = {}
 
     def target(self, host: Host) -> Target:
-        """The target of a host of the spec, whose user and port win over the configuration, as on ssh's command line.
+        """Return the target of a host; the spec's user and port override the configuration, as on ssh's command line.
 
         Raises:
-            InputError: the configuration is wrong, or its jump hosts lead in a circle.
+            InputError: the configuration is wrong, or its jump hosts form a cycle.
         """
         alias = _bare(host.address)
         name = alias if host.port is None else f"[{alias}]:{host.port}" if ":" in alias else f"{alias}:{host.port}"
@@ -125,7 +127,7 @@ class SshConfig:
         return replace(target, jumps=self._chain(jump, (name,)))
 
     def targets(self, hosts: Iterable[Host]) -> dict[str, Target]:
-        """The targets of hosts by name, in order.
+        """Return the targets of hosts by name, in order.
 
         Raises:
             InputError: as `target`.
@@ -134,7 +136,8 @@ class SshConfig:
             return {target.name: target for target in pool.map(self.target, hosts)}
 
     def _chain(self, jump: str, trail: tuple[str, ...]) -> tuple[Target, ...]:
-        """The hosts that a ProxyJump value leads through. Only the first one's own ProxyJump counts, as in ssh."""
+        """Return the hosts that a ProxyJump value leads through; as in ssh, only the first one's own ProxyJump
+        counts."""
         if not jump:
             return ()
         if jump not in self._hops:
@@ -156,7 +159,7 @@ class SshConfig:
         return self._hops[jump]
 
     def _look_up(self, name: str, address: str, user: str | None, port: int | None) -> tuple[Target, str]:
-        """One host's own settings, without its jumps, and its ProxyJump value."""
+        """Return one host's own settings, without its jumps, and its ProxyJump value."""
         said = self._ask_ssh(address, user, port) if self._ssh else {}
 
         def one(key: str, otherwise: str = "") -> str:
@@ -205,12 +208,12 @@ class SshConfig:
         ), one("proxyjump")
 
     def _ask_ssh(self, address: str, user: str | None, port: int | None) -> Mapping[str, list[str]]:
-        """Every setting that ssh would use, by its name in lower case."""
+        """Return every setting that ssh would use, by its name in lower case."""
         command = [str(self._ssh), "-G", "-F", "/dev/stdin"]
         command += ["-l", user] if user else []
         command += ["-p", str(port)] if port else []
-        # ssh takes the home directory from the password database, whatever $HOME is. It counts here, as for other
-        # programs: the files are named, and the last line is what ssh would fill in itself.
+        # ssh takes the home directory from the password database, whatever $HOME is. Here $HOME counts, as for other
+        # programs: the files are named explicitly, and the last line replaces ssh's own default.
         quoted = [f'"{self._home}/.ssh/{name}"' for name in ("known_hosts", "known_hosts2")]
         lines = [f'Include "{file}"' for file in self._files if file.exists()]
         lines += ["Host *", "UserKnownHostsFile " + " ".join(quoted)]
@@ -249,12 +252,12 @@ class SshConfig:
 
 
 def _bare(address: str) -> str:
-    """An IPv6 address without its brackets."""
+    """Return an address, without the brackets of an IPv6 address."""
     return address[1:-1] if address.startswith("[") and address.endswith("]") else address
 
 
 def _split_jump(word: str) -> tuple[str, str | None, int | None]:
-    """Address, user and port of one `[user@]host[:port]` or `ssh://` URI; ssh has checked their form."""
+    """Parse `[user@]host[:port]` or an `ssh://` URI into address, user and port; ssh has checked the form."""
     user, _, place = word.removeprefix("ssh://").rstrip("/").rpartition("@")
     head, colon, tail = place.rpartition(":")
     if colon and tail.isdigit() and (head.count(":") == 0 or head.endswith("]")):
@@ -263,7 +266,7 @@ def _split_jump(word: str) -> tuple[str, str | None, int | None]:
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
-    """`%h` and the like filled in; those that are unknown stay."""
+    """Expand `%h` and other tokens; unknown ones are left unchanged."""
     head, *rest = text.split("%")
     pieces = [head]
     while rest:
@@ -276,5 +279,5 @@ def _expand(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _paths(value: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
-    """The files of a setting. `ssh -G` prints them with blanks between, so a name with a blank in it cannot be told."""
+    """Return the files of a setting. `ssh -G` separates them by blanks, so names with blanks are not supported."""
     return tuple(Path(_expand(word, tokens)).expanduser() for word in value.split())

@@ -1,13 +1,13 @@
-"""Files to a host: as a tar stream into a new directory of their own, compared there, and only then put in place.
+"""Upload files to a host: as a tar stream into a new directory, verified there, and only then put in place.
 
-One command on the host owns that directory (scripts/put.sh): it makes it, unpacks the files, compares them with their
-SHA-256 and renames it. When its standard input ends before, it removes what there is: so nothing is left behind by a
-client that was killed or a cable that was cut, which SFTP could not promise; nor do all hosts have SFTP, and it has no
-word for a full disk.
+A single command on the host manages that directory (scripts/put.sh): it creates it, unpacks the files, verifies their
+SHA-256 and renames the directory. If its standard input ends early, it removes what is there, so nothing is left behind
+by a client that was killed or a cable that was cut. SFTP could not promise that; nor do all hosts have SFTP, and it has
+no error code for a full disk.
 
-Others may use the place too, and mean no good. The directory is made fresh, for us alone, and so are those above it up
-to the one that was given; those that are there already are refused if they are links, somebody else's, or others can
-write in them. The given one itself may be anybody's, as /tmp is, but must not let anybody rename what is in it.
+Other users may use the place too, with bad intentions. The directory is created anew with access for us alone, and so
+are those above it up to the given one. Existing ones are refused if they are links, belong to somebody else, or are
+writable by others. The given directory itself may be shared, as /tmp is, but must not let others rename its entries.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from topoplan.remote.programs import program
 from topoplan.units import in_seconds
 
 OURS = program("remote", "ours.sh")
-"""Shell functions that tell whether a directory is ours alone."""
+"""Shell functions that tell whether a directory belongs to us alone."""
 PUT = OURS + program("remote", "put.sh")
-"""What runs on the host."""
+"""The program that runs on the host."""
 _NO_REASON = b"due to previous errors"
-"""How tar's last line ends, which says only that there were others."""
+"""The end of tar's last line, which says only that there were other errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +42,17 @@ class File:
 
 
 def sums(files: Mapping[str, File | bytes]) -> str:
-    """What `sha256sum --check` reads of them."""
+    """Return checksum lines of files, as input for `sha256sum --check`."""
     return "".join(_sum_line(name, entry.data if isinstance(entry, File) else entry) for name, entry in files.items())
 
 
 def waiting_s(deadline_s: float) -> str:
-    """The same deadline as a word of the command on the host: whole seconds."""
+    """Return a deadline as an argument for the command on the host: whole seconds."""
     return str(math.ceil(deadline_s))
 
 
 def with_modes(files: Mapping[str, bytes]) -> dict[str, File]:
-    """The files of a bundle: scripts can be run."""
+    """Return the files of a bundle with their modes: scripts are executable."""
     return {name: File(data=data, mode=0o755 if name.endswith(".sh") else 0o644) for name, data in files.items()}
 
 
@@ -64,14 +64,14 @@ def upload(
     own_parts: int = 1,
     deadline_s: float,
 ) -> None:
-    """Put files under a new `directory`, by their relative names; it appears in one step with all that is in it.
+    """Upload files into a new `directory`, by their relative names; it appears in one step with all its contents.
 
-    A relative `directory` is in the user's home. The last `own_parts` of its path are directories of ours alone; the
-    one that they are in is made where it is not there, and may be used by others.
+    A relative `directory` is in the user's home. The last `own_parts` components of its path are directories of ours
+    alone; the one that contains them is created if necessary, and may be shared.
 
     Raises:
-        ValueError: a name that is not relative, or leads out of the directory; a part of our own that is no name.
-        HostError: `command` with what the host said, `lost` or `deadline`. There is then no directory, or all of it.
+        ValueError: a name is not relative or leads out of the directory, or a component of our own is no valid name.
+        HostError: `command` with the host's message, `lost` or `deadline`. The directory is then absent, or complete.
     """
     whole = {_relative(name): entry if isinstance(entry, File) else File(data=entry) for name, entry in files.items()}
     if not whole:
@@ -100,7 +100,7 @@ def upload(
 _ELSEWHERE = "or name another `workdir` for the host in the spec"
 _REMEDIES = {
     "No space left": f"make room there, {_ELSEWHERE}",
-    "Wrote only": f"make room there, {_ELSEWHERE}",  # tar, of a disk that is full
+    "Wrote only": f"make room there, {_ELSEWHERE}",  # tar's message for a full disk
     "quota exceeded": f"make room there, {_ELSEWHERE}",
     "Permission denied": f"let the user write there, {_ELSEWHERE}",
     "Read-only file system": f"see why it is, {_ELSEWHERE}",
@@ -114,7 +114,7 @@ _REMEDIES = {
     "others can write in it": f"take that from them with `chmod go-w`, {_ELSEWHERE}",
     "anybody can rename": "put a stop to it with `chmod +t`, or name a directory of your own as `workdir` in the spec",
 }
-"""By what the system says, in English; in another language there is no remedy."""
+"""By the system's message in English; for other languages there is no remedy."""
 
 
 def _relative(name: str) -> str:
@@ -135,6 +135,6 @@ def _tar(files: Mapping[str, File]) -> bytes:
 
 
 def _sum_line(name: str, data: bytes) -> str:
-    """As sha256sum writes it: a backslash in a name is doubled, and one before the line says so."""
+    """Return a line as sha256sum writes it: backslashes in a name are doubled, and the line then begins with one."""
     escaped = name.replace("\\", "\\\\")
     return f"{chr(92) if escaped != name else ''}{hashlib.sha256(data).hexdigest()}  {escaped}\n"

@@ -1,4 +1,4 @@
-"""Nothing waits without an end: deadlines, and calls that have no time limit of their own."""
+"""Deadlines, and calls with a time limit for functions that have none, so that no wait is unlimited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 INTERRUPT_LOOK_S = 0.05
-"""How often to look whether the user wants to stop."""
+"""Interval at which to check whether the user wants to stop."""
 
 
 class Overtime(Exception):  # noqa: N818  not an error by itself; the caller knows what it means
@@ -20,7 +20,7 @@ class Overtime(Exception):  # noqa: N818  not an error by itself; the caller kno
 
 @dataclass(slots=True)
 class Deadline:
-    """A moment in the future, on the clock that nobody sets."""
+    """A moment in the future, on the monotonic clock."""
 
     total_s: float
     at_s: float = field(init=False)
@@ -30,16 +30,16 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until then, never below 0."""
+        """Seconds until the deadline, never below 0."""
         return max(0.0, self.at_s - time.monotonic())
 
     def extend(self, by_s: float) -> None:
-        """Move it: a person was asked meanwhile."""
+        """Move the deadline, because the user was asked meanwhile."""
         self.at_s += by_s
 
 
 class Call(Generic[T]):
-    """A call in a thread that does not keep the program from ending, so that this one can look at other things."""
+    """A call in a thread that does not keep the program from ending, so that the caller can do other things."""
 
     def __init__(self, job: Callable[[], T]) -> None:
         self._value: list[T] = []
@@ -57,16 +57,16 @@ class Call(Generic[T]):
         threading.Thread(target=run, daemon=True).start()
 
     def result(self) -> T:
-        """What it gave, once it is done. Raises what it raised."""
+        """Return the result of a call that is done. Raises what the call raised."""
         if self._error:
             raise self._error[0]
         return self._value[0]
 
 
 def within(limit_s: float, job: Callable[[], T]) -> T:
-    """The result of a call that cannot be told a time limit, such as a name lookup.
+    """Return the result of a call that accepts no time limit, such as a name lookup.
 
-    After the limit its thread is left alone.
+    After the limit its thread is abandoned.
 
     Raises:
         Overtime: the limit has passed.

@@ -1,8 +1,9 @@
-"""What an SSH connection runs over: a TCP socket, a ProxyCommand's input and output, a channel of a jump host.
+"""What an SSH connection runs over: a TCP socket, a ProxyCommand's input and output, or a channel of a jump host.
 
-A peer that has gone must be noticed on each of them. TCP says nothing about a cut cable, so the kernel is told to probe
-(`_TCP_SILENT_S`). It answers for a host whose sshd is stuck, and there is no such socket behind a proxy or a jump host,
-so SSH itself also asks for a sign of life, and `Silence` closes what stays silent (`_SSH_SILENT_S`).
+On each of them, a peer that is gone must be noticed. TCP does not report a cut cable, so the kernel is told to probe
+(`_TCP_SILENT_S`). But the kernel also answers for a host whose sshd is stuck, and behind a proxy or a jump host there
+is no such socket; so SSH itself also asks for a sign of life, and `Silence` closes connections that stay silent
+(`_SSH_SILENT_S`).
 """
 
 from __future__ import annotations
@@ -30,38 +31,41 @@ if TYPE_CHECKING:
     import paramiko
 
 _TCP_SILENT_S = 3.2
-"""A peer whose kernel acknowledges nothing for so long is gone. Ours sends again after 0.2, 0.6, 1.4 and 3.0 s, so that
-a gap of 2 s in a network is survived."""
+"""A peer whose kernel acknowledges nothing for this long is gone. Our kernel retransmits after 0.2, 0.6, 1.4 and 3.0 s,
+so that a network outage of 2 s is survived.
+"""
 _SSH_SILENT_S = 10.0
-"""The same for a peer whose sshd answers nothing: longer, since a busy machine may be slow to run it."""
+"""A peer whose sshd answers nothing for this long is gone; longer, because a busy machine may be slow to schedule
+it."""
 _PROBE_S = 1
-"""Time without traffic after which sshd is asked for a sign of life. From then on the kernel counts as well."""
+"""Time without traffic after which sshd is asked for a sign of life. From then on the kernel's limit applies as
+well."""
 _WAKE_S = 0.5
 _SENDING_S = 0.1
 _FIRST_BYTES = 80
 _PROXY_ENDS_S = 1.0
 _ADDRESS_AT_MOST_S = 5.0
-"""Time for one of several addresses of a name."""
+"""Time limit per address if a name has several."""
 
 
 class Wire:
-    """A socket or channel that remembers when something came."""
+    """A socket or channel that records when data last arrived."""
 
     def __init__(self, pipe: socket.socket | paramiko.Channel) -> None:
-        """Take over `pipe`; closing this closes it."""
+        """Take over `pipe`, which is closed together with this object."""
         self._pipe = pipe
         self.heard_s = time.monotonic()
         self.hung_up = False
-        """The other side has closed it."""
+        """Whether the other side has closed the connection."""
         self.broke = False
-        """The system has given it up. What follows looks as if the other side had closed it."""
+        """Whether the system has given up the connection. What follows looks as if the other side had closed it."""
         self.first = b""
-        """The first bytes that came: what the other side is, if it is no SSH server."""
+        """The first bytes received; if the other side is not an SSH server, they tell what it is."""
         self._closed = False  # paramiko reads this name
         self._closing = threading.Lock()
 
     def recv(self, most: int) -> bytes:
-        """As a socket's."""
+        """Receive like a socket."""
         with self._noticing():
             data = self._pipe.recv(most)
         self.heard_s = time.monotonic()
@@ -71,7 +75,7 @@ class Wire:
         return data
 
     def send(self, data: bytes) -> int:
-        """As a socket's."""
+        """Send like a socket."""
         with self._noticing():
             return self._pipe.send(data)
 
@@ -87,11 +91,11 @@ class Wire:
             raise
 
     def settimeout(self, seconds: float | None) -> None:
-        """As a socket's, but longer: paramiko wakes ten times a second, and closing wakes it by itself."""
+        """Set a timeout longer than asked for: paramiko would wake ten times a second, and closing wakes it anyway."""
         self._pipe.settimeout(_WAKE_S)
 
     def close(self) -> None:
-        """Wake whoever reads or writes, and close. The connection's own thread also does that, at the same time."""
+        """Wake readers and writers, and close. The connection's own thread may do this at the same time."""
         with self._closing:
             if self._closed:
                 return
@@ -103,15 +107,16 @@ class Wire:
             self._pipe.close()
 
     def why(self) -> str:
-        """What the other end said on its own, if it can: the last words of a ProxyCommand."""
+        """Return what the other end said for itself, if anything: the last output of a ProxyCommand."""
         return ""
 
 
 class TcpWire(Wire):
-    """A TCP socket that has a host at its other end."""
+    """A TCP socket connected to a host."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Send small packets at once, and notice a peer that has gone. Options that this system lacks are left out."""
+        """Send small packets immediately, and notice a peer that is gone; options that this system lacks are
+        skipped."""
         super().__init__(connection)
         self._connection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -127,8 +132,11 @@ class TcpWire(Wire):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def recv(self, most: int) -> bytes:
-        """As a socket's. sshd waits for an acknowledgement before it sends its next small packet, and the kernel would
-        wait 40 ms before it sends one; the option holds for one packet only."""
+        """Receive like a socket, and acknowledge immediately.
+
+        sshd waits for an acknowledgement before it sends its next small packet, and the kernel would delay it by 40 ms;
+        the option lasts for one packet only.
+        """
         data = super().recv(most)
         if hasattr(socket, "TCP_QUICKACK"):
             with contextlib.suppress(OSError):
@@ -144,7 +152,7 @@ class ChannelWire(Wire):
         self._session = session
 
     def send(self, data: bytes) -> int:
-        """As a socket's; where nothing can be sent for a while, TimeoutError."""
+        """Send like a socket; raises TimeoutError if nothing can be sent for a while."""
         with self._noticing():
             sent = channel.send(self._session, data, wait_s=_SENDING_S)
         if sent == 0:
@@ -164,11 +172,12 @@ class ProxyWire(Wire):
             OSError: the shell cannot be started.
         """
         ours, theirs = socket.socketpair()
-        # Not a pipe, which could fill up and stop the command. It is gone with the last reference to it.
+        # A file, because a pipe could fill up and block the command. It disappears with the last reference to it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             with theirs:
-                # A session of its own: Ctrl-C in the terminal must not cut the connection before it is closed in order.
+                # In a session of its own, so that Ctrl-C in the terminal does not cut the connection before it is
+                # closed in order.
                 self._process = subprocess.Popen(
                     [os.environ.get("SHELL") or "/bin/sh", "-c", "exec " + command],
                     stdin=theirs.fileno(),
@@ -183,7 +192,7 @@ class ProxyWire(Wire):
         super().__init__(ours)
 
     def close(self) -> None:
-        """Close, end the command and all that it started, and wait for its end."""
+        """Close the connection, end the command and all that it started, and wait for its end."""
         super().close()
         if self._process.returncode is None:
             for end in (signal.SIGTERM, signal.SIGKILL):
@@ -194,14 +203,14 @@ class ProxyWire(Wire):
                     break
 
     def why(self) -> str:
-        """The end of the command's standard error."""
+        """Return the end of the command's standard error."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 300))
         return " ".join(self._errors.read().decode(errors="replace").split())
 
 
 def dial(target: Target, deadline: Deadline) -> Wire:
-    """A connection to the target itself, without jump hosts: over TCP, or by its ProxyCommand.
+    """Connect to the target itself, without jump hosts: over TCP, or with its ProxyCommand.
 
     Raises:
         HostError: unresolved, unreachable, refused, timeout or proxy.
@@ -266,7 +275,7 @@ def _not_connected(target: Target, error: OSError, deadline: Deadline) -> HostEr
 
 
 class Silence:
-    """One thread for all connections of the process; it closes those that have been silent for too long."""
+    """A single thread that closes those connections of the process that have been silent for too long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -274,7 +283,7 @@ class Silence:
         self._thread: threading.Thread | None = None
 
     def add(self, transport: paramiko.Transport, wire: Wire) -> None:
-        """Ask sshd for signs of life from now on, and close the connection when none come."""
+        """Ask sshd for signs of life from now on, and close the connection if none come."""
         probe = _probe_of(weakref.ref(transport))
         transport.packetizer.set_keepalive(_PROBE_S, probe)
         with self._lock:
@@ -288,7 +297,7 @@ class Silence:
         while True:
             time.sleep(1.0)
             now = time.monotonic()
-            # This process was stopped for a while; nobody could be heard.
+            # This process was stopped for a while, during which no data could be received.
             paused = now - before > 3.0
             before = now
             with self._lock:
@@ -306,8 +315,11 @@ class Silence:
 
 
 def _probe_of(reference: weakref.ref[paramiko.Transport]) -> Callable[[], None]:
-    """What asks for a sign of life; paramiko's own keepalive asks for no answer. sshd refuses the unknown request, and
-    that is the answer, as with ssh's ServerAliveInterval. Runs in the transport's thread, which must not wait."""
+    """Return the function that asks for a sign of life; paramiko's own keepalive requests no reply.
+
+    sshd rejects the unknown request, and the rejection is the reply, as with ssh's ServerAliveInterval. The function
+    runs in the transport's thread, which must not block.
+    """
     from paramiko import Message
     from paramiko.common import cMSG_GLOBAL_REQUEST
 
