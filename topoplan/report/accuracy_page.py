@@ -1,4 +1,4 @@
-"""docs/accuracy.md: what predictions were graded against, how far off they were, and what nobody measured."""
+"""Write docs/accuracy.md: the runs that predictions are graded on, the errors, and what nobody has measured."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _OTHERS = (
         "Selene, these runs among others (`calculon llm-validation`)",
     ),
 )
-"""What other planners say of themselves on rows that are graded here too."""
+"""Accuracy claims of other planners for rows that are graded here too."""
 
 
 def accuracy_page(graded: Validation) -> str:
-    """The page. The same runs and formulas give the same text."""
+    """Return the page as Markdown; it depends only on the graded runs and the formulas."""
     memory = [spread for spread in graded.spreads if spread.kind in _OF_MEMORY]
     over = (*graded.fits.out_of_memory_but_fit, *graded.fits.ran_but_over)
     context = {
@@ -73,7 +73,7 @@ def accuracy_page(graded: Validation) -> str:
 
 
 def _wrapped(block: str) -> str:
-    """A paragraph, or the items of a list, on lines of their width; headings and tables as they are."""
+    """Wrap a paragraph or list items at the page width; headings and tables stay unchanged."""
     if block.startswith(("#", "|", "<")):
         return block
     return "\n".join(
@@ -114,7 +114,7 @@ def _beside_others(graded: Validation) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """A Markdown table. `right`: the columns that are aligned to the right."""
+    """Return a Markdown table; `right` lists the right-aligned columns."""
     rule = ["---:" if column in right else "---" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 

@@ -1,7 +1,7 @@
-"""Findings in the forms that other programs show beside the lines: GitHub's workflow commands and SARIF 2.1.0.
+"""Format findings for display next to the code: GitHub workflow commands and SARIF 2.1.0.
 
 Sources: docs.github.com, Workflow commands for GitHub Actions; OASIS, Static Analysis Results Interchange Format
-(SARIF) Version 2.1.0, of which sections 3.19, 3.27 and 3.49 are filled in.
+(SARIF) Version 2.1.0, sections 3.19, 3.27 and 3.49.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
 
 
 def github_lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """A workflow command for each finding."""
+    """Yield a workflow command for each finding."""
     for one in findings:
         line = "" if one.line is None else f",line={one.part.file_line(one.line)}"
         place = f"file={_escaped(one.part.name, _PROPERTY)}{line},title={_escaped(one.rule, _PROPERTY)}"
@@ -36,13 +36,13 @@ def _escaped(text: str, marks: dict[str, str]) -> str:
 
 
 def message(finding: Finding) -> str:
-    """What is wrong, why it matters and what to do, as one text."""
+    """Return what is wrong, why it matters and what to do, as one text."""
     remedy = f"remedy: {finding.remedy}" if finding.remedy else ""
     return "\n".join(filter(None, (finding.what, finding.why, remedy)))
 
 
 def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
-    """One run with its rules."""
+    """Return a SARIF log with one run and the rules of its findings."""
     told = sorted({one.rule for one in findings})
     every = sorted((*all_rules(), *further_rules()), key=lambda rule: rule.id)
     texts = {rule_id: list(rules) for rule_id, rules in groupby(every, key=lambda rule: rule.id)}

@@ -1,4 +1,4 @@
-"""The short answer to a ranking: the best plan, a safe one, what to mind of both, and what to type next."""
+"""The short answer to a ranking: the best plan, a safe plan, warnings about both, and the next command."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ from topoplan.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A plan of a ranking that is recommended."""
+    """A recommended plan of a ranking."""
 
     plan: Plan
     rank: int
     command: str
-    """What writes its files."""
+    """The command that writes the plan's files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What to do with a ranking that has plans."""
+    """The recommendation from a ranking that has plans."""
 
     shown: Sequence[Plan]
     warnings: Sequence[Sequence[str]]
-    """Of each plan that is shown, all that `generate` would warn of."""
+    """For each plan shown, every warning that `generate` would give."""
     best: Chosen
     safe: Chosen | None
     refused: str
-    """Why no files can be written of the best plan; empty where they can."""
+    """Why the best plan's files cannot be written; empty if they can."""
 
     @property
     def next(self) -> str:
-        """The command to type now."""
+        """The command to run now."""
         return (self.safe if self.refused and self.safe else self.best).command
 
 
 def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | None:
-    """Of a ranking whose best `top` plans are shown; `words` are SPEC and the options that it was searched with."""
+    """Return the answer to a ranking of which the best `top` plans are shown; None if it has no plans.
+
+    `words` are SPEC and the options of the search.
+    """
     shown = ranking.plans[:top]
     if not shown:
         return None
@@ -68,12 +71,12 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
 
 
 def generate_command(words: Sequence[str], plan: Plan) -> str:
-    """What writes the files of a plan; `words` are SPEC and the options of its search."""
+    """Return the command that writes a plan's files; `words` are SPEC and the options of the search."""
     return shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
 
 
 def answer_to_dict(answer: Answer | None) -> dict[str, Any]:
-    """`best`, `safe`, `refused` (why no files can be written of the best) and `next`; null where there is none."""
+    """Return `best`, `safe`, `refused` (why the best plan's files cannot be written) and `next`; null if absent."""
     if answer is None:
         return {"best": None, "safe": None, "refused": None, "next": None}
     safe = None if answer.safe is None else _chosen_to_dict(answer.safe)
@@ -95,7 +98,7 @@ def _chosen_to_dict(chosen: Chosen) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of an answer: `Best`, a plan, and what there is to say of it."""
+    """One line of an answer: a title such as `Best`, a plan, and remarks."""
 
     title: str
     first: str
@@ -103,7 +106,7 @@ class Line:
 
 
 def answer_lines(answer: Answer, *, ascii_only: bool = False) -> list[Line]:
-    """The best plan, the safe one, what stands in the way, and what to type next."""
+    """Return lines on the best plan, the safe plan, obstacles, and the next command."""
     best, safe = answer.best, answer.safe
     lines = [Line("Best", best.plan.id, figures(best.plan, ascii_only=ascii_only))]
     if safe is None:
@@ -116,13 +119,13 @@ def answer_lines(answer: Answer, *, ascii_only: bool = False) -> list[Line]:
         lines.append(Line("Safe", safe.plan.id, f"{versus}; {figures(safe.plan, ascii_only=ascii_only)}"))
     if answer.refused:
         lines.append(Line("Mind", "no files can be written of the best plan", answer.refused))
-    # What is refused has to be mended first.
+    # If the best plan is refused, that must be resolved before its command works.
     return [*lines, Line("Then" if answer.refused and answer.next == best.command else "Next", answer.next)]
 
 
 def print_answer(console: Console, answer: Answer) -> None:
-    """A few lines at the end, where they stay on the screen. Ids and commands are not broken, so that they can be
-    copied whole."""
+    """Print the answer as the last few lines, where it stays visible. Ids and commands are not wrapped, so that they
+    can be copied whole."""
     console.print()
     for line in answer_lines(answer, ascii_only=console.options.ascii_only):
         _print_line(console, line.title, line.first, line.further)
@@ -141,7 +144,7 @@ def _print_line(console: Console, title: str, first: str, further: str = "") -> 
 
 
 def figures(plan: Plan, *, ascii_only: bool = False) -> str:
-    """`0.818 s a step ±34%, 59.3 of 79.6 GiB; caveat`."""
+    """Return `0.818 s a step ±34%, 59.3 of 79.6 GiB; caveat`."""
     width = band(plan.time, ascii_only=ascii_only)
     memory = f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)} GiB"
     risks = "".join(f"; {tag}" for tag in tags_of(plan))

@@ -1,4 +1,4 @@
-"""What `topoplan generate` says when it is done."""
+"""The output of `topoplan generate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bundle_to_dict(
     warnings: Sequence[str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The plan that was taken, whose files were written, and where; `notes` on a plan that was read back."""
+    """Return the plan, the trainer and the files written; `notes` are about a plan that was read back."""
     return {
         "schema": SCHEMA,
         "trainer": trainer,
@@ -49,7 +49,7 @@ def print_bundle(
     warnings: Sequence[str],
     notes: Sequence[str] = (),
 ) -> None:
-    """The plan, what to mind of it and of the trainer, the files and the command to type next."""
+    """Print the plan, warnings about it and the trainer, the files, and the next command."""
     memory, time = plan.memory, plan.time
     paragraph(console, spec_line(spec), style="bold")
     paragraph(
@@ -70,10 +70,10 @@ def print_bundle(
 
 
 def starts(spec: Spec, files: Sequence[Path]) -> list[str]:
-    """What starts a bundle of such files, by its job script or by hand, for a shell."""
+    """Return the shell command that starts a bundle, by its job script or by hand."""
     if job_scripts := [file for file in files if file.match("*.sbatch")]:
         return [f"sbatch {shlex.quote(str(job_scripts[0]))}"]
-    # Without hosts in the spec, the scripts have to be told where the first node is.
+    # Without hosts in the spec, the scripts need the address of the first node.
     unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts
     address = "MASTER_ADDR=10.0.0.1 " if unknown else ""
     note = "on node 0, at its address" if unknown else "on node 0"

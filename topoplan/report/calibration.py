@@ -1,4 +1,4 @@
-"""What runs taught: as JSON (`topoplan.calibrate/1`), as text, and as the profile that `--profile` takes."""
+"""The lessons from runs: as JSON (`topoplan.calibrate/1`), as text, and as a profile for `--profile`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from topoplan.specs.profile import Calibrated, OwnProfile
 
 SCHEMA = "topoplan.calibrate/1"
 MARK = "# Constants of this cluster, from its own runs"
-"""How a profile that was learnt begins."""
+"""The first words of a calibrated profile."""
 _TOLD = 0.1
-"""Below it a part of the machine counts as not told."""
+"""Below this, a knob counts as not identified by the runs."""
 _MOVED = 0.02
-"""A factor that is nearer to 1 is one."""
+"""A factor closer to 1 than this counts as unchanged."""
 
 
 def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
-    """All that was learnt, with what it was learnt from. Errors are fractions: predicted over measured, less one."""
+    """Return the lessons and the logs behind them. Errors are fractions: predicted over measured, less one."""
     time = learnt.time
     return {
         "schema": SCHEMA,
@@ -63,7 +63,7 @@ def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
 
 
 def print_calibration(console: Console, learnt: Lessons, further: Sequence[str]) -> None:
-    """The logs, what they tell and what they cannot tell; `further` are sentences on plans, and on what is left out."""
+    """Print the logs, what they show and what they cannot; `further` are sentences on plans and on what was skipped."""
     for ended in learnt.ended:
         paragraph(console, f"{ended.name}, {ended.plan.id}:")
         bullets(console, [*exhausted_words(ended.spec, ended.plan, ended.found), taught_words(ended.found)])
@@ -131,7 +131,7 @@ def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
 
 
 def _together(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
-    """What is in a pair with each other, directly or through others."""
+    """Merge pairs into sets of names that are connected, directly or through other pairs."""
     found: list[set[str]] = []
     for pair in pairs:
         touched = [one for one in found if one & set(pair)]
@@ -149,7 +149,7 @@ def _memory(learnt: Lessons) -> Iterator[str]:
 
 
 def _base(learnt: Lessons) -> Profile:
-    """The constants as they were."""
+    """Return the profile before calibration."""
     return profile_of(learnt.spec.cluster.gpu, learnt.spec.profile)
 
 
@@ -178,7 +178,7 @@ _WHY = {
 
 
 def calibrated_text(profile: OwnProfile) -> str:
-    """The profile as a file."""
+    """Return the calibrated profile as a YAML file."""
     found = profile.calibrated or Calibrated(date="")
     lines = [
         f"{MARK}, as `topoplan calibrate` wrote them. Use it with --profile,",

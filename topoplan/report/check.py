@@ -1,4 +1,4 @@
-"""What was found in files that people have, as text and as JSON (`topoplan.check/1`)."""
+"""The findings of `topoplan check`, as text and as JSON (`topoplan.check/1`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INDENT = 4
 
 
 def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, Any]:
-    """All of it; `fixed` adds the corrected copies and what they would still be told."""
+    """Return all findings and predictions; `fixed` adds the corrected copies and the findings that remain."""
     view: dict[str, Any] = {
         "schema": SCHEMA,
         "files": list(dict.fromkeys(part.name for part in checked.setup.parts)),
@@ -93,12 +93,12 @@ def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
 
 
 def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -> None:
-    """Findings by file, how many there are and how many `--fix` would correct, then what is predicted."""
+    """Print findings by file, their counts and how many `--fix` would correct, then the predictions."""
     by_file = sorted(checked.findings, key=lambda one: _file_order(checked, one))
     for number, (_, group) in enumerate(groupby(by_file, key=lambda one: one.part.name)):
         if number:
             console.print()
-        # Two commands on one line of a page that was copied say the same.
+        # Commands on the same line of a copied web page repeat their findings.
         for finding, times in Counter(map(_without_edits, group)).items():
             _print_finding(console, finding, times)
     if checked.findings:
@@ -123,7 +123,7 @@ def _file_order(checked: Checked, finding: Finding) -> int:
 
 
 def _without_edits(finding: Finding) -> Finding:
-    """The finding as it is printed: its line is that of the file."""
+    """Return the finding as it is printed: with the line of the file instead of the part, and no edits."""
     part, line = finding.part, finding.line
     at = part.lines[0] if line is None and part.lines else line if line is None else part.file_line(line)
     return replace(finding, part=Part(kind=part.kind, name=part.name, text=""), line=at, edits=())
@@ -145,7 +145,7 @@ def _print_finding(console: Console, finding: Finding, times: int) -> None:
 
 
 def _wrapped(console: Console, text: Text, *, indent: int, first: int) -> None:
-    """Text whose first line starts at `first`, and the others at `indent`."""
+    """Print text with its first line indented by `first` and the rest by `indent`."""
     width = max(20, console.width - max(indent, first))
     for number, line in enumerate(text.wrap(console, width)):
         line.rstrip()
@@ -165,7 +165,7 @@ def _closing_line(checked: Checked) -> str:
 
 
 def _what_is_predicted(prediction: Prediction) -> Any:
-    """Equal for configurations that are predicted alike: an article may show one in two lengths."""
+    """Return a key that is equal for identical predictions, as of an article that shows a configuration twice."""
     translation = prediction.translation
     return id(prediction) if translation is None else (translation.layout, translation.spec.model, translation.spec.job)
 
@@ -220,7 +220,7 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
 
 
 def _host(plan: Plan) -> str:
-    """Of a node; what it has only where that is known."""
+    """Format a node's host memory, with the capacity if it is known."""
     needed, capacity = plan.memory.host_bytes, plan.memory.host_capacity_bytes
     if not needed:
         return "-"
@@ -234,7 +234,7 @@ def _changes(changes: Sequence[Change]) -> str:
 
 
 def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
-    """The copies that were written, what was corrected in them that was not told before, and what is left to do."""
+    """Print the copies written, further corrections in them, and the findings left to do."""
     console.print()
     if not fixed.copies:
         paragraph(console, "Nothing that a program can correct: no copy was written.")

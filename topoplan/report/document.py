@@ -1,4 +1,4 @@
-"""A ranking as JSON: the form `topoplan.rank/1`."""
+"""A ranking as JSON (`topoplan.rank/1`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SCHEMA = "topoplan.rank/1"
 def ranking_to_dict(
     ranking: Ranking, *, top: int, rejected: bool, words: Sequence[str] = (), assumed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The best `top` plans; the rejected layouts only when asked for.
+    """Return the best `top` plans, and the rejected layouts if requested.
 
-    `words` are SPEC and the options given, `assumed` sentences on what they do not say.
+    `words` are SPEC and the options given; `assumed` are sentences on what the options leave open.
     """
     answer = answer_of(ranking, top=top, words=words)
     view: dict[str, Any] = {
@@ -56,7 +56,7 @@ def ranking_to_dict(
 
 
 def ranked_to_dict(spec: Spec, plan: Plan, rank: int, warnings: Sequence[str]) -> dict[str, Any]:
-    """A plan at its rank, from 1, with all that `generate` would warn of."""
+    """Return a plan with its rank (from 1) and every warning that `generate` would give."""
     return (
         plan_to_dict(plan, rank)
         | {"trainer": plan.trainer, "warnings": list(warnings), "tags": list(tags_of(plan))}

@@ -1,4 +1,4 @@
-"""What `topoplan launch --dry-run` says: every file that would be put on a host, and every command."""
+"""The output of `topoplan launch --dry-run`: every file that would be put on a host, and every command."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from topoplan.run.settings import Settings
 _RUN = "<run id>-<random>"
 _STAGING = ".topoplan-<random>"
 _IDENTITY = "PID START BOOT"
-"""What the host says at the start, and is told again."""
+"""Identity that `start` reports and later commands pass back."""
 _MEET = ("PORTS", "TASK", "PYTHON")
 
 
 def _programs(checked: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Name, what it does, its words and its text, of all that may run on a host, in the order in which it does."""
+    """Yield name, description, arguments and text of every program that may run on a host, in order of execution."""
     if checked:
         yield "ask", "says what the host is; its words are what is wanted", "WANTED", COLLECT
         yield "versions", "the VERSIONS of `ask`, in Python", "", VERSIONS
@@ -54,7 +54,7 @@ def _programs(checked: bool) -> Iterator[tuple[str, str, str, str]]:
 def dry_run_to_dict(
     bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
 ) -> dict[str, Any]:
-    """Every file and command. `checks` are the needs that hosts are checked for, None for no checks."""
+    """Return every file and command. `checks` are the needs that hosts are checked for; None skips the checks."""
     secrets = bundle.draft.spec.cluster.secrets
     lacking = missing(secrets)
     return {
@@ -74,7 +74,7 @@ def dry_run_to_dict(
 
 
 def _node(bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> dict[str, Any]:
-    """What a host gets: `commands` are names of programs, with the words that they are given."""
+    """Return the files and commands of a host; `commands` are program names with their arguments."""
     asked = collect_words(wanted(bundle.draft.spec.cluster, node.host, checks))
     ask = ["ask", *("VERSIONS" if word == VERSIONS else word for word in asked)]
     workdir, own = node.host.workdir or "~", f"{runs_directory_on(target)}/{node.name}"
@@ -101,7 +101,7 @@ def _node(bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | N
 
 
 def dry_run_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """The same for a person. What there is for each host comes last, where a terminal shows it."""
+    """Format the dry run as text. The per-host part comes last, where a terminal shows it."""
     yield f"Would launch {document['run']} on {counted(len(document['nodes']), 'host')}; nothing is touched now."
     yield ""
     yield f"PROGRAMS, which run on hosts in `{SHELL}`, with their words and text as standard input:"

@@ -1,4 +1,4 @@
-"""Frozen values as plain documents, for `--json`. Fractions are rounded as in `planner/view.py`."""
+"""Convert frozen values to plain documents, for `--json`. Fractions are rounded as in `planner/view.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topoplan.terms import Term
 
 
 def plain(value: Any) -> Any:
-    """A value in the types that JSON has: of a dataclass its fields, of a term what it says and all below it."""
+    """Convert a value to JSON types: a dataclass to its fields, a term to its description and its children."""
     if isinstance(value, float):
         return rounded(value)
     if isinstance(value, Term):
@@ -27,13 +27,13 @@ def plain(value: Any) -> Any:
 
 
 def picked(value: Any, keys: str) -> dict[str, Any]:
-    """Some attributes of a value: `picked(flow, "name ranks=shape.size")` has the keys `name` and `ranks`."""
+    """Return some attributes of a value: `picked(flow, "name ranks=shape.size")` has the keys `name` and `ranks`."""
     pairs = (key.partition("=") for key in keys.split())
     return {name: plain(attrgetter(attribute or name)(value)) for name, _, attribute in pairs}
 
 
 def _term(term: Term) -> dict[str, Any]:
-    """Keys that would say nothing are left out."""
+    """Convert a term, leaving out keys without information."""
     view = picked(term, "name value unit")
     if term.what:
         view["what"] = term.what

@@ -1,4 +1,4 @@
-"""How long a whole job takes, as JSON and in words."""
+"""The duration of a whole job, as JSON and in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topoplan.units import format_byte_rate
 
 
 def effort_to_dict(effort: Effort | None) -> dict[str, Any]:
-    """`job_time` as an entry of a plan's JSON form; nothing when it is not known."""
+    """Return the `job_time` entry of a plan's JSON, or nothing if the duration is unknown."""
     if effort is None:
         return {}
     return {
@@ -27,7 +27,7 @@ def effort_to_dict(effort: Effort | None) -> dict[str, Any]:
 
 
 def pauses_words(spec: Spec, effort: Effort) -> str:
-    """What of the hours is no training, and at which rate."""
+    """Describe the hours that are not training, and the storage rate assumed for them."""
     pauses = effort.pauses
     words = [
         *([f"{duration(pauses.checkpoints_s)} of checkpoints"] if pauses.checkpoints_s else []),

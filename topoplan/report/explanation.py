@@ -25,7 +25,7 @@ SCHEMA = "topoplan.explain/2"
 def explanation_to_dict(
     spec: Spec, plan: Plan, *, time: TimeAccount | None, memory: MemoryAccount | None
 ) -> dict[str, Any]:
-    """The plan with the terms of its time and of its memory; None leaves one out."""
+    """Return the plan with the terms of its time and its memory; None leaves one out."""
     view: dict[str, Any] = {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan)}
     if notes := data_notes(spec, plan):
         view["data_notes"] = list(notes)
@@ -38,7 +38,7 @@ def explanation_to_dict(
 
 
 def _notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
-    """On the constants behind the plan: a file of the user's own, and bands that are borrowed."""
+    """Return notes on the constants behind the plan: a user's own file, and borrowed bands."""
     case = case_of(spec, plan.layout.backend)
     return notes_on_bands(case.profile, case.cluster.gpu, engine_of(plan.layout.backend).bands(case))
 
@@ -46,7 +46,7 @@ def _notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
 def print_explanation(
     console: Console, spec: Spec, plan: Plan, *, time: TimeAccount | None, memory: MemoryAccount | None
 ) -> None:
-    """What plan it is, then where its time goes, then where its memory goes; None leaves one out."""
+    """Print the plan, then its time by part, then its memory by part; None leaves one out."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     verdict = "fits" if plan.fits else "does not fit"
     used = plan.memory

@@ -1,4 +1,4 @@
-"""The first failure of a run, with its last lines, the likely cause and what to do."""
+"""The first failure of a run, with its log tail, the likely cause and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TAIL_LINES = 20
 
 
 def failure_lines(failure: Failure) -> Iterator[str]:
-    """For a person."""
+    """Format a failure as text lines."""
     diagnosis = failure.diagnosis
     rank = f", rank {diagnosis.rank}" if diagnosis is not None and diagnosis.rank is not None else ""
     yield f"topoplan: {failure.node} ({failure.host}){rank} failed first: {failure.what}"
@@ -32,7 +32,7 @@ def failure_lines(failure: Failure) -> Iterator[str]:
 
 
 def failure_to_dict(failure: Failure) -> dict[str, Any]:
-    """As JSON."""
+    """Return a failure as JSON."""
     diagnosis = failure.diagnosis
     return {
         "node": failure.node,
@@ -50,5 +50,5 @@ def failure_to_dict(failure: Failure) -> dict[str, Any]:
 
 
 def error_to_dict(error: HostError) -> dict[str, Any]:
-    """Why a host did not do what it was asked to."""
+    """Return the error of a host as JSON."""
     return {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}

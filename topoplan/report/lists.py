@@ -1,4 +1,4 @@
-"""The catalog as lists: models and GPUs."""
+"""Lists of the catalog's models and GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topoplan.specs.model import LatentAttention, LinearAttention, Model, Moe
 
 
 def model_entries() -> list[dict[str, Any]]:
-    """Every model of the catalog."""
+    """Return an entry for every model in the catalog."""
     return [_model_entry(model(name)) for name in model_names()]
 
 
@@ -45,7 +45,7 @@ def _attention_kind(attention: object) -> str:
 
 
 def print_models(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
-    """One row a model."""
+    """Print one row per model."""
     table = table_of("name", "type", right=("size", "context"), last=("kind",), whole=2)
     for entry in entries:
         context = entry["max_position_embeddings"]
@@ -66,12 +66,12 @@ def _kind(entry: Mapping[str, Any]) -> str:
 
 
 def gpu_entries() -> list[dict[str, Any]]:
-    """Every GPU of the catalog, in bytes, FLOP/s and bytes per second each way."""
+    """Return every GPU in the catalog, in bytes, FLOP/s and bytes per second, one way."""
     return [asdict(gpu(name)) for name in gpu_names()]
 
 
 def print_gpus(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
-    """One row a GPU, in the units that vendors use: NVLink both ways together, networks in bits."""
+    """Print one row per GPU in vendors' units: NVLink as both directions together, networks in bits."""
     right = ("memory\nGiB", "TB/s", "bf16\nTFLOP/s", "fp8\nTFLOP/s", "NVLink\nGB/s", "NICs\nGb/s")
     table = table_of("name", right=right, whole=1)
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What was timed on machines, as the file that `calibrate` takes and as a table."""
+"""Timings from `topoplan measure`, as the file that `calibrate` reads and as a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MIB, _GIGA, _TERA = 2**20, 1e9, 1e12
 
 
 def measures_text(measures: Measures) -> str:
-    """The file."""
+    """Return the timings as the text of a file."""
     return json.dumps(measures_to_dict(measures), indent=1) + "\n"
 
 
 def print_measures(console: Console, measures: Measures, cluster: Cluster) -> None:
-    """A line for each, beside what the formulas of plans say of it."""
+    """Print a line per timing, next to the prediction of the cost model."""
     about = measures.about
     versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "cuda", "nccl") if about.get(name))
     gpus = f"{about.get('nodes')} x {about.get('gpus')} {about.get('gpu') or 'processors'}"
@@ -76,7 +76,7 @@ def _rate(one: Timed) -> str:
         flops = 2.0 * facts["rows"] * facts["columns"] * facts["inner"]
         return f"{significant(flops / one.seconds / _TERA)} TFLOP/s"
     if "heads" in facts:
-        products = 2.0 if one.kind == "attention" else 7.0  # backward has two and a half times as many
+        products = 2.0 if one.kind == "attention" else 7.0  # the backward pass has two and a half times as many
         flops = products * facts["heads"] * facts["tokens"] ** 2 * facts["width"]
         return f"{significant(flops / one.seconds / _TERA)} TFLOP/s"
     return f"{significant(facts['bytes'] / one.seconds / _GIGA)} GB/s"

@@ -1,4 +1,4 @@
-"""Where the memory of a plan goes, as JSON and as tables."""
+"""The memory of a plan by part, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topoplan.terms import Term
 
 
 def memory_to_dict(plan: Plan, account: MemoryAccount) -> dict[str, Any]:
-    """Every term of a plan's memory."""
+    """Return every term of a plan's memory."""
     return {
         **picked(account, "device margin"),
         "capacity_bytes": plan.memory.capacity_bytes,
@@ -30,7 +30,7 @@ def memory_to_dict(plan: Plan, account: MemoryAccount) -> dict[str, Any]:
 
 
 def print_memory(console: Console, plan: Plan, account: MemoryAccount) -> None:
-    """From the parts of the GPU that needs most to single tensors, and from what is allocated to the card."""
+    """Print the fullest GPU's memory, from its parts to single tensors and from allocated memory to the whole card."""
     allocated = account.device.at("reserved", "allocated")
     if len(account.stages) > 1:
         heading(console, "Stages, GiB")
@@ -74,7 +74,7 @@ _SHORT = {
     "copies for offload": "offl.\ncopies",
     "reference model": "ref.\nmodel",
 }
-"""Parts in the width of a column."""
+"""Names of parts, shortened for column headers."""
 
 
 def _stages(account: MemoryAccount) -> Table:
@@ -110,7 +110,7 @@ def _parts(allocated: Term) -> Table:
 
 
 def _product(term: Term) -> str:
-    """What a term is a product of, where it says so."""
+    """Format a term as a product (bytes x elements / GPUs), if its facts contain the factors."""
     if "element_bytes" not in term.facts:
         return ""
     shards = term.facts.get("shards", 1)
@@ -119,7 +119,7 @@ def _product(term: Term) -> str:
 
 
 def _moments(moments: Sequence[Term]) -> Table:
-    """The moments, largest first, each with its terms."""
+    """Tabulate the phases that may be the peak, largest first, each with its terms."""
     table = table_of("moment", right=("MiB",), last=("term",))
     for position, moment in enumerate(moments):
         style = "dim" if position else "bold"
@@ -131,7 +131,7 @@ def _moments(moments: Sequence[Term]) -> Table:
 
 
 def _kept(activations: Term) -> Table:
-    """Layers, or chunks and their layers, with what one of them keeps and how many there are."""
+    """Tabulate what each layer (or chunk, with its layers) keeps, and the number of such layers."""
     table = table_of("what", right=("MiB of one", "times", "GiB"))
 
     def add(term: Term, indent: str) -> None:
@@ -159,7 +159,7 @@ def _saved(layer: Term) -> Table:
 
 
 def _print_parameters(console: Console, parameters: Term) -> None:
-    """Weights by layer, then those of the ends; of a rank where they are cut, else of the whole model."""
+    """Print the weights by layer, then those of embedding and head; per rank if sharded, otherwise of the model."""
     kinds = [one for one in parameters.children if one.children]
     words = f" ({parameters.what})" if parameters.what else ""
     for one in kinds:
@@ -191,7 +191,7 @@ def _weights(rows: Sequence[Term], count: int) -> Table:
 
 
 def _on_card(plan: Plan, account: MemoryAccount) -> Table:
-    """From what torch's tensors take to what the card has."""
+    """Tabulate the steps from torch's allocated tensors to the card's capacity."""
     table = table_of("", right=("GiB",), last=("what",))
 
     def add(term: Term, *, bold: bool = False) -> None:

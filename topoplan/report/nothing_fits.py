@@ -1,4 +1,4 @@
-"""What is said when a search ends without a plan."""
+"""The error of a search that ends without a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MISSES = 3
 
 
 def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
-    """The error with the nearest misses and what would make each fit."""
+    """Return the error, with the nearest misses and what would make them fit."""
     lines = [f"no layout fits: {spec_line(ranking.spec)}. {counts_line(ranking)}"]
     misses = nearest_misses(ranking, memory=_MISSES, rules=0)
     if misses:

@@ -1,4 +1,4 @@
-"""Predictions of given layouts, as JSON (`topoplan.predict/1`) and as a table."""
+"""Predictions for given layouts, as JSON (`topoplan.predict/1`) and as a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_ID = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The answer to one run document: a plan, or why there is none."""
+    """The result for one run document: a plan, or why there is none."""
 
     id: Any
     plan: Plan | None = None
@@ -28,7 +28,7 @@ class Prediction:
 
 
 def prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
-    """The answer as one JSON object."""
+    """Return the result as a JSON object."""
     if prediction.plan is None:
         return {"schema": SCHEMA, "id": prediction.id, "error": prediction.error}
     view = plan_to_dict(prediction.plan)
@@ -36,7 +36,7 @@ def prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
 
 
 def print_predictions(console: Console, predictions: Sequence[Prediction]) -> None:
-    """A row for each prediction, then the documents without one."""
+    """Print a row for each plan, then the documents without one."""
     done = [(prediction, prediction.plan) for prediction in predictions if prediction.plan is not None]
     if done:
         table = table_of("id", "layout", right=("GiB/GPU", "of", "fits", "step s", "band", "tok/s/GPU", "MFU"))

@@ -1,4 +1,4 @@
-"""What a preflight found, as JSON (`topoplan.preflight/1`) and as text: hosts by checks, findings with remedies."""
+"""Preflight results, as JSON (`topoplan.preflight/1`) and as text: hosts by checks, findings with remedies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LABEL = 18
 
 
 def worst(checks: Sequence[Result]) -> Outcome:
-    """The outcome of all checks together; what was skipped does not count."""
+    """Return the overall outcome of the checks; skipped ones do not count."""
     found = {check.outcome for check in checks}
     return "failure" if "failure" in found else "warning" if "warning" in found else "ok"
 
 
 def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Result]) -> dict[str, Any]:
-    """Every check of every host."""
+    """Return every check of every host."""
     return {
         "schema": SCHEMA,
         "cluster": cluster,
@@ -46,11 +46,11 @@ def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Resul
 
 
 def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks: Sequence[Result]) -> None:
-    """The checks that are not ok on every host, host by host; the others in a line; what was found and what to do."""
+    """Print checks that are not ok everywhere, host by host, then findings with remedies, then the passed checks."""
     names = list(dict.fromkeys(check.name for check in checks))
     by_place = {(check.name, check.host): check.outcome for check in checks}
     uneven = [name for name in names if any(by_place.get((name, host), "ok") != "ok" for host in hosts)]
-    # What concerns no host by itself has no place among them.
+    # Checks of no particular host are not in the matrix.
     fine = [name for name in names if name not in uneven and by_place.get((name, ""), "ok") == "ok"]
     paragraph(console, f"{cluster}, {counted(len(hosts), 'host')}: {_summary(checks)}.", style="bold")
     if uneven:
@@ -73,7 +73,7 @@ def _summary(checks: Sequence[Result]) -> str:
 def _matrix(
     width: int, hosts: Sequence[str], names: Sequence[str], by_place: dict[tuple[str, str], Outcome]
 ) -> Table | Text:
-    """Words under the names of hosts where they have room, else one sign a host."""
+    """Return a table of outcomes if it fits the width, otherwise one sign per host."""
     room = sum(max(len(host), len(_WORDS["failure"])) + 1 for host in hosts) + max(map(len, names)) + 1
     if room <= width:
         table = table_of("", *hosts)
@@ -85,7 +85,7 @@ def _matrix(
 
 
 def _signs(width: int, hosts: Sequence[str], names: Sequence[str], by_place: dict[tuple[str, str], Outcome]) -> Text:
-    """One column a host, in blocks of ten, under the number of every tenth; as many lines as it takes."""
+    """Return one column per host, in blocks of ten under the number of the first, on as many lines as needed."""
     a_line = max(10, (width - _LABEL) // 11 * 10)
     text = Text()
     for first in range(0, len(hosts), a_line):
@@ -104,7 +104,7 @@ def _signs(width: int, hosts: Sequence[str], names: Sequence[str], by_place: dic
 
 
 def _findings(checks: Sequence[Result], hosts: Sequence[str]) -> list[str]:
-    """One text for each thing that was found, with all hosts that it was found on."""
+    """Return one text per finding, naming all hosts that have it."""
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for check in checks:
         places[check.name, check.what, check.remedy].append(check.host)

@@ -1,4 +1,4 @@
-"""What hosts said, as a table with findings and as JSON (`topoplan.probe/1`)."""
+"""Probe results of hosts, as a table with findings and as JSON (`topoplan.probe/1`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = "topoplan.probe/1"
 def probe_to_dict(
     reached: Sequence[Probed], failed: Mapping[str, HostError], draft: Draft | None, written: str | None
 ) -> dict[str, Any]:
-    """Everything that was found. Sizes are bytes, rates bytes per second each way."""
+    """Return everything found. Sizes are in bytes, rates in bytes per second, one way."""
     return {
         "schema": SCHEMA,
         "hosts": [
@@ -44,7 +44,7 @@ def probe_to_dict(
 
 def _facts(facts: HostFacts) -> dict[str, Any]:
     view = asdict(facts)
-    # JSON has neither sets nor pairs as keys.
+    # JSON has neither sets nor tuples as keys.
     if facts.listening_ports is not None:
         view["listening_ports"] = sorted(facts.listening_ports)
     if facts.topology is not None:
@@ -60,7 +60,7 @@ def print_probe(
     *,
     written: str | None,
 ) -> None:
-    """A row a host, what is wrong or differs, and what to do next."""
+    """Print a row per host, what is wrong or differs, and what to do next."""
     if reached:
         table = table_of("host", "GPUs", right=("memory", "NVLink"), last=("network", "interface", "driver", "torch"))
         for one in reached:
@@ -88,7 +88,7 @@ def print_probe(
 
 
 def finding_line(check: Result) -> str:
-    """`node3: no GPUs: nvidia-smi: not installed; install the driver`."""
+    """Return `node3: no GPUs: nvidia-smi: not installed; install the driver`."""
     head = f"{check.host}: {check.what}" if check.host else check.what
     head = f"{head} [stops]" if check.outcome == "failure" else head
     return f"{head}; {check.remedy}" if check.remedy else head

@@ -1,4 +1,4 @@
-"""Calibration profiles: as JSON (`topoplan.profile/1`), as tables, and as the YAML file that `--profile` takes."""
+"""Calibration profiles: as JSON (`topoplan.profile/1`), as tables, and as the YAML file for `--profile`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIDTH = 110
 
 
 def profile_to_dict(gpu: Gpu, profile: Profile) -> dict[str, Any]:
-    """Every number with its unit, meaning and origin; in base units."""
+    """Return every number with its meaning, origin and unit, in base units."""
     return {
         "schema": SCHEMA,
         "gpu": gpu.name,
@@ -56,7 +56,7 @@ def _number_to_dict(profile: Profile, key: str) -> dict[str, Any]:
 
 
 def profiles_to_dict() -> dict[str, Any]:
-    """All profiles of the catalog, in short."""
+    """Return a summary of each profile in the catalog."""
     return {
         "schema": LIST_SCHEMA,
         "profiles": [
@@ -74,7 +74,7 @@ def profiles_to_dict() -> dict[str, Any]:
 
 
 def catalog_profiles() -> list[tuple[Profile, list[str]]]:
-    """The profiles that the GPUs of the catalog have, each with their names."""
+    """Return the profiles of the catalog's GPUs, each with the names of its GPUs."""
     cards: dict[str, list[str]] = {}
     profiles: dict[str, Profile] = {}
     for name in gpu_names():
@@ -85,7 +85,7 @@ def catalog_profiles() -> list[tuple[Profile, list[str]]]:
 
 
 def bands_to_dict(bands: Sequence[EarnedBand]) -> dict[str, Any]:
-    """The bands that measured runs give, beside those of the catalog."""
+    """Return the bands computed from measured runs, next to those stored in the catalog."""
     return {
         "schema": BANDS_SCHEMA,
         "bands": [picked(band, "profile=entry band=key value figures stored") for band in bands],
@@ -107,22 +107,22 @@ _UNITS = {
     "flash_attention": "",
     "_rings": "",
 }
-"""End of a constant's name -> its unit; the longer end is first. All others are fractions."""
+"""Suffix of a constant's name -> its unit, longer suffixes first; constants with no match are fractions."""
 
 
 def unit(key: str) -> str:
-    """The unit of a constant, from the end of its name."""
+    """Return the unit of a constant, from the suffix of its name."""
     return next((name for ending, name in _UNITS.items() if key.endswith(ending)), "fraction")
 
 
 def meaning(key: str) -> str:
-    """A constant in a sentence."""
+    """Return the description of a constant."""
     words: str = Constants.__dataclass_fields__[key].metadata["description"]
     return words
 
 
 def shown_value(key: str, value: Any) -> str:
-    """A number as people read it: `76%`, `20 us`, `600 MB`, `128 x 256`, `40 to 3 GB/s`."""
+    """Format a number for reading: `76%`, `20 us`, `600 MB`, `128 x 256`, `40 to 3 GB/s`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     match unit(key):
@@ -144,7 +144,7 @@ def shown_value(key: str, value: Any) -> str:
 
 
 def origin_text(profile: Profile, key: str) -> str:
-    """Where a number comes from, in a phrase."""
+    """Return the origin of a number as a phrase."""
     origin = profile.origins[key]
     if origin.kind == "earned":
         return _band_text(origin)
@@ -166,7 +166,7 @@ def _kinds(profile: Profile) -> Counter[str]:
 
 
 def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
-    """One number a row: value, meaning, origin; a table for what is about one thing."""
+    """Print a row per number (value, meaning, origin), with a table per topic."""
     file = f" with the constants of {profile.own.path}" if profile.own else ""
     paragraph(console, f"{gpu.name}: profile {profile.name}{file}, sources read {profile.date}.", style="bold")
     for title, keys in GROUPS.items():
@@ -184,7 +184,7 @@ def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
 
 
 def print_profiles(console: Console) -> None:
-    """One profile a row."""
+    """Print a row per profile."""
     table = table_of("profile", "memory", "time", "constants", "GPUs", whole=1)
     for profile, cards in catalog_profiles():
         table.add_row(profile.name, memory_bands(profile), time_bands(profile), kinds_text(profile), ", ".join(cards))
@@ -199,7 +199,7 @@ def print_profiles(console: Console) -> None:
 
 
 def memory_bands(profile: Profile) -> str:
-    """`3% / 5% / 30% / 15%`: dense, mixture of experts, adapters on Megatron, data parallel backends."""
+    """Return `3% / 5% / 30% / 15%`: dense, mixture of experts, adapters on Megatron, data-parallel backends."""
     bands = (
         profile.memory_band,
         profile.moe_memory_band,
@@ -210,18 +210,18 @@ def memory_bands(profile: Profile) -> str:
 
 
 def time_bands(profile: Profile) -> str:
-    """`10% / 43% / 22% / 30%`: dense in bf16, mixture of experts, fp8, data parallel backends."""
+    """Return `10% / 43% / 22% / 30%`: dense in bf16, mixture of experts, fp8, data-parallel backends."""
     bands = (profile.time_band, profile.moe_time_band, profile.eight_bit_time_band, profile.sharded_time_band)
     return " / ".join(f"{100 * band:.0f}%" for band in bands)
 
 
 def kinds_text(profile: Profile) -> str:
-    """`8 published, 3 assumed, 11 kin`."""
+    """Return the number of constants of each kind: `8 published, 3 assumed, 11 kin`."""
     return ", ".join(f"{count} {kind}" for kind, count in _kinds(profile).most_common())
 
 
 def print_bands(console: Console, bands: Sequence[EarnedBand]) -> None:
-    """Every band as the runs give it, and as the catalog has it."""
+    """Print every band as computed from the runs, and as stored in the catalog."""
     table = table_of("profile", "band", right=("figures", "earned", "catalog"), whole=1)
     for band in bands:
         table.add_row(
@@ -236,7 +236,7 @@ def print_bands(console: Console, bands: Sequence[EarnedBand]) -> None:
 
 
 def profile_text(gpu: Gpu, profile: Profile) -> str:
-    """The profile as a file to change. The bands are left to the rule, as comments."""
+    """Return the profile as a YAML file to edit. Bands are comments, so that the usual rule decides them."""
     source = profile.own.source if profile.own else ""
     lines = [
         *_comment(
@@ -268,7 +268,7 @@ def _yaml(profile: Profile, key: str) -> str:
     value = getattr(profile, key)
     parse = {"s": parse_seconds, "bytes/s": parse_rate}.get(unit(key))
     if parse is not None:
-        # In the unit of people where that is the same number when it is read.
+        # Use the human-readable unit if parsing it back gives exactly the same number.
         text = shown_value(key, value).replace(" ", "")
         return text if value and parse(text) == value else f"{value:g}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)

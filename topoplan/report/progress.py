@@ -1,4 +1,4 @@
-"""One line on standard error while something long runs."""
+"""A progress line on standard error for long operations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ERASE = "\r\x1b[2K"
 
 
 class ProgressLine:
-    """Call it with (done, total). It shows itself after a second, on a terminal only, and erases itself at the end."""
+    """A callback for (done, total) that shows a line after a second, on a terminal only, and erases it at the end."""
 
     def __init__(self, stream: TextIO | None = None, *, partial: bool = False, work: str = "the search") -> None:
-        """`partial`: the work gives what it has when it is interrupted."""
+        """`partial` means that an interrupted operation returns what it has so far."""
         self._stream = sys.stderr if stream is None else stream
         self.visible = self._stream.isatty()
         self._next_s = monotonic() + _QUIET_S
@@ -24,7 +24,7 @@ class ProgressLine:
         self._on_interrupt = "ends it with what it has" if partial else "stops it"
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far it is, ten times a second at most."""
+        """Show the progress, at most ten times per second."""
         now_s = monotonic()
         if not self.visible or now_s < self._next_s:
             return

@@ -1,4 +1,4 @@
-"""How far a run is, on one line: below the log lines on a terminal, now and then among them elsewhere."""
+"""A run's progress line: below the log lines on a terminal, periodically among them elsewhere."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from topoplan.run.progress import Status
 
 _ERASE = "\r\x1b[2K"
 _EVERY_S = 0.1
-"""On a terminal it is not drawn more often, except after log lines."""
+"""Minimum interval between redraws on a terminal, except after log lines."""
 _PLAIN_EVERY_S = 30.0
 _GAP = "  "
 
 
 def status_line(status: Status, *, width: int | None = None) -> str:
-    """`step 120/4,686  loss 1.832  4,210 tokens/s a GPU  3.04 s a step (predicted 2.9 to 3.4)  3 h 51 min left`.
+    """Return `step 120/4,686  loss 1.832  4,210 tokens/s a GPU  3.04 s a step (predicted 2.9 to 3.4)  3 h 51 min left`.
 
-    What is not known yet is left out. Where `width` columns are not enough, so is what matters least.
+    Unknown parts are left out, and so are the least important ones if the line exceeds `width` columns.
     """
     total = f"/{status.total_steps:,}" if status.total_steps is not None else ""
     step = f"step {status.step:,}{total}"
@@ -34,7 +34,7 @@ def status_line(status: Status, *, width: int | None = None) -> str:
     short = pace
     if pace and status.predicted_band_s is not None:
         pace += f" (predicted {_band(status)})"
-    # From all there is to the step alone.
+    # From the complete line down to the step alone.
     for parts in (
         (step, loss, speed, pace, left),
         (step, loss, speed, short, left),
@@ -58,20 +58,20 @@ def _band(status: Status) -> str:
 
 
 def _digits(value: float) -> int:
-    """Four, or as many as a whole number has."""
+    """Return the significant digits to show: three, or for 1000 and more at least all digits of the whole part."""
     return max(4, len(str(int(value)))) if value >= 1000 else 3
 
 
 class StatusLine:
-    """Writes log lines to a stream and keeps one line on the run below them.
+    """Writes log lines to a stream and keeps a status line of the run below them.
 
-    Where the stream is no terminal, that line is written among the others every half minute, and at the end.
+    If the stream is not a terminal, the status line is written among the log lines every half minute, and at the end.
     """
 
     def __init__(
         self, stream: TextIO, *, every_s: float = _PLAIN_EVERY_S, clock: Callable[[], float] = monotonic
     ) -> None:
-        """`every_s` is for what is no terminal."""
+        """`every_s` is the interval for a stream that is not a terminal."""
         self._stream, self._clock = stream, clock
         self.on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._every_s = _EVERY_S if self.on_terminal else every_s
@@ -82,12 +82,12 @@ class StatusLine:
         self._drawn = False
 
     def show(self, status: Status) -> None:
-        """The run is there now."""
+        """Show a new status of the run."""
         self._status, self._note = status, ""
         self.keep_up()
 
     def note(self, text: str) -> None:
-        """Say this instead, until the next `show`: `connecting: 3 of 4 nodes`. Elsewhere it is written at once."""
+        """Show a text such as `connecting: 3 of 4 nodes` until the next `show`; off a terminal, write it at once."""
         if text == self._note:
             return
         self._note = text
@@ -95,7 +95,7 @@ class StatusLine:
         self.keep_up()
 
     def write(self, lines: str) -> None:
-        """Write whole log lines, each with its end."""
+        """Write complete log lines, including their line ends."""
         self._erase()
         self._stream.write(lines)
         if self.on_terminal:
@@ -103,7 +103,7 @@ class StatusLine:
         self._stream.flush()
 
     def keep_up(self) -> None:
-        """Write the line when it is time to, and it has changed."""
+        """Write the status line if it is due and has changed."""
         now_s = self._clock()
         if now_s < self._due_s:
             return
@@ -120,7 +120,7 @@ class StatusLine:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the last status where it is, as a line like the others."""
+        """Write the last status as an ordinary line, if it is not already the last one written."""
         self._erase()
         text = status_line(self._status) if self._status is not None else ""
         if text and text != self._written:
@@ -140,7 +140,7 @@ class StatusLine:
         return status_line(self._status, width=width)
 
     def _draw(self) -> None:
-        # One column stays free: some terminals begin a new line when the last one is filled.
+        # Leave one column free: some terminals wrap when the last one is filled.
         text = self._text(max(1, self._columns() - 1))
         self._stream.write(text)
         self._drawn = bool(text)

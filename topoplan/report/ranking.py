@@ -1,4 +1,4 @@
-"""The table that `topoplan rank` prints."""
+"""The table printed by `topoplan rank`."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from topoplan.units import GIB
 _MIN_LAYOUT = 17
 _MIN_SHARES = 12
 _WARNINGS = 4
-"""Of plans that are not recommended; the others say all of theirs."""
+"""Limit on the warnings shown; those of recommended plans are always shown."""
 _NOTES = 3
-"""Of the alternatives, and of the other backends and trainers, which have more in --json."""
+"""Limit on the alternatives, and on the other backends and trainers, that are shown; --json has all of them."""
 
 
 def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
-    """Cluster, model and counts; the plans that are shown; then what speaks for and against the alternatives."""
+    """Print cluster, model and counts, then the plans shown, then notes for and against the alternatives."""
     plans = answer.shown
     paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking)}.", style="bold")
     if note := machine_note(ranking.spec.cluster):
@@ -55,7 +55,7 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
         console.print("\nThe data, under plan 1:")
         bullets(console, ranking.data_notes)
     _print_warnings(console, answer)
-    most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all where they were asked for
+    most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all if backends were requested
     _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, most)
     _print_some(console, "The usual alternatives, against plan 1", ranking.notes, _NOTES)
     if ranking.ways_out:
@@ -66,7 +66,7 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
 
 
 def _print_some(console: Console, title: str, lines: Sequence[str], most: int) -> None:
-    """The first of some sentences, and how many more there are."""
+    """Print the first `most` lines under a title that says how many more there are."""
     if not lines:
         return
     more = f" ({len(lines) - most} more in --json)" if len(lines) > most else ""
@@ -78,7 +78,7 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
     ranks = [str(rank) for rank in range(1, len(plans) + 1)]
     labels = [layout_label(plan.layout) for plan in plans]
     shares = [time_shares(plan.time.parts_s, plan.time.step_s) for plan in plans]
-    # What the figures leave is shared by two columns of text; figures leave when that is too little.
+    # Two text columns share the width that the figures leave; if it is too little, figure columns are dropped.
     room = console.width - len(ranks[-1]) - 2 * GAP
     figures = fitting(_figures(spec, plans, ascii_only=console.options.ascii_only), room - _MIN_LAYOUT - _MIN_SHARES)
     left_over = room - sum(column.width for column in figures)
@@ -103,9 +103,9 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
 
 
 def _text_widths(space: int, layout: int, shares: int) -> tuple[int, int]:
-    """Widths of the columns of layouts and of shares of time, from what their texts would take; 0 leaves one out.
+    """Return the widths of the layout and time-share columns, from the widths of their text; 0 drops a column.
 
-    A layout in one line comes first: `explain` has the shares.
+    A layout on a single line has priority, because `explain` shows the shares too.
     """
     if space - layout >= _MIN_SHARES:
         return layout, min(shares, space - layout)
@@ -113,7 +113,7 @@ def _text_widths(space: int, layout: int, shares: int) -> tuple[int, int]:
 
 
 def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
-    """The first entries of a list such as `gemm 64, attn 12` that fit into so many lines; none is cut in two."""
+    """Return the leading entries (such as `gemm 64`) that fit in `lines` lines, none split."""
     text = [""]
     for entry in entries:
         joined = f"{text[-1]}, {entry}" if text[-1] else entry
@@ -147,7 +147,7 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[Col
 
 
 def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[Column]:
-    """Whose files `generate` writes, where that may not be what one thinks."""
+    """Return the column of the trainer whose files `generate` writes, if it is not obvious."""
     names = [plan.trainer or "-" for plan in plans]
     if set(names) <= {TRAINERS[0].name} and len({plan.layout.backend for plan in plans}) < 2:
         return []
@@ -155,14 +155,14 @@ def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[Column]:
 
 
 def _risk_column(plans: Sequence[Plan]) -> list[Column]:
-    """What may go wrong, where anything may."""
+    """Return the column of risks, if any plan has one."""
     risks = [tags_of(plan) for plan in plans]
     cells = tuple(Text("\n".join(tags)) for tags in risks)
     return [Column(header="\nrisk", cells=cells, left=True, drop=1)] if any(risks) else []
 
 
 def _host_column(plans: Sequence[Plan]) -> list[Column]:
-    """Host memory of a node, where a plan keeps something there."""
+    """Return the column of host memory per node, if any plan uses it."""
     if not any(plan.memory.host_bytes for plan in plans):
         return []
     cells = tuple(Text(f"{plan.memory.host_bytes / GIB:,.0f}" if plan.memory.host_bytes else "") for plan in plans)
@@ -206,13 +206,13 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
 
 
 def _steps_words(counts: Sequence[int]) -> str:
-    """Of all plans together: trainers count the last samples of an epoch differently."""
+    """Format the plans' step counts, which differ because trainers count an epoch's last samples differently."""
     *fewer, most = counts
     return "".join(f"{count:,} or " for count in fewer) + counted(most, "step")
 
 
 def _layout_words(plans: Sequence[Plan]) -> list[str]:
-    """What the words of the layout column mean that do not say so themselves, each by its first example."""
+    """Explain the words of the layout column that are not self-explanatory, each by its first occurrence."""
     shown = [word for plan in plans for word in layout_label(plan.layout).split()]
     meanings = (
         (r"nosp", "without sequence parallel"),
@@ -233,7 +233,7 @@ def _layout_words(plans: Sequence[Plan]) -> list[str]:
 
 
 def _print_warnings(console: Console, answer: Answer) -> None:
-    """Each warning once, with the ranks it concerns: all of the plans that are recommended, some of the others."""
+    """Print each warning once, with the ranks of its plans: all of the recommended plans' and some of the rest."""
     ranks: dict[str, list[int]] = {}
     for rank, warnings in enumerate(answer.warnings, start=1):
         for warning in warnings:

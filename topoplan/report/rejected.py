@@ -1,4 +1,4 @@
-"""The layouts that are out, rule by rule."""
+"""Rejected layouts, grouped by rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXAMPLES = 5
 
 
 def print_rejected(console: Console, ranking: Ranking) -> None:
-    """Each rule with how many layouts it puts out, and the first few of them. `--json` has them all."""
+    """Print each rule with its number of rejected layouts and the first few of them; `--json` has all."""
     by_rule: dict[str, list[Rejection]] = {}
     for rejection in ranking.rejected:
         by_rule.setdefault(rejection.rule, []).append(rejection)

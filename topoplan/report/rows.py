@@ -1,4 +1,4 @@
-"""A ranking as CSV: one row a plan, for spreadsheets."""
+"""A ranking as CSV, one row per plan, for spreadsheets."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ COLUMNS = (
     "warnings",
     "tags",
 )
-"""Always all of them, in this order; what a plan does not have is empty."""
+"""All columns, in order; a value that a plan lacks is empty."""
 
 
 def write_rows(stream: TextIO, ranking: Ranking, *, top: int) -> None:
-    """A header, and a row for each of the best `top` plans."""
+    """Write a header, and a row for each of the best `top` plans."""
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for rank, plan in enumerate(ranking.plans[:top], start=1):

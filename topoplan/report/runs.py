@@ -1,4 +1,4 @@
-"""The runs that were started from this machine."""
+"""List the runs started from this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRUNED = "topoplan.pruned/1"
 
 
 def runs_to_dict(runs: Sequence[RunRecord | Unreadable]) -> dict[str, Any]:
-    """The form `topoplan.runs/1`: the records, the oldest first."""
+    """Return the records as `topoplan.runs/1`, oldest first."""
     return {
         "schema": SCHEMA,
         "runs": [{**to_dict(run), "directory": str(run.directory())} for run in runs if isinstance(run, RunRecord)],
@@ -27,7 +27,7 @@ def runs_to_dict(runs: Sequence[RunRecord | Unreadable]) -> dict[str, Any]:
 
 
 def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None:
-    """A row a run, the oldest first; then what cannot be read."""
+    """Print a row per run, oldest first, then the unreadable records."""
     good = [run for run in runs if isinstance(run, RunRecord)]
     bad = [run for run in runs if isinstance(run, Unreadable)]
     if not runs:
@@ -46,12 +46,12 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
 
 
 def pruned_to_dict(gone: Sequence[RunRecord], freed_bytes: int) -> dict[str, Any]:
-    """The form `topoplan.pruned/1`: ids of runs that are forgotten."""
+    """Return the ids of deleted records as `topoplan.pruned/1`."""
     return {"schema": PRUNED, "runs": [run.run_id for run in gone], "freed_bytes": freed_bytes}
 
 
 def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) -> None:
-    """Which are forgotten."""
+    """Print the runs whose records were deleted."""
     if not gone:
         paragraph(console, "No run is known to have ended as long ago.")
         return
@@ -60,7 +60,7 @@ def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) 
 
 
 def print_measured(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None:
-    """What each run took, beside what was predicted: a row each, the oldest first."""
+    """Print each run's measured time and memory next to the prediction, oldest first."""
     found = [(run, run.measurement) for run in runs if isinstance(run, RunRecord) and run.measurement is not None]
     if not found:
         paragraph(

@@ -1,4 +1,4 @@
-"""What `topoplan launch` and `topoplan runs attach` say: what happens, and how it ended."""
+"""The output of `topoplan launch` and `topoplan runs attach`: events, and how the run ended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LAUNCH = "topoplan.launch/1"
 ATTACH = "topoplan.attach/1"
 
 OUTPUT = ("bar", "output")
-"""Kinds of events that are the job's own words."""
+"""Kinds of events that hold the job's own output."""
 
 
 def event_to_json(event: Event, schema: str) -> str:
-    """A line of `--json`, or one for each line of an output."""
+    """Return an event as a line of `--json`; output becomes one line of JSON per line."""
     head = {"schema": schema, "event": event.kind, "node": event.node or None}
     if event.kind != "output":
         return json.dumps({**head, "text": event.text, **event.data})
@@ -31,7 +31,7 @@ def event_to_json(event: Event, schema: str) -> str:
 
 
 def event_text(event: Event) -> str:
-    """For a person: one line, or those of an output."""
+    """Format an event as text: one line, or for output, one line per line of output."""
     if event.kind in OUTPUT:
         mark = f"[{event.node}] "
         return mark + event.text.replace("\n", f"\n{mark}")
@@ -39,7 +39,7 @@ def event_text(event: Event) -> str:
 
 
 def outcome_to_dict(outcome: Outcome, schema: str) -> dict[str, Any]:
-    """The last line of `--json`."""
+    """Return the last object of `--json`."""
     return {
         "schema": schema,
         "event": "end",
@@ -55,7 +55,7 @@ def outcome_to_dict(outcome: Outcome, schema: str) -> dict[str, Any]:
 
 
 def launch_lines(outcome: Outcome) -> Iterator[str]:
-    """How a launch ended, and what there is to do."""
+    """Describe how a launch ended, and what to do."""
     run = shlex.quote(outcome.run)
     yield from _attempts(outcome)
     if outcome.failure is not None:
@@ -92,7 +92,7 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _attempts(outcome: Outcome) -> Iterator[str]:
-    """The starts before the last, what they cost, and the hosts that failed more than once."""
+    """Describe the starts before the last one, what they cost, and hosts that failed more than once."""
     if not outcome.attempts:
         return
     lost = f"{counted(outcome.lost_steps, 'step')} had to be done again" if outcome.lost_steps else "no step was lost"
@@ -109,7 +109,7 @@ def _attempts(outcome: Outcome) -> Iterator[str]:
 
 
 def attach_lines(outcome: Outcome) -> Iterator[str]:
-    """How the watching ended, and what there is to do."""
+    """Describe how `attach` ended, and what to do."""
     run = shlex.quote(outcome.run)
     if outcome.end == "left":
         yield from _next(run, "attach", "stop")
@@ -147,7 +147,7 @@ _DOES = {
 
 
 def _next(run: str, *verbs: str) -> Iterator[str]:
-    """What there is to type, each on a line of its own to copy."""
+    """Yield the next commands, each on a line of its own for copying."""
     width = max(map(len, verbs)) + len(run)
     for verb in verbs:
         typed = f"{verb} {run}"

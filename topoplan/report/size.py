@@ -20,7 +20,7 @@ SCHEMA = "topoplan.size/1"
 
 
 def sizing_to_dict(spec: Spec, sizing: Sizing, *, price: float | None) -> dict[str, Any]:
-    """Every number of nodes that was searched, and the answer; None where there is none."""
+    """Return every number of nodes searched, and the answer, or None if there is none."""
     answer, smallest = sizing.answer, sizing.smallest
     return {
         "schema": SCHEMA,
@@ -48,7 +48,7 @@ def _row_to_dict(row: SizeRow, sizing: Sizing, price: float | None) -> dict[str,
 
 
 def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float | None) -> None:
-    """The answer, the numbers of nodes with their best plans, and why the others have none."""
+    """Print the answer, the numbers of nodes with their best plans, and why other numbers have none."""
     cluster, job = spec.cluster, spec.job
     paragraph(
         console,
@@ -138,7 +138,7 @@ def _table(sizing: Sizing, rows: Sequence[SizeRow], price: float | None) -> Tabl
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """`1-3, 5, 7-9`."""
+    """Return `1-3, 5, 7-9`."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""A spec as the text of its file, with what each key means."""
+"""A spec as the text of its file, with the meaning of each key."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from topoplan.specs.yaml_scalar import scalar
 from topoplan.trainers.yaml_text import one_line, spec_line
 
 MARK = "# A spec for topoplan, as `topoplan init` wrote it."
-"""The first line of every spec that is written here."""
+"""The first line of every spec written by topoplan."""
 _WIDTH = 100
 _OFFERED = {"dataset": "my_data", "samples": 10_000, "packing": True}
-"""Keys of a job that most people want sooner or later, as comments where they are not given."""
+"""Commonly needed keys of a job, written as comments if they are not given."""
 
 
 def spec_text(spec: Spec, *, notes: Sequence[str] = ()) -> str:
-    """The whole file; `notes` are sentences on where the job is from."""
+    """Return the whole file; `notes` are sentences on where the job comes from."""
     blocks = [[MARK, "# Where a line is left out, or behind a #, its usual value is taken."], [*_cluster_lines(spec)]]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n\n" + job_text(spec, notes=notes)
 
 
 def job_text(spec: Spec, *, notes: Sequence[str] = ()) -> str:
-    """The model and the job alone."""
+    """Return only the model and the job."""
     return (
         "\n".join([_line(SpecForm, "model", model_key(spec.model)), "", *_notes(notes), "job:", *_job_lines(spec)])
         + "\n"
@@ -54,7 +54,7 @@ def _job_lines(spec: Spec) -> Iterator[str]:
 
 
 def _value_lines(form: type[Any], key: str, value: Any, *, indent: str = "") -> Iterator[str]:
-    """A key with its value: a block of keys, and a list of blocks, on lines of their own."""
+    """Yield a key with its value; a block or a list of blocks takes several lines."""
     if isinstance(value, dict):
         yield spec_line(f"{indent}{key}", "", _meaning(form, key))
         for name, one in value.items():
@@ -72,7 +72,7 @@ def _line(form: type[Any], key: str, value: Any, *, indent: str = "") -> str:
 
 
 def _meaning(form: type[Any], key: str) -> str:
-    """The beginning of what the schema says of a key."""
+    """Return the first phrase of a key's description in the schema."""
     own = next(own for own in fields(form) if own.metadata.get("alias", own.name) == key)
     said: str = own.metadata["description"]
     text = said.partition(";")[0].partition(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""How a run is, node by node."""
+"""The status of a run, node by node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "topoplan.status/1"
 
 
 def status_to_dict(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> dict[str, Any]:
-    """The form `topoplan.status/1`. A node that cannot be asked has the state `unreachable`."""
+    """Return the status as `topoplan.status/1`. A node that cannot be queried has the state `unreachable`."""
     return {
         "schema": SCHEMA,
         "run_id": record.run_id,
@@ -64,7 +64,7 @@ def _run_state(states: Mapping[str, NodeState | HostError]) -> str:
 
 
 def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeState | HostError]) -> None:
-    """The run in a line, then a row a node."""
+    """Print the run in a line, then a row per node."""
     created = record.created[:16].replace("T", " ")
     words = {"never-started": "not started on all nodes", "unknown": "not known"}
     run_state = _run_state(states)
@@ -95,7 +95,7 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
 
 
 def node_words(state: NodeState) -> str:
-    """One phrase."""
+    """Describe the state of a node in one phrase."""
     if state.state == "gone" and state.is_mute:
         return f"gone, and how it ended is not known: {directory_words(state.directory)}"
     if state.state == "never-started" and state.directory == "gone":
@@ -117,7 +117,7 @@ def _state_words(state: NodeState) -> str:
 
 
 def signal_words(code: int | None) -> str:
-    """` (SIGKILL)` for 137, as shells have it; nothing for a code that stands for no signal."""
+    """Return ` (SIGKILL)` for 137, as in shells; an empty string if the code does not denote a signal."""
     import signal
 
     try:
@@ -127,7 +127,7 @@ def signal_words(code: int | None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes as people read them: 512 B, 3.2 KiB, 200 MiB."""
+    """Format a size: 512 B, 3.2 KiB, 200 MiB."""
     value, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if value < 1024:

@@ -1,4 +1,4 @@
-"""What came of stopping a run."""
+"""The result of stopping a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = "topoplan.stop/1"
 
 
 def stop_to_dict(record: RunRecord, results: Mapping[str, Stopped | HostError]) -> dict[str, Any]:
-    """The form `topoplan.stop/1`."""
+    """Return the result as `topoplan.stop/1`."""
     return {
         "schema": SCHEMA,
         "run_id": record.run_id,
@@ -44,12 +44,12 @@ def _node(result: Stopped | HostError) -> dict[str, Any]:
 
 
 def is_stopped(results: Mapping[str, Stopped | HostError]) -> bool:
-    """Whether it is certain that nothing of the run is left anywhere."""
+    """Whether it is certain that no process of the run is left on any host."""
     return all(isinstance(result, Stopped) and result.is_over for result in results.values())
 
 
 def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stopped | HostError]) -> None:
-    """A row a node, and what it comes to."""
+    """Print a row per node, and a conclusion."""
     table = table_of("node", "host", last=("",))
     for node in record.nodes:
         table.add_row(node.label, node.name, _words(results[node.label]))

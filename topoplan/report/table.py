@@ -1,4 +1,4 @@
-"""The table of recipes: JSON (`topoplan.table/1`), CSV, and one block a number of GPUs for people."""
+"""The table of recipes: JSON (`topoplan.table/1`), CSV, and a text block per number of GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from topoplan.units import gib as in_gib
 
 SCHEMA = "topoplan.table/1"
 COLUMNS = ("gpus", "max_model_len", "model", "cell")
-"""Of the CSV."""
+"""Columns of the CSV."""
 _LEGEND = (
     "vanilla: the trainer's defaults.",
     "Env: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, set before Ray is started.",
@@ -32,12 +32,12 @@ _LEGEND = (
 
 
 def short_name(model: Model) -> str:
-    """The model's name without its organisation."""
+    """Return the model's name without its organization."""
     return model.name.rpartition("/")[2]
 
 
 def table_to_dict(gpu: Gpu, cells: Sequence[Cell]) -> dict[str, Any]:
-    """Every cell, with the settings of its recipe and the memory it needs."""
+    """Return every cell, with its recipe's settings and the memory it needs."""
     return {"schema": SCHEMA, "gpu": gpu.name, "cells": [_cell_to_dict(cell) for cell in cells]}
 
 
@@ -70,14 +70,14 @@ def _cell_to_dict(cell: Cell) -> dict[str, Any]:
 
 
 def write_csv(stream: TextIO, cells: Sequence[Cell]) -> None:
-    """A header, and a row for every cell."""
+    """Write a header, and a row for every cell."""
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows((cell.gpus, cell.max_model_len, short_name(cell.model), cell.recipe) for cell in cells)
 
 
 def print_table(console: Console, gpu: Gpu, cells: Sequence[Cell]) -> None:
-    """One block for every number of GPUs: a row a context, a column a model."""
+    """Print a block per number of GPUs, with a row per context length and a column per model."""
     card = f"{gpu.name} ({gib(gpu.memory_bytes)} GiB)"
     for gpus, block in groupby(cells, key=lambda cell: cell.gpus):
         paragraph(console, f"{counted(gpus, 'GPU')}, {card}", style="bold")

@@ -1,4 +1,4 @@
-"""Paragraphs, lists and tables on a console."""
+"""Print paragraphs, lists and tables on a console."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 
 
 def paragraph(console: Console, text: str, *, style: str = "") -> None:
-    """`text` wrapped at the console's width. It is never read as markup: names may hold brackets."""
+    """Print text wrapped at the console's width, never interpreted as markup, because names may contain brackets."""
     console.print(Text(text, style=style))
 
 
 def bullets(console: Console, texts: Iterable[str]) -> None:
-    """Each text behind a dash, its further lines under its first."""
+    """Print each text after a dash, with its further lines indented."""
     for text in texts:
         lines = Text(text).wrap(console, console.width - 2)
         for number, line in enumerate(lines):
@@ -27,18 +27,18 @@ def bullets(console: Console, texts: Iterable[str]) -> None:
 
 
 def apart(console: Console, part: str | Table | Text, *, style: str = "") -> None:
-    """A text or a table, below an empty line."""
+    """Print a text or a table after an empty line."""
     console.print()
     console.print(Text(part, style=style) if isinstance(part, str) else part)
 
 
 def heading(console: Console, title: str) -> None:
-    """An empty line and a title."""
+    """Print an empty line and a title."""
     apart(console, title, style="bold")
 
 
 class _Table(Table):
-    """Cells that are strings are never read as markup."""
+    """A table whose string cells are never interpreted as markup."""
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
         plain = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
@@ -46,7 +46,7 @@ class _Table(Table):
 
 
 def table_of(*left: str, right: Sequence[str] = (), last: Sequence[str] = (), whole: int = 0) -> Table:
-    """A table with columns of text, of figures, and of text again; so many of the first are kept `whole`."""
+    """Return a table of text (`left`), figures (`right`) and text (`last`); the first `whole` columns never wrap."""
     table = _Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     for number, header in enumerate(left):
         table.add_column(Text(header), overflow="fold", no_wrap=number < whole)
@@ -58,29 +58,29 @@ def table_of(*left: str, right: Sequence[str] = (), last: Sequence[str] = (), wh
 
 
 GAP = 2
-"""Between columns whose widths are worked out here."""
+"""Gap between columns of fixed width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of figures, in a table that has to fit."""
+    """A column of figures in a table with limited width."""
 
     header: str
-    """Two lines at most."""
+    """The header, at most two lines."""
     cells: tuple[str | Text, ...]
     left: bool = False
-    """Words, not figures."""
+    """Whether the column is left-aligned, because it holds words."""
     drop: int = 0
-    """Columns with the highest number leave first when the terminal is narrow; 0 stays."""
+    """Priority for removal on a narrow terminal: the highest number goes first, 0 is never removed."""
 
     @property
     def width(self) -> int:
-        """With the gap behind it."""
+        """The width of the column, including the gap before the next one."""
         return GAP + max(len(line) for text in (self.header, *map(str, self.cells)) for line in text.split("\n"))
 
 
 def fitting(columns: Sequence[Column], room: int) -> list[Column]:
-    """The columns that stay where there is so much room."""
+    """Return the columns that fit in `room`, dropping those with the highest `drop` first."""
     found = list(columns)
     while sum(column.width for column in found) > room and any(column.drop for column in found):
         found.remove(max(found, key=lambda column: column.drop))
@@ -88,10 +88,10 @@ def fitting(columns: Sequence[Column], room: int) -> list[Column]:
 
 
 def stage_span(stages: Sequence[int]) -> str:
-    """`3`, or `3-6` for stages that follow each other."""
+    """Return `3`, or `3-6` for consecutive stages."""
     return str(stages[0]) if len(stages) == 1 else f"{stages[0]}-{stages[-1]}"
 
 
 def stage_name(stages: Sequence[int]) -> str:
-    """`Stage 3`, or `Stages 3 to 6`."""
+    """Return `Stage 3`, or `Stages 3 to 6`."""
     return f"Stage {stages[0]}" if len(stages) == 1 else f"Stages {stages[0]} to {stages[-1]}"

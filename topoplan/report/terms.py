@@ -1,4 +1,4 @@
-"""Terms of an account as rows."""
+"""Print the formulas behind an account's terms."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MIB = 2**20
 
 
 def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:
-    """For each name the places of the formulas of its term, in the package; names that share them are one row."""
+    """Print the source of each name's formulas; names with the same sources share a row."""
     names: dict[tuple[str, ...], list[str]] = {}
     listed: set[str] = set()
     for name, term in rows:
         sources = tuple(dict.fromkeys(one.source for one in term.leaves()))
-        # What repeats the work of others says why it does.
+        # A term whose formulas are all listed already shows its own source instead.
         sources = (term.source,) if sources not in names and set(sources) <= listed else sources
         names.setdefault(sources, []).append(name)
         listed |= set(sources)
@@ -33,10 +33,10 @@ def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:
 
 
 def mib(size_bytes: float) -> str:
-    """Bytes in MiB with one decimal."""
+    """Format bytes in MiB with one decimal."""
     return f"{size_bytes / _MIB:,.1f}"
 
 
 def elements(count: float) -> str:
-    """A number of elements: 8.19B, 42.1M."""
+    """Format a number of elements: 8.19B, 42.1M."""
     return f"{significant(count / 1e9)}B" if count >= 1e9 else f"{significant(count / 1e6)}M"

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, and sentences that several reports share."""
+"""Format numbers and names for reading, and sentences that several reports share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topoplan.planner.plan import Ranking, Rejection, Time
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
-# Names of the parts of a step, short enough for a column. A part without an entry keeps its own name.
+# Short names of the parts of a step, for columns. A part that is not listed keeps its own name.
 _SHORT_PARTS = {
     "attention": "attn",
     "elementwise": "elem",
@@ -27,12 +27,12 @@ _SHORT_PARTS = {
 
 
 def gib(size_bytes: float) -> str:
-    """Bytes in GiB with one decimal."""
+    """Format bytes in GiB with one decimal."""
     return f"{size_bytes / GIB:.1f}"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A positive number to `digits` significant digits, never in exponential form: 0.0123, 1.23, 12.3, 12,345."""
+    """Format a positive number to `digits` significant digits without an exponent: 0.0123, 1.23, 12.3, 12,345."""
     if value == 0:
         return "0"
     exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
@@ -40,12 +40,12 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def hours(value: float) -> str:
-    """Hours or GPU-hours: 0.08, 4.18, 16.0, 1,234."""
+    """Format hours or GPU-hours: 0.08, 4.18, 16.0, 1,234."""
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def duration(time_s: float) -> str:
-    """`40 s`, `12 min`, `3 h 51 min` or `2 d 3 h`."""
+    """Format a duration: `40 s`, `12 min`, `3 h 51 min` or `2 d 3 h`."""
     if time_s < 60:
         return f"{math.ceil(time_s)} s"
     minutes = round(time_s / 60)
@@ -59,42 +59,42 @@ def duration(time_s: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """Two bounds, to the decimals of the lower one."""
+    """Format an interval, with the decimals of the lower bound."""
     decimals = len(significant(low).partition(".")[2])
     return f"{low:,.{decimals}f}-{high:,.{decimals}f}"
 
 
 def band(time: Time, *, ascii_only: bool = False) -> str:
-    """The expected interval around the step time, in percent of it: `±12%`, or `-8+15%` where the sides differ."""
-    # A band of 47.5% is as wide to either side, whatever its last digits are.
+    """Format the error band of a step time in percent: `±12%`, or `-8+15%` if it is asymmetric."""
+    # Rounded twice, so that floating-point noise cannot make a symmetric band of 47.5% look asymmetric.
     below, above = (round(round(100 * abs(bound / time.step_s - 1), 6)) for bound in time.band_s)
     sign = "+-" if ascii_only else "±"
     return f"{sign}{above}%" if below == above else f"-{below}+{above}%"
 
 
 def billions(count: int) -> str:
-    """A number of parameters: 8.19B, 671B, 0.6B."""
+    """Format a number of parameters: 8.19B, 671B, 0.6B."""
     return f"{significant(count / 1e9)}B"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 layout`, `2 layouts`."""
+    """Return a number with its noun: `1 layout`, `2 layouts`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
 def layout_label(layout: Layout) -> str:
-    """The id with spaces: `tp4 pp2 dp4 mbs1 sel:core_attn`. It wraps at a space where a table is narrow."""
+    """Return a layout's id with spaces, at which tables can wrap: `tp4 pp2 dp4 mbs1 sel:core_attn`."""
     return re.sub(r"-(sel|full)-(?!uneven|ends|offload|nosync|liger|expandable)", r"-\1:", layout.id).replace("-", " ")
 
 
 def time_shares(parts_s: Mapping[str, float], step_s: float) -> list[str]:
-    """What a step is spent on, in percent, the largest first: `compute 71`. Parts below half a percent are left out."""
+    """Return the shares of a step in percent, largest first: `compute 71`. Shares below half a percent are left out."""
     shares = sorted(((100 * seconds / step_s, name) for name, seconds in parts_s.items()), key=lambda s: (-s[0], s[1]))
     return [f"{_SHORT_PARTS.get(name, name)} {percent:.0f}" for percent, name in shares if percent >= 0.5]
 
 
 def spec_line(spec: Spec) -> str:
-    """Cluster, model and job: `h100-4x8, 4 x 8 h100-sxm-80gb: Qwen/Qwen3-8B, full sft bf16, 64 x 4,096 tokens`."""
+    """Return cluster, model and job: `h100-4x8, 4 x 8 h100-sxm-80gb: Qwen/Qwen3-8B, full sft bf16, 64 x 4,096 ...`."""
     cluster, job = spec.cluster, spec.job
     machine = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
     place = machine if cluster.name in machine else f"{cluster.name}, {machine}"
@@ -103,7 +103,7 @@ def spec_line(spec: Spec) -> str:
 
 
 def counts_line(ranking: Ranking) -> str:
-    """How many layouts there were, what became of them, and how far the search came."""
+    """Return the number of layouts by outcome, and how much of the search was completed."""
     counts = ranking.counts
     slower = f", {counts.dominated:,} slower variants of these" if counts.dominated else ""
     line = (
@@ -114,13 +114,13 @@ def counts_line(ranking: Ranking) -> str:
 
 
 def reason_line(rejection: Rejection) -> str:
-    """One rejected layout: `tp1 pp1 dp32 mbs1: <reason>; <fix>`."""
+    """Format one rejected layout: `tp1 pp1 dp32 mbs1: <reason>; <fix>`."""
     line = f"{layout_label(rejection.layout)}: {rejection.reason}"
     return f"{line}; {rejection.fix}" if rejection.fix else line
 
 
 def nearest_misses(ranking: Ranking, *, memory: int, rules: int) -> list[Rejection]:
-    """The nearest layouts that only lack memory, then examples of broken rules; at most so many of each."""
+    """Return the layouts that exceed memory by the least, then one example per broken rule, up to the given limits."""
     over = [out for out in ranking.rejected if out.rule == "memory"]
     illegal = {out.rule: out for out in reversed(ranking.rejected) if out.rule != "memory"}
     return over[:memory] + [*reversed(illegal.values())][:rules]

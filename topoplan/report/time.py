@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as JSON and as tables."""
+"""The time of a step by part, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOMENTS = {
     "layers": "every layer",
     "stages": "every micro batch",
 }
-"""When something is sent."""
+"""When a communication takes place, in words."""
 _SENT = (
     "name kind=call.kind moment times calls ranks=call.group.size nodes call_bytes=call.sent_bytes call_s=call.call_s"
     " bytes_per_s step_s source"
@@ -34,7 +34,7 @@ _SENT = (
 
 
 def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
-    """Every term of a step's time, in seconds."""
+    """Return every term of a step's time, in seconds."""
     return {
         "step": plain(account.step),
         "band_s": plain(plan.time.band_s),
@@ -45,7 +45,7 @@ def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
 
 
 def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
-    """The parts of a step; its layers operator by operator; what stands around them; what is sent."""
+    """Print the parts of a step, its layers by operator, the rest of the step, and the communication."""
     heading(console, "The step, by part")
     console.print(_parts(plan, account.step))
     if len(account.stages) > 1:
@@ -77,19 +77,19 @@ def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
 
 
 def _slowest(account: TimeAccount) -> tuple[int, ...]:
-    """The stages that the step is said in: all that take as long, in one row."""
+    """Return the stages that determine the step, including those that take equally long."""
     if len(account.stages) == 1:
         return (account.slowest,)
     return next(stages for one in account.stages if account.slowest in (stages := one.facts["stages"]))
 
 
 def _share(term: Term, step: Term) -> str:
-    """A term in percent of the step."""
+    """Format a term as a percentage of the step."""
     return f"{100 * term.value / step.value:.1f}"
 
 
 def _ms(seconds: float) -> str:
-    """Seconds in milliseconds; a dash for none."""
+    """Format seconds as milliseconds; a dash for zero."""
     return significant(1000 * seconds) if seconds else "-"
 
 
@@ -118,7 +118,7 @@ def _stages(account: TimeAccount) -> Table:
 
 
 def _operators(step: Term, layer: Term) -> Table:
-    """Milliseconds of one layer and micro batch, then seconds of the step; the part leads to the formula."""
+    """Tabulate milliseconds of one layer and micro-batch, then seconds per step; `part` leads to the formula."""
     figures = [("forward_s", "forward\nms"), ("backward_s", "backward\nms")]
     if any(one.child("recompute") for one in layer.children):
         figures.append(("recompute_s", "recomp.\nms"))
@@ -133,7 +133,7 @@ def _operators(step: Term, layer: Term) -> Table:
 
 
 def _around(account: TimeAccount) -> Table:
-    """Everything but the layers, and the sum of all."""
+    """Tabulate the step's terms outside the layers, and the total."""
     step, within = account.step, sum(layer.value for layer in account.layers)
     named = {layer.name for layer in account.layers}
     table = table_of("what", "part", right=("s", "%"))
@@ -150,7 +150,7 @@ def _around(account: TimeAccount) -> Table:
 
 
 def _hidden_words(account: TimeAccount) -> str:
-    """How much of the communication of gradients and weights makes the step longer."""
+    """Describe how much of the gradient and weight communication is exposed."""
     whole = sum(one.step_s for one in account.sent if one.moment not in ("layers", "stages"))
     if not whole:
         return ""

@@ -19,7 +19,7 @@ from topoplan.specs.spec import Spec
 
 SCHEMA = "topoplan.timeline/1"
 
-# Letter in the terminal, its colour, and what the legend says. Chunks beyond the first are the same letter, small.
+# Letter in the terminal, color, and name in the legend. Chunks after the first use the lowercase letter.
 MARKS = {
     "forward": ("F", "blue", "forward"),
     "backward": ("B", "green", "backward"),
@@ -37,7 +37,7 @@ MARKS = {
     "host work": ("h", "magenta", "host work of a step"),
 }
 NUMBERED = ("forward", "recompute", "backward")
-"""Kinds that are work on a micro batch."""
+"""Kinds of event that are work on a micro-batch."""
 _Span = tuple[str, float, float]
 """Kind, start and end."""
 _CUT = " ~ "
@@ -45,7 +45,7 @@ _PER_FORWARD = 1.0
 
 
 def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
-    """The plan, what every rank spends the step on, and how far the ranking's formula is off; times in seconds."""
+    """Return the plan, each rank's time by kind, and the error of the ranking's formula; times in seconds."""
     seconds, idle = plain(drawn.busy), plain(drawn.idle_shares)
     view: dict[str, Any] = {"total_s": rounded(drawn.total_s), "predicted_s": rounded(plan.time.step_s)}
     if drawn.lanes:
@@ -70,8 +70,8 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
 
 
 def totals_line(plan: Plan, drawn: Timeline) -> str:
-    """The simulated step beside the predicted one, and where they differ."""
-    off = round(100 * drawn.deviation, 1) or 0.0  # without the sign of what rounds to zero
+    """Return a line that compares the simulated step with the predicted one."""
+    off = round(100 * drawn.deviation, 1) or 0.0  # avoids -0.0
     if drawn.lanes:
         return (
             f"Step {significant(drawn.total_s, 4)} s simulated layer by layer, {significant(plan.time.step_s, 4)} s by"
@@ -85,7 +85,7 @@ def totals_line(plan: Plan, drawn: Timeline) -> str:
 
 
 def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) -> None:
-    """A line a pipeline rank, as wide as the console; then the legend and the totals."""
+    """Print a line per pipeline rank, as wide as the console, then the legend and the totals."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     batches = "1 micro batch" if drawn.microbatches == 1 else f"{drawn.microbatches} micro batches"
     who = f"{counted(drawn.ranks, 'pipeline rank')} x {counted(drawn.chunks, 'chunk')}"
@@ -115,7 +115,7 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
 
 
 def _work(drawn: Timeline, events: Sequence[Event]) -> list[_Span]:
-    """What a rank does, its kind with a ' where it is of a chunk beyond the first."""
+    """Return a rank's spans; the kind ends in ' if the event belongs to a chunk after the first."""
     spans = [
         (f"{event.kind}'" if event.chunk and event.kind in NUMBERED else event.kind, event.start_s, event.end_s)
         for event in events
@@ -134,24 +134,24 @@ def _line(name: str, spans: Sequence[_Span], shown: Sequence[Window], counts: Se
 
 
 def lane_names(drawn: Timeline) -> tuple[str, ...]:
-    """What stands before the lines."""
+    """Return the labels at the start of the lines."""
     return drawn.lanes or tuple(map(str, range(drawn.ranks)))
 
 
 def idle_name(drawn: Timeline) -> str:
-    """What stands above the shares of idle time."""
+    """Return the header of the column of idle shares."""
     return "idle" if drawn.lanes else "bubble"
 
 
 def talks_words(drawn: Timeline) -> str:
-    """What the lines below the ranks are."""
+    """Describe the communication lines below the ranks."""
     ranks = dict.fromkeys(talk.rank for talk in drawn.talks)
     who = " and ".join(f"rank {rank}" for rank in ranks) if drawn.ranks > 1 else "a GPU"
     return f"Lower lines: what {who} sends, hidden behind its work or not"
 
 
 def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
-    """The times at which the stretches begin and end."""
+    """Return the start and end times above each window."""
     parts = []
     for window, count in zip(shown, counts, strict=True):
         left, right = f"{significant(window.start_s)} s", f"{significant(window.end_s)} s"
@@ -160,10 +160,10 @@ def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
 
 
 def _cells(spans: Sequence[_Span], window: Window, count: int) -> list[str]:
-    """A kind for each column.
+    """Return one kind per column.
 
-    It is the one in the column that has been shown least for its time, so that a line shows the shares of what is
-    narrower than a column too.
+    Each column gets the kind that is most underrepresented so far, so that events narrower than a column are also shown
+    in proportion to their time.
     """
     width = (window.end_s - window.start_s) / count
     filled: list[dict[str, float]] = [{} for _ in range(count)]
@@ -208,6 +208,6 @@ def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
 
 
 def kinds_of(drawn: Timeline) -> set[str]:
-    """All that is drawn of something."""
+    """Return all kinds of event that appear in the drawing."""
     kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
     return kinds | {span.name for spans in (drawn.phases, *(talk.spans for talk in drawn.talks)) for span in spans}

@@ -1,4 +1,4 @@
-"""A timeline as a picture: one lane a pipeline rank, or a part of a GPU and its host; a box for each piece of work."""
+"""Draw a timeline as SVG: a lane per pipeline rank, or per part of a GPU and its host, with a box per event."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from topoplan.report.timeline import MARKS, NUMBERED, idle_name, kinds_of, lane_
 from topoplan.report.windows import Window, windows
 
 MARK = "<!-- written by `topoplan timeline` -->"
-"""How such a file begins."""
+"""The start of every drawing written by topoplan."""
 
 _LEFT, _RIGHT, _TOP, _DRAWN, _CUT = 70, 86, 70, 1440, 30
 _LANE, _GAP, _CHARACTER = 30, 6, 6.2
 _PER_FORWARD = 16.0
 _TICKS = 12
 _NARROWEST = 0.3
-"""Pixels; what is narrower is not drawn, or in the lanes of a GPU as wide as this."""
+"""In pixels: narrower boxes are skipped, or in the lanes of a GPU, drawn at this width."""
 
-# Lightness in percent of the first and of the last chunk, behind hue and saturation.
+# Hue, saturation, and the lightness (in percent) of the first and the last chunk.
 _SHADES = {"forward": (212, 62, 48, 78), "backward": (142, 42, 38, 72), "recompute": (178, 40, 42, 74)}
 _PLAIN = {
     "p2p": "#f2b134",
@@ -39,7 +39,7 @@ _PLAIN = {
 
 
 def svg(title: str, plan: Plan, drawn: Timeline) -> str:
-    """The picture, as text. The same timeline gives the same text."""
+    """Return the drawing as text; it depends only on the timeline."""
     shown, pixel_s = windows(drawn, _DRAWN - _CUT, _PER_FORWARD)
     lanes = _lane(drawn.ranks + len(drawn.talks))
     width, height = _LEFT + _DRAWN + _RIGHT, lanes + 118
@@ -95,14 +95,14 @@ def _colour(kind: str, chunk: int, chunks: int) -> str:
 
 
 def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s: float) -> list[str]:
-    """The boxes of a stretch of time, cut off at its ends."""
+    """Return the boxes in a window of time, clipped at its ends."""
     out: list[str] = []
 
     def box(rank: int, start: float, end: float, colour: str, text: str = "", *, dark: bool = True) -> None:
         x = left + max(0.0, start - window.start_s) / pixel_s
         wide = min(right, left + (end - window.start_s) / pixel_s) - x
         if wide < _NARROWEST:
-            # A lane of a GPU would look empty where many short calls follow each other.
+            # Otherwise a GPU's lane would look empty where many short calls follow each other.
             if not (drawn.lanes or rank >= drawn.ranks) or wide <= 0:
                 return
             wide = _NARROWEST
@@ -134,14 +134,14 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
 
 
 def _cut(left: float, lanes: int) -> list[str]:
-    """A zigzag down all lanes where time is left out."""
+    """Return a zigzag across all lanes where time is left out."""
     x = left + _CUT / 2
     points = " ".join(f"{x + (4 if step % 2 else -4)},{y}" for step, y in enumerate(range(_TOP - 6, lanes + 8, 8)))
     return [f'<polyline points="{points}" fill="none" stroke="#555" stroke-width="1.4"/>']
 
 
 def _axis(window: Window, left: float, right: float, y: int, pixel_s: float, *, last: bool) -> list[str]:
-    """Ticks at round times, in seconds, from the start of the step."""
+    """Return ticks at round times, in seconds from the start of the step."""
     spacing = _round_up(_DRAWN * pixel_s / _TICKS)
     decimals = max(0, -math.floor(math.log10(spacing) + 1e-9))
     out = [f'<line x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}" stroke="#555"/>']
@@ -157,7 +157,7 @@ def _axis(window: Window, left: float, right: float, y: int, pixel_s: float, *, 
 
 
 def _round_up(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
+    """Return the next 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 

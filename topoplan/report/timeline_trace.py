@@ -1,4 +1,4 @@
-"""A timeline in Chrome's trace format, which chrome://tracing and Perfetto open.
+"""Write a timeline in Chrome's trace format, for chrome://tracing and Perfetto.
 
 Source: "Trace Event Format" (Google, 2016): complete events (`ph` X) with `ts` and `dur` in microseconds, names of
 processes and threads as metadata events (`ph` M).
@@ -13,11 +13,11 @@ from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
 
 MARK = '{"otherData": {"writer": "topoplan timeline"'
-"""How such a file begins."""
+"""The start of every trace written by topoplan."""
 
 
 def trace(title: str, plan: Plan, drawn: Timeline) -> str:
-    """The file: one process, a thread for each pipeline rank or lane, one event a line."""
+    """Return the trace file: one process, a thread per pipeline rank or lane, one event per line."""
     head = {
         "writer": "topoplan timeline",
         "title": title,
@@ -57,7 +57,7 @@ def _events(plan: Plan, drawn: Timeline) -> list[dict[str, Any]]:
 
 
 def _complete(name: str, rank: int, start_s: float, end_s: float) -> dict[str, Any]:
-    """An event in whole nanoseconds, so that neighbours neither overlap nor part."""
+    """Return a complete event in whole nanoseconds, so that adjacent events neither overlap nor leave a gap."""
     start, end = round(1e9 * start_s), round(1e9 * end_s)
     return {
         "ph": "X",

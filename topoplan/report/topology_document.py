@@ -1,4 +1,4 @@
-"""A cluster's graph as JSON: the form `topoplan.topology/1`."""
+"""A cluster's graph as JSON (`topoplan.topology/1`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SCHEMA = "topoplan.topology/1"
 def topology_to_dict(
     cluster: Cluster, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow] = ()
 ) -> dict[str, Any]:
-    """The graph of the first node, with how often each part is there in the whole cluster, and the groups of a layout.
+    """Return the graph of the first node, the count of each part in the whole cluster, and a layout's groups.
 
-    Rates are bytes a second each way; a link has one entry for both directions.
+    Rates are bytes per second, one way; a link has one entry for both directions.
     """
     wiring, graph = Wiring(cluster), cluster_graph(cluster, [0])
     times: dict[str, int] = {

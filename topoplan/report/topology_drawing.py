@@ -1,4 +1,4 @@
-"""A cluster as a drawing (SVG): every node of a small cluster, or one node that stands for all of a large one."""
+"""Draw a cluster as SVG: every node of a small cluster, or one node that represents all nodes of a large one."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from topoplan.specs.cluster import Cluster
 from topoplan.units import format_byte_rate
 
 MARK = "<!-- drawn by topoplan topology -->"
-"""In the first lines of every drawing, so that no other file is overwritten."""
+"""Marker at the top of every drawing; a file without it is not overwritten."""
 
 _MOST_NODES = 4
-"""Beyond, one node stands for all."""
+"""Above this number of nodes, only one is drawn."""
 
 # Sizes in pixels, from the top of a node's card to its bottom.
 _PART, _PART_HEIGHT, _GAP = 38, 22, 6
 _PADDING, _WIRE = 12, 26
 _MARGIN = 46
-"""Left of the first PCIe switch of each socket: its name and rates; also between sockets."""
+"""Space left of the first PCIe switch of each socket, for its name and rates; also used between sockets."""
 _BETWEEN_SOCKETS = 48
 _BETWEEN_NODES = 24
 _BAR = 24
 _FAN = 64
-"""Height of the wires between NICs and leaves."""
+"""Height of the wires between NICs and leaf switches."""
 _LINE = 17
 _LETTER, _TITLE_LETTER = 6.6, 8.6
-"""Width of a letter of 12 pixels, and of a bold one of 14, on average."""
+"""Average width of a 12-pixel letter and of a bold 14-pixel letter."""
 
 _INK, _MUTED, _PAPER = "#1f2933", "#52606d", "#ffffff"
 _COLOURS = {
@@ -55,23 +55,23 @@ _COLOURS = {
     "node": ("#ffffff", "#9aa5b1"),
 }
 _RAILS = ("#2b6cb0", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#0987a0", "#97266d", "#4a5568")
-"""One colour a rail, over again after eight."""
+"""One color per rail, repeating after eight."""
 
 
 class _Drawing:
-    """A cluster, the places of its parts, and the shapes in the order in which they are painted."""
+    """The drawing of a cluster: the positions of its parts, and the shapes in painting order."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.wiring = cluster, Wiring(cluster)
         self.shapes: list[str] = []
         self.columns: list[tuple[float, float]] = []
-        """Left edge in the card of a node, and width, of each PCIe switch."""
+        """Left edge (within a node's card) and width of each PCIe switch."""
         self.nics: dict[int, float] = {}
-        """Middle of each NIC in the card."""
+        """Center of each NIC within a node's card."""
         self.gpus: dict[int, float] = {}
-        """Middle of each GPU in the card."""
+        """Center of each GPU within a node's card."""
         self.width = self._place_parts()
-        """Of a card."""
+        """Width of a node's card."""
 
     def _place_parts(self) -> float:
         x: float = _PADDING - _BETWEEN_SOCKETS
@@ -111,7 +111,7 @@ class _Drawing:
         )
 
     def rate(self, x: float, y: float, words: str, *, anchor: str = "start") -> None:
-        """What a link carries, in small letters."""
+        """Write a link's rate in small letters."""
         self.text(x, y, words, anchor=anchor, size=10, colour=_MUTED)
 
     def document(self, width: float, height: float) -> str:
@@ -123,7 +123,7 @@ class _Drawing:
         return "\n".join((MARK, head, paper, *self.shapes, "</svg>\n"))
 
     def network(self, nodes: dict[int, float], y: float) -> float:
-        """Spine, leaves and wires over nodes, whose left edges are given. Returns where the nodes begin."""
+        """Draw the spine, leaves and wires above nodes with the given left edges. Return the top of the nodes."""
         spine = spine_words(self.cluster)
         leaf_y = y + (_BAR + _WIRE if spine else 0)
         nodes_y = leaf_y + _BAR + _FAN
@@ -140,7 +140,7 @@ class _Drawing:
                 middle = starts[0] + (plane + 0.5) * step
                 if spine:
                     self.wire(middle, y + _BAR, middle, leaf_y, _COLOURS["spine"][1])
-                # Every NIC on its rail has a place of its own on the leaf, in the order of the nodes.
+                # Each NIC on a rail has its own position on the leaf, in node order.
                 nics = [x + at for x in starts for nic, at in self.nics.items() if self.wiring.plane_of(nic) == plane]
                 for place, x in enumerate(nics):
                     at = x if self.wiring.planes == 1 else middle + ((place + 0.5) / len(nics) - 0.5) * step * 0.7
@@ -149,7 +149,7 @@ class _Drawing:
         return nodes_y
 
     def _leaf_label(self, unit: int, plane: int, width: float) -> str:
-        """As long a name as there is room for."""
+        """Return the longest name of a leaf that fits the width."""
         unit_words = f" {unit}" if self.wiring.leaf_units > 1 else ""
         if self.wiring.planes == 1:
             return f"leaf switch{unit_words}" if self.cluster.fabric.nodes_per_leaf else "non-blocking network"
@@ -157,7 +157,7 @@ class _Drawing:
         return next((words for words in names if _LETTER * len(words) < width), "")
 
     def node(self, x: float, y: float, name: Sequence[str], *, stacked: bool) -> float:
-        """The card of one node, with its name in lines at the left. Returns its bottom."""
+        """Draw the card of one node, with its name in lines at the left. Return the card's bottom."""
         nvlink_inside = domain_nodes(self.cluster) == 1
         nic_y = y + 14
         switch_y = nic_y + (_PART_HEIGHT + _WIRE if self.nics else 18)
@@ -188,7 +188,7 @@ class _Drawing:
         return bottom
 
     def _sockets(self, x: float, switch_y: float) -> None:
-        """The CPU sockets as fields around their PCIe switches, and the links between them."""
+        """Draw the CPU sockets as areas around their PCIe switches, and the links between the sockets."""
         fields = []
         for _, group in groupby(range(self.wiring.switches), key=self.wiring.socket_of_switch):
             columns = [self.columns[switch] for switch in group]
@@ -203,7 +203,7 @@ class _Drawing:
             self.text(start + 8, middle + 4, f"CPU {socket}")
 
     def racks(self, nodes: dict[int, float], y: float) -> float:
-        """The NVSwitches of domains of several nodes, below the nodes. Returns their bottom."""
+        """Draw the NVSwitches of NVLink domains that span nodes, below the nodes. Return their bottom."""
         for x in nodes.values():
             for at in self.gpus.values():
                 self.wire(x + at, y - _PADDING, x + at, y + _WIRE, _COLOURS["nvswitch"][1], 2)
@@ -213,7 +213,7 @@ class _Drawing:
         return y + _WIRE + _BAR
 
     def groups(self, nodes: dict[int, float], rows: Sequence[GroupLinks], y: float) -> float:
-        """A row for each kind of group, with the number of its group below each GPU. Returns their bottom."""
+        """Draw a row per kind of group, with each GPU's group number below it. Return the bottom of the rows."""
         for row in rows:
             y += _GAP
             for node, x in nodes.items():
@@ -244,7 +244,7 @@ def topology_svg(
     rows: Sequence[GroupLinks] = (),
     flows: Sequence[StepFlow] = (),
 ) -> str:
-    """The drawing, as the text of a file; of a layout with its groups, and what passes over them in a step."""
+    """Return a cluster's drawing as SVG text; with a layout, also its groups and their traffic in a step."""
     drawing = _Drawing(cluster)
     stands_for_all = cluster.nodes > _MOST_NODES
     shown = 1 if stands_for_all else cluster.nodes
@@ -277,7 +277,7 @@ def topology_svg(
 def _groups_footer(
     layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow], *, stands_for_all: bool
 ) -> list[str]:
-    """Whose groups are drawn, and a line on each kind."""
+    """Return a heading for the groups drawn, and a line about each kind."""
     if layout is None:
         return []
     if not rows:

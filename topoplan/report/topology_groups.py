@@ -1,4 +1,4 @@
-"""What the communication groups of a layout cross, as a table."""
+"""The links that a layout's communication groups use, as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topoplan.report.time import MOMENTS
 from topoplan.report.topology_words import LINKS, rate_words
 
 NAMES = {"dp_cp": "dp x cp"}
-"""Of groups, where their own are no words."""
+"""Display names of groups whose identifiers are not words."""
 _PATTERNS = {"ring": "ring", "neighbour": "to the next", "all-to-all": "all to all", "tree": "tree"}
 
 _MEANINGS = {
@@ -27,7 +27,7 @@ _MEANINGS = {
 
 
 def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -> None:
-    """One row for each kind of group, its worst placed one."""
+    """Print one row per kind of group, for its worst-placed group."""
     words = layout_words(layout)
     console.print()
     if not rows:
@@ -63,7 +63,7 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
 
 
 def group_words(row: GroupLinks, flows: Sequence[StepFlow]) -> str:
-    """`tp: 8 groups of 4, tightest NVLink 450 GB/s; a GPU sends 12.3 GB in a step`: one line on a kind of group."""
+    """Describe a kind of group: `tp: 8 groups of 4, tightest NVLink 450 GB/s; a GPU sends 12.3 GB in a step`."""
     groups = "1 group" if row.groups == 1 else f"{row.groups:,} groups"
     tightest = f"{LINKS[row.tightest.kind]} {rate_words(row.tightest.kind, row.tightest.rate_bytes_per_s)}"
     sent = sum(one.member_bytes for one in flows if one.group == row.name)
@@ -72,7 +72,7 @@ def group_words(row: GroupLinks, flows: Sequence[StepFlow]) -> str:
 
 
 def layout_words(layout: Layout) -> str:
-    """`tp4 pp2 dp4`, or `fsdp2 hybrid ulysses2 dp8`: what decides on the groups."""
+    """Return the parts of a layout that determine its groups: `tp4 pp2 dp4`, or `fsdp2 hybrid ulysses2 dp8`."""
     keys = engine_of(layout.backend).group_keys(layout)
     if "backend" in keys:
         return layout_label(layout).partition(" mbs")[0]
@@ -81,7 +81,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
-    """What a GPU sends in a step, and what that puts on the busiest link of each kind."""
+    """Print what a GPU sends in a step, and the resulting load on the busiest link of each kind."""
     if not flows:
         return
     heading(console, "Bytes of a step, GB")
@@ -114,7 +114,7 @@ def _gb(size_bytes: float) -> str:
 
 
 def members(ranks: Sequence[int]) -> str:
-    """`0-7`, `0, 8, .. 24`: ranks that are evenly apart."""
+    """Format evenly spaced ranks as `0-7` or `0, 8, .. 24`."""
     if len(ranks) > 2 and ranks[1] - ranks[0] == 1:
         return f"{ranks[0]}-{ranks[-1]}"
     if len(ranks) > 3:

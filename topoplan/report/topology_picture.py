@@ -1,4 +1,4 @@
-"""A cluster as a picture of characters: one node with what is in it, and the network above."""
+"""A cluster drawn in characters: one node with its parts, and the network above it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from topoplan.units import format_bit_rate, format_byte_rate
 
 _ASCII = str.maketrans("╭╮╰╯─│┴└┘", "++++-|+++")
 _FRAME = 4
-"""The border of a node and a space, on both sides."""
+"""Width of a node's border and padding, both sides together."""
 _GUTTER = 9
-"""Rates of the links, left of them."""
+"""Width of the link rates at the left."""
 _COLUMN = 14
-"""A PCIe switch with what hangs on it."""
+"""Width of a PCIe switch with its devices."""
 
 
 def print_topology(console: Console, cluster: Cluster) -> None:
-    """Title, the network, one node, and what its lines cannot say."""
+    """Print the title, the network, one node, and a line on what the drawing cannot show."""
     paragraph(console, f"{title(cluster)}.", style="bold")
     console.print()
     for line in _lines(cluster, console.width):
@@ -66,7 +66,7 @@ def _lines(cluster: Cluster, width: int) -> Iterator[str]:
 
 
 def _row(cluster: Cluster, switches: Sequence[int]) -> Iterator[str]:
-    """Some of a node's PCIe switches side by side: NICs above, GPUs below."""
+    """Yield the lines of several PCIe switches side by side: NICs above, GPUs below."""
     wiring = Wiring(cluster)
     nics = [numbers(wiring.nics_on(switch)) for switch in switches]
     if any(nics):
@@ -80,7 +80,7 @@ def _row(cluster: Cluster, switches: Sequence[int]) -> Iterator[str]:
 
 
 def _bus(count: int) -> str:
-    """A line under the GPUs of so many columns that joins them."""
+    """Return a line that joins the GPUs of `count` columns from below."""
     middle = " " * (_GUTTER + _COLUMN // 2)
     if count == 1:
         return f"{middle}│"
@@ -93,5 +93,5 @@ def _cells(texts: Sequence[str], rate: str = "") -> str:
 
 
 def _centred(text: str, width: int) -> str:
-    """Its middle character in the middle column; nothing behind it."""
+    """Center text in a width, without trailing spaces."""
     return " " * max(0, width // 2 - len(text) // 2) + text

@@ -1,4 +1,4 @@
-"""Links and machines in the words and units that vendors use."""
+"""Describe links and machines in vendors' words and units."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LINKS: dict[LinkKind, str] = {
 
 
 def rate_words(kind: LinkKind, rate_bytes_per_s: float) -> str:
-    """NVLink both ways together, networks in bits, the rest in bytes each way."""
+    """Format a link's rate: NVLink as both directions together, networks in bits, the rest in bytes one way."""
     if kind == "nvlink":
         return format_byte_rate(2 * rate_bytes_per_s)
     return (format_bit_rate if kind in ("nic", "uplink") else format_byte_rate)(rate_bytes_per_s)
 
 
 def numbers(values: Iterable[int]) -> str:
-    """`0`, `0-3`, or `0, 2` where they do not follow each other."""
+    """Return `0`, `0-3`, or `0, 2` if the numbers are not consecutive."""
     found = list(values)
     if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
         return f"{found[0]}-{found[-1]}"
@@ -37,18 +37,18 @@ def numbers(values: Iterable[int]) -> str:
 
 
 def domain_nodes(cluster: Cluster) -> int:
-    """Nodes that one NVSwitch joins; 0 without NVLink."""
+    """Return the number of nodes joined by one NVSwitch domain; 0 without NVLink."""
     return max(1, local_ranks(cluster) // cluster.gpus_per_node) if cluster.nvlink_bytes_per_s else 0
 
 
 def title(cluster: Cluster) -> str:
-    """`h100-4x8: 4 nodes x 8 h100-sxm-80gb, 32 GPUs`."""
+    """Return `h100-4x8: 4 nodes x 8 h100-sxm-80gb, 32 GPUs`."""
     machines = f"{counted(cluster.nodes, 'node')} x {cluster.gpus_per_node} {cluster.gpu.name}"
     return f"{cluster.name}: {machines}, {counted(cluster.world_size, 'GPU')}"
 
 
 def nvlink_words(cluster: Cluster) -> str:
-    """What joins the GPUs without PCIe; empty without NVLink."""
+    """Describe the NVLink connection of the GPUs; empty without NVLink."""
     nodes = domain_nodes(cluster)
     if not nodes:
         return ""
@@ -57,7 +57,7 @@ def nvlink_words(cluster: Cluster) -> str:
 
 
 def sockets_words(cluster: Cluster) -> str:
-    """The CPUs, what hangs on them and what is between them."""
+    """Describe the CPU sockets, their PCIe switches and the links between them."""
     wiring = Wiring(cluster)
     by_socket = groupby(range(wiring.switches), key=wiring.socket_of_switch)
     words = [f"CPU {socket} (PCIe {numbers(switches)})" for socket, switches in by_socket]
@@ -68,10 +68,10 @@ def sockets_words(cluster: Cluster) -> str:
 
 
 def leaves_words(cluster: Cluster) -> str:
-    """The leaf switches: how many, and who hangs on one."""
+    """Describe the leaf switches: how many, and the nodes on each."""
     wiring = Wiring(cluster)
     if wiring.leaf_units == 1 and not cluster.fabric.nodes_per_leaf:
-        # Nothing is said of the switches, but that nothing is slower between some nodes than between others.
+        # The spec does not describe the switches, so all that is known is that no pair of nodes is slower.
         rails = f"{wiring.planes} rails, each" if wiring.planes > 1 else "one network,"
         return f"{rails} non-blocking for all nodes"
     count = wiring.leaf_units * wiring.planes
@@ -82,7 +82,7 @@ def leaves_words(cluster: Cluster) -> str:
 
 
 def spine_words(cluster: Cluster) -> str:
-    """The spine and the way up to it; empty where one leaf is all there is."""
+    """Describe the spine and its uplinks; empty if there is only one leaf."""
     wiring = Wiring(cluster)
     if wiring.leaf_units == wiring.planes == 1:
         return ""
@@ -92,7 +92,7 @@ def spine_words(cluster: Cluster) -> str:
 
 
 def fabric_words(cluster: Cluster) -> str:
-    """Kind, rate and latency of the network."""
+    """Describe the network's kind, rate and latency."""
     fabric = cluster.fabric
     nics = f"{cluster.nics_per_node} x {format_bit_rate(cluster.nic_bytes_per_s)} a node"
     return f"{fabric_name(fabric.kind)}, {nics}, {format_seconds(fabric.latency_s)} from NIC to NIC"

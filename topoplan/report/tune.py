@@ -1,4 +1,4 @@
-"""Trials of plans: those ahead, and what came of them, as JSON (`topoplan.tune/1`) and as text."""
+"""Trial runs of plans, upcoming and finished, as JSON (`topoplan.tune/1`) and as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _gpu_hours(spec: Spec, plan: Plan, steps: int, *, at_most: bool = False) -> 
 
 
 def ahead_to_dict(spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: bool) -> dict[str, Any]:
-    """The trials, if each takes what is predicted."""
+    """Return the upcoming trials, assuming that each takes the predicted time."""
     return {
         "schema": SCHEMA,
         "event": "ahead",
@@ -54,7 +54,7 @@ def ahead_to_dict(spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: boo
 def print_ahead(
     console: Console, spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: bool, note: str = ""
 ) -> None:
-    """The same for a person."""
+    """Print the upcoming trials, assuming that each takes the predicted time."""
     console.print(ahead_table(spec, plans, steps))
     console.print()
     low, high = (sum(_gpu_hours(spec, plan, steps, at_most=most) for plan in plans) for most in (False, True))
@@ -78,7 +78,7 @@ def print_ahead(
 
 
 def ahead_table(spec: Spec, plans: Sequence[Plan], steps: int) -> Any:
-    """A row for each trial."""
+    """Return a table with a row per trial."""
     table = table_of("trial", "plan", right=("step", "band", "steps", "takes", "at most", "GPU hours"))
     for number, plan in enumerate(plans, 1):
         takes = expected(spec, plan, steps)
@@ -101,7 +101,7 @@ def ahead_table(spec: Spec, plans: Sequence[Plan], steps: int) -> Any:
 def tuned_to_dict(
     tuning: Tuning, why: str, *, profile: str | None, bundle: str | None, commands: Sequence[str]
 ) -> dict[str, Any]:
-    """What came of all trials; `profile` and `bundle` are files that were written, `commands` what to type next."""
+    """Return the results of all trials; `profile` and `bundle` are files written, `commands` what to run next."""
     standing = tuning.standing
     return {
         "schema": SCHEMA,
@@ -149,7 +149,7 @@ def print_tuned(
     commands: Sequence[str],
     awaited: Sequence[str] = (),
 ) -> None:
-    """The same for a person; the answer first. `awaited` are bundles that a job may still run."""
+    """Print the results of all trials, the best plan first; `awaited` are bundles that a job may still run."""
     standing = tuning.standing
     if standing is not None and tuning.measured:
         paragraph(console, _best(standing), style="bold")
@@ -169,7 +169,7 @@ def print_tuned(
 
 
 def print_commands(console: Console, commands: Sequence[str]) -> None:
-    """What to type next."""
+    """Print the commands to run next."""
     if commands:
         console.print()
     for command in commands:

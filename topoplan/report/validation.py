@@ -19,7 +19,7 @@ _MOST_REASONS = 3
 
 
 def validation_to_dict(graded: Validation) -> dict[str, Any]:
-    """Everything that was graded. Errors are fractions; memory is in GiB."""
+    """Return all grades. Errors are fractions; memory is in GiB."""
     fits = graded.fits
     return {
         "schema": SCHEMA,
@@ -46,7 +46,7 @@ def validation_to_dict(graded: Validation) -> dict[str, Any]:
 
 
 def print_validation(console: Console, graded: Validation, *, rows: bool) -> None:
-    """The errors by source and kind, the order of layouts, what fits; with `rows` every figure."""
+    """Print the errors by source and kind, the order of layouts and the fits; with `rows`, every figure."""
     paragraph(
         console, f"{counted(graded.runs, 'measured run')}, {counted(len(graded.figures), 'figure')}.", style="bold"
     )
@@ -89,7 +89,7 @@ def _bands_sentence(covered: Sequence[Coverage]) -> str:
 
 
 def ranking_sentence(ranking: RankingGrade) -> str:
-    """How far the predicted order is the measured one."""
+    """Describe how well the predicted order of layouts matches the measured one."""
     return (
         f"Order of layouts: {ranking.pairs_in_order} of {ranking.pairs} pairs as measured, in"
         f" {counted(ranking.groups, 'group')} of runs that differ in their layout alone; taking the predicted winner"
@@ -98,7 +98,7 @@ def ranking_sentence(ranking: RankingGrade) -> str:
 
 
 def fit_sentences(graded: Validation) -> list[str]:
-    """What ran and what ran out of memory, against what is predicted to fit."""
+    """Compare the runs that completed or ran out of memory with the predictions of what fits."""
     fits = graded.fits
     held = sum(not grade.unstated for grade in fits.ran_but_over)
     apart = len(fits.ran_but_over) - held
@@ -126,7 +126,7 @@ def _held_first(graded: Validation) -> list[FitGrade]:
 
 
 def fit_line(grade: FitGrade) -> str:
-    """One run that is predicted to fit or not to fit, otherwise than it ended."""
+    """Describe one run whose outcome contradicts the prediction of whether it fits."""
     line = f"{grade.id}: {grade.device_gib:.1f} GiB predicted, {grade.capacity_gib:.1f} on the card"
     return f"{line}; not stated: {', '.join(grade.unstated)}" if grade.unstated else line
 
@@ -160,7 +160,7 @@ def _rows(figures: Sequence[Figure]) -> Table:
 
 
 def figure_name(figure: Figure) -> str:
-    """`allocated GiB, stage 1`, `tokens/s/GPU bf16`."""
+    """Return `allocated GiB, stage 1` or `tokens/s/GPU bf16`."""
     kind, _, precision = figure.kind.partition(" ")
     if kind == "throughput":
         return f"{figure.unit} {precision}"
@@ -168,11 +168,11 @@ def figure_name(figure: Figure) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent with one decimal."""
+    """Format a fraction as a percentage with one decimal."""
     return f"{100 * fraction:.1f}%"
 
 
 def signed_percent(fraction: float) -> str:
-    """The same with its sign; what rounds to zero has none."""
+    """Format a fraction as a signed percentage with one decimal; what rounds to zero has no sign."""
     text = f"{100 * fraction:+.1f}%"
     return text.lstrip("+-") if float(text[:-1]) == 0 else text

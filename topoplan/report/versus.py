@@ -21,12 +21,12 @@ from topoplan.units import GIB
 SCHEMA = "topoplan.versus/1"
 
 _SMALLEST_SHARE = 0.1
-"""Of all that a plan gains: smaller reasons are left out of the sentence."""
+"""Share of all differences below which a reason is left out of the sentence."""
 _MOST_REASONS = 3
 
 
 def comparison_to_dict(spec: Spec, comparison: Comparison, *, time: bool, memory: bool) -> dict[str, Any]:
-    """Both plans, and what differs: pairs of values, and by how much the second has more."""
+    """Return both plans and their differences: pairs of values, and how much larger the second is."""
     differences: dict[str, Any] = {"layout": {key: list(pair) for key, pair in comparison.layout.items()}}
     if time:
         differences["time_s"] = [_row_to_dict(row, 1.0) for row in comparison.time]
@@ -53,7 +53,7 @@ def _row_to_dict(row: Difference, unit: float) -> dict[str, Any]:
 
 
 def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
-    """Which plan is the better one, what makes it so, and what it costs."""
+    """Say which plan is better, why, and at what cost."""
     winner, loser = comparison.winner, comparison.loser
     name, other = layout_label(winner.layout), layout_label(loser.layout)
     faster = winner.tokens_per_s_per_gpu / loser.tokens_per_s_per_gpu - 1.0
@@ -95,7 +95,7 @@ def _speed(faster: float) -> str:
 
 
 def _reasons(rows: Iterable[Difference], flip: float, unit: str, text: Callable[[float], str]) -> list[str]:
-    """Where the winner takes less and where it takes more, the largest first, as one sentence."""
+    """Return one sentence on where the winner takes less and where it takes more, largest first."""
     gains = [(flip * row.more, row.name) for row in rows]
     moved = sum(abs(gain) for gain, _ in gains)
     total = sum(gain for gain, _ in gains)
@@ -110,7 +110,7 @@ def _reasons(rows: Iterable[Difference], flip: float, unit: str, text: Callable[
 
 
 def print_comparison(console: Console, spec: Spec, comparison: Comparison, *, time: bool, memory: bool) -> None:
-    """The verdict, then what differs: the layout, the figures, the parts of the step and of the memory."""
+    """Print the verdict, then the differences in layout, figures, parts of the step and parts of memory."""
     first, second = comparison.first, comparison.second
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     paragraph(console, f"A: {layout_label(first.layout)}")
@@ -171,7 +171,7 @@ def _figures(spec: Spec, first: Plan, second: Plan) -> Table:
 
 
 def _signed(value: float, text: Callable[[float], str]) -> str:
-    """The value with its sign; what rounds to zero has none."""
+    """Format a value with its sign; what rounds to zero has none."""
     shown = text(abs(value))
     return f"{'+' if value > 0 else '-'}{shown}" if shown.strip("0.") else "0"
 

@@ -1,4 +1,4 @@
-"""The ways out of a ranking in which nothing fits, or nothing with room."""
+"""Ways out of a ranking in which nothing fits, or nothing fits with room to spare."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from topoplan.report.text import gib, significant
 
 
 def ways_out_lines(ranking: Ranking) -> Iterator[str]:
-    """Each way with what it gives and its command, on a line of its own to be pasted; then those that lead nowhere.
+    """Yield each way out with its result and its command on a line of its own, then the ways that lead nowhere.
 
-    Only commands and the names of machines make lines longer than a terminal's 80 columns.
+    Only lines with commands or machine names may exceed the 80 columns of a terminal.
     """
     found = [(way, way.plan) for way in ranking.ways_out if way.plan]
     if found and ranking.plans:
@@ -39,7 +39,7 @@ def ways_out_lines(ranking: Ranking) -> Iterator[str]:
 
 
 def print_ways_out(console: Console, ranking: Ranking) -> None:
-    """The same below a table; no line is wrapped, so that a command is pasted whole."""
+    """Print the ways out below a table; lines are not wrapped, so that a command can be copied whole."""
     for line in ways_out_lines(ranking):
         console.print(Text(line), soft_wrap=True)
 
@@ -53,7 +53,7 @@ def _figures(plan: Plan) -> str:
 
 
 def way_out_to_dict(way: WayOut) -> dict[str, Any]:
-    """A way out, and the plan that it leads to: null where there is none, with the reason."""
+    """Return a way out with its plan, or null with the reason."""
     return {
         "kind": way.change.kind,
         "change": way.change.words,

@@ -1,4 +1,4 @@
-"""How the best plan moves, as JSON (`topoplan.what-if/1`) and as text: two columns, or a table of many cases."""
+"""Changes of the best plan, as JSON (`topoplan.what-if/1`) and as text: two columns, or a table of many cases."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from topoplan.specs.spec import Spec
 SCHEMA = "topoplan.what-if/1"
 _T = TypeVar("_T")
 _EQUAL = 0.005
-"""Differences of speed below this share are not told."""
+"""Relative differences of speed below this are not shown."""
 _FIGURES = {"GPUs": 2, "GiB": 1, "step\ns": 0, "tok/s": 3, "tok/s\n/GPU": 0, "hours": 0, "GPU-h": 4, "old\nbest": 0}
-"""Columns of figures; those with the highest number leave first when the terminal is narrow."""
+"""Figure columns and their priority: on a narrow terminal, those with the highest number are dropped first."""
 _MIN_LABEL = 17
-"""Of a layout: with less, figures leave."""
+"""Minimum width of the layout column; below it, figure columns are dropped."""
 
 
 def outcomes_to_dict(spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The spec with its best plan, and every case with its own and with what became of that plan."""
+    """Return the spec with its best plan, and every case with its best plan and the fate of the original one."""
     return {
         "schema": SCHEMA,
         **spec_to_dict(spec),
@@ -68,7 +68,7 @@ def _fate_to_dict(fate: Fate) -> dict[str, Any]:
 
 
 def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> None:
-    """The spec, then before and after of one case, or a row for each of many."""
+    """Print the spec, then before and after for a single case, or a row per case."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     if len(outcomes) == 1:
         _print_one(console, before, outcomes[0])
@@ -132,7 +132,7 @@ def _two_columns(before: Found, after: Found) -> Table:
 
 
 def _fate(fate: Fate) -> str:
-    """What becomes of the old best plan, after its name."""
+    """Describe what becomes of the old best plan, as words that follow its name."""
     if fate.reason:
         verb = "does not fit" if fate.rule == "memory" else "is illegal"
         return f"{verb}: {fate.reason}{f'; {fate.fix}' if fate.fix else ''}"
@@ -147,7 +147,7 @@ def _fate(fate: Fate) -> str:
 
 
 def _short_fate(fate: Fate | None) -> str:
-    """The same for a column."""
+    """Return the fate of the old best plan for a table cell."""
     if fate is None:
         return "-"
     if fate.reason:
@@ -191,7 +191,7 @@ def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) ->
 
 
 def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str], str, list[str]]:
-    """The values that were set, the label of the best plan, and its figures in the order of `_FIGURES`."""
+    """Return the values set, the label of the best plan, and its figures in the order of `_FIGURES`."""
     spec, plan = found.spec, found.best
     gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
     if spec is None or plan is None:
@@ -227,7 +227,7 @@ def _table(keys: Sequence[str], rows: Sequence[tuple[list[str], str, list[str]]]
 
 
 def _batch_note(before: Found, outcomes: Sequence[Outcome]) -> str:
-    """That the batch stays as it is where the number of GPUs changes, and which numbers it does not divide by."""
+    """Note that the batch stays constant while the number of GPUs changes, and which GPU counts do not divide it."""
     if before.spec is None or any("global_batch_size" in key for key in outcomes[0].changes):
         return ""
     batch, gpus = before.spec.job.global_batch_size, before.spec.cluster.world_size

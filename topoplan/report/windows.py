@@ -1,4 +1,4 @@
-"""Which parts of a long timeline are drawn: its beginning and its end, at one scale."""
+"""Choose the parts of a long timeline to draw: its beginning and its end, at the same scale."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from topoplan.engines.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time that is drawn."""
+    """A drawn interval of time."""
 
     start_s: float
     end_s: float
 
 
 def windows(timeline: Timeline, units: int, per_forward: float) -> tuple[tuple[Window, ...], float]:
-    """(stretches, seconds a unit): the whole step where it fits into `units`, else its two ends.
+    """Return (windows, seconds per unit): the whole step if it fits in `units`, otherwise its two ends.
 
-    A forward of one chunk is to be `per_forward` units wide, on the average; the whole step is drawn wider, down to
-    that, and from what is longer the middle of the steady state is left out. Where even the two ends do not fit, the
-    scale shrinks until the pipeline's fill and drain do.
+    A forward pass of one chunk should be `per_forward` units wide on average. A short step is drawn wider; of a long
+    one, the middle of the steady state is left out. If even the two ends do not fit, the scale shrinks until the
+    pipeline's fill and drain do.
     """
     total = timeline.total_s
     widths = [event.end_s - event.start_s for event in timeline.events if event.kind == "forward"]
@@ -31,7 +31,7 @@ def windows(timeline: Timeline, units: int, per_forward: float) -> tuple[tuple[W
     unit_s = max(unit_s, min(total, 1.25 * ends) / units)
     if total <= units * unit_s * 1.000001:
         return (Window(start_s=0.0, end_s=total),), total / units
-    # What the fill and the drain leave is shared between them.
+    # The space left over by fill and drain is divided between them.
     spare = (units * unit_s - ends) / 2
     first = timeline.fill_s + spare
     return (
