@@ -1,6 +1,6 @@
-"""What a shell works out by itself: `$((16 / $gpus))` and `$(expr 16 / $gpus)`, where all of its variables are known.
+"""Shell arithmetic over known variables: `$((16 / $gpus))` and `$(expr 16 / $gpus)`.
 
-Whole numbers as bash has them (Bash Reference Manual, 6.5 Shell Arithmetic): division goes towards zero.
+Integers as in bash (Bash Reference Manual, 6.5 Shell Arithmetic): division truncates toward zero.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def worked_out(text: str, value: Callable[[str], str | None]) -> str | None:
-    """The number that takes the place of an expansion, as text; `value` gives that of a variable.
+    """Return the result of an arithmetic expansion as text; `value` looks up variables.
 
-    None for what is no arithmetic, or has a variable that is not known.
+    None if it is not arithmetic or uses an unknown variable.
     """
     match = _EXPRESSION.fullmatch(text)
     if match is None or len(text) > _MOST_CHARS:
@@ -40,7 +40,7 @@ def worked_out(text: str, value: Callable[[str], str | None]) -> str | None:
 
 
 def _number(node: ast.expr) -> int:
-    """Raises ValueError for anything but whole numbers."""
+    """Evaluate a node; raise ValueError for anything but integer arithmetic."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

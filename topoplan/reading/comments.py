@@ -1,4 +1,4 @@
-"""How a configuration is started, where the comment at its top says so: `# accelerate launch ... train.yaml`."""
+"""Launch commands in the comment at the top of a configuration: `# accelerate launch ... train.yaml`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTINUED = re.compile(r"\\[ \t]*$")
 
 
 def commands_in_comments(part: Part) -> Iterator[Part]:
-    """The commands in the comment at the top of a YAML file, as a script with its lines; none where there are none."""
+    """Yield the commands in the comment at the top of a YAML file as one script, with its lines; nothing if none."""
     top = takewhile(lambda line: line.startswith("#") or not line.strip(), part.text.splitlines())
     lines: list[str] = []
     goes_on = found = False

@@ -1,4 +1,4 @@
-"""YAML and JSON parts -> configurations: whose keys they hold."""
+"""Turn YAML and JSON parts into configurations by recognizing which trainer their keys belong to."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OF_TOPOPLAN = frozenset(["gpus_per_node", "nodes", "gpu", "hosts", "job", "fabr
 
 
 class UnknownKindError(SpecError):
-    """A YAML or JSON document that is no trainer's."""
+    """A YAML or JSON document that belongs to no known trainer."""
 
 
 def configuration_of(part: Part, recognisers: Recognisers, *, trainer: str | None = None) -> Configuration:
-    """The configuration in a YAML or JSON part; `trainer` says whose it is, where a command does.
+    """Return the configuration in a YAML or JSON part; `trainer` is the trainer if a command determines it.
 
-    Raises SpecError when it cannot be parsed, or is nobody's.
+    Raises SpecError if the part cannot be parsed, or UnknownKindError if no trainer is recognized.
     """
     source = _source(part)
     guessed, is_sure = _guess(source.data, recognisers)
@@ -54,7 +54,7 @@ def _source(part: Part) -> Source:
 
 
 def _in_file(part: Part, where: str) -> str:
-    """`name:line:column` in the text of a part, as the line of the file."""
+    """Convert `name:line:column` in the text of a part to the line in the file."""
     match = re.fullmatch(r":(\d+)(?::\d+)?", where.removeprefix(part.name))
     if not part.lines or match is None:
         return where
@@ -62,12 +62,12 @@ def _in_file(part: Part, where: str) -> str:
 
 
 def _json_source(part: Part) -> Source:
-    """JSON, with the line of each value: YAML's events give these, and the JSON parser the strictness."""
+    """Parse JSON strictly with the JSON parser, and get the line of each value from the YAML parser."""
     data: Any = None
     try:
         data = json.loads(part.text)
     except RecursionError:
-        pass  # as the reader of YAML says below, with the line
+        pass  # the YAML parser below reports it, with the line
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
         message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
@@ -80,7 +80,7 @@ def _json_source(part: Part) -> Source:
 
 
 def _guess(data: Mapping[str, Any], recognisers: Recognisers) -> tuple[str | None, bool]:
-    """Whose keys these are, and whether that is sure."""
+    """Return the trainer that the keys belong to, and whether that is certain."""
     known = len(data.keys() & keys_of(recognisers))
     claims = {one.trainer: one.claim(data, known) for one in recognisers}
     best = max(claims, key=lambda name: claims[name])
@@ -94,7 +94,7 @@ def _guess(data: Mapping[str, Any], recognisers: Recognisers) -> tuple[str | Non
 
 
 def _hint(data: Mapping[str, Any]) -> str:
-    """What it may be instead."""
+    """Return what an unrecognized document may be instead."""
     schema = data.get("schema")
     if isinstance(schema, str) and schema.startswith("topoplan."):
         return "for a bundle give its directory"

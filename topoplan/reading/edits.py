@@ -1,4 +1,4 @@
-"""Edits that take one key's place in a file, each tried on a copy: one that would change anything else is not given."""
+"""Edits of single keys in a file. Each is tried on a copy and dropped if it would change anything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHELL_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s\\'\"]+)"
 
 
 def change(configuration: Configuration, path: KeyPath, *, name: str = "", value: Any = _KEEP) -> tuple[Edit, ...]:
-    """Another name, another value, or both, for the key at `path`; empty where its line does not allow it."""
+    """Return an edit of the name or value (or both) of the key at `path`; empty if its line does not allow one."""
     part, line = configuration.part, configuration.source.lines.get(path)
     lines = part.text.splitlines()
     if line is None or not 0 < line <= len(lines):
@@ -44,7 +44,7 @@ def change(configuration: Configuration, path: KeyPath, *, name: str = "", value
 
 
 def drop(configuration: Configuration, path: KeyPath) -> tuple[Edit, ...]:
-    """Removes the key at `path` with all that hangs on it."""
+    """Return an edit that removes the key at `path` and everything below it."""
     lines, first = configuration.part.text.splitlines(), configuration.source.lines.get(path)
     if first is None or not 0 < first <= len(lines):
         return ()
@@ -55,9 +55,9 @@ def drop(configuration: Configuration, path: KeyPath) -> tuple[Edit, ...]:
     last = max(below, default=first)
     tries = [Edit(first_line=first, last_line=last, text="")]
     if configuration.part.kind == "json":
-        if last < len(lines):  # the bracket that closes a block
+        if last < len(lines):  # include the closing bracket of a block
             tries.append(Edit(first_line=first, last_line=last + 1, text=""))
-        if first > 1:  # the last member: the comma behind the one before goes with it
+        if first > 1:  # for the last member, also remove the comma after the preceding one
             before = lines[first - 2].rstrip().removesuffix(",")
             tries += [Edit(first_line=first - 1, last_line=edit.last_line, text=before) for edit in tuple(tries)]
     for edit in tries:
@@ -67,9 +67,9 @@ def drop(configuration: Configuration, path: KeyPath) -> tuple[Edit, ...]:
 
 
 def applied(text: str, edits: Iterable[Edit]) -> str:
-    """The text with the edits made, which must not overlap; other lines stay as they are.
+    """Return the text with the edits applied, which must not overlap; other lines are unchanged.
 
-    New lines end as the first one does; an edit of the whole text brings its own line ends.
+    New lines get the line ending of the first line; an edit of the whole text has its own line endings.
     """
     lines = text.split("\n")
     ends_as = "\r" if lines[0].endswith("\r") else ""
@@ -107,13 +107,13 @@ def _shell_change(line: str, number: int, key: str, name: str, value: Any) -> tu
 
 
 def _tried(configuration: Configuration, edit: Edit, path: KeyPath, name: str, value: Any) -> tuple[Edit, ...]:
-    """The edit, if the text then holds exactly the old values with `name: value` in place of the key at `path`."""
+    """Return the edit if it only puts `name: value` in place of the key at `path`; otherwise nothing."""
     wanted = _replaced(configuration.source.data, path, name, value)
     text = applied(configuration.part.text, [edit])
     try:
         found = parse_source(text, name="").data
         if configuration.part.kind == "json":
-            json.loads(text)  # YAML takes a comma too many
+            json.loads(text)  # the YAML parser would accept a trailing comma
     except (InputError, ValueError, RecursionError):
         return ()
     return (edit,) if found == wanted else ()

@@ -1,6 +1,6 @@
-"""Configurations that a script writes itself: `cat > train.yaml <<'EOF'`.
+"""Configurations that a script writes as here-documents: `cat > train.yaml <<'EOF'`.
 
-Read are those that say literally what the file will hold: quoted, or without anything that the shell puts in place
+Only those that state the file's content literally are read: quoted ones, or ones in which the shell expands nothing
 (Bash Reference Manual, 3.6.6 Here Documents).
 """
 
@@ -17,7 +17,7 @@ _TARGET = re.compile(r"(?:>|\btee\b)[ \t]*[\"']?([^\s\"'<>|;&]+\.(ya?ml|json))[\
 
 
 def here_documents(script: Part) -> Iterator[Part]:
-    """The YAML and JSON files that a script writes, each with its lines in the script."""
+    """Yield the YAML and JSON files that a script writes, each with its lines in the script."""
     if "<<" not in script.text or _TARGET.search(script.text) is None:
         return
     lines = script.text.split("\n")

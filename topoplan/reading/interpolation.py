@@ -1,4 +1,4 @@
-"""Values that stand for others: what OmegaConf puts in place of `${a.b}` and `${oc.env:NAME,default}`."""
+"""OmegaConf interpolation of `${a.b}` and `${oc.env:NAME,default}`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST_STEPS = 100
 
 
 def filled(value: Any, data: Mapping[str, Any], variables: Mapping[str, str]) -> Any:
-    """A value of a document as it is meant; None where what it stands for is not known.
+    """Return a document's value with interpolations resolved; None if one of them is unknown.
 
-    `variables` are those of the environment.
+    `variables` are environment variables.
     """
     if not isinstance(value, str) or "${" not in value:
         return value

@@ -1,4 +1,4 @@
-"""What kind of text it is: a launch, settings, a whole configuration; told by form, before anything is parsed."""
+"""Classify text by its form, before parsing: a launch, variable settings, or a complete configuration."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ _JOB_OPTION = re.compile(
 
 
 def starts_training(text: str) -> bool:
-    """Whether a command in it starts training."""
+    """Whether a text contains a command that starts training."""
     return _LAUNCH.search(text) is not None or _RUN_MODULE.search(text) is not None
 
 
 def looks_like_command(line: str) -> bool:
-    """Whether a line outside any code block is a command: prose may begin with `torchrun` as well."""
+    """Whether a line outside any code block is a command, since prose may begin with `torchrun` too."""
     return _COMMAND_LINE.match(line) is not None
 
 
 def sets_variables(text: str) -> bool:
-    """Whether it exports variables, each once: the same one again shows alternatives."""
+    """Whether a text exports variables, each once: setting one repeatedly shows alternatives."""
     names = _EXPORT.findall(text)
     return bool(names) and len(set(names)) == len(names)
 
 
 def names_a_job(text: str, keys: Collection[str], *, kind: PartKind = "shell", fragment: bool = False) -> bool:
-    """Whether it is whole: a command with a model or a file, a configuration that names its model, or DeepSpeed's.
+    """Whether a text is complete: a command with a model or file, or a configuration with a model or of DeepSpeed.
 
-    With `fragment` any keys of a trainer will do; `keys` are those that are known.
+    With `fragment`, any known keys of a trainer suffice; `keys` are the known keys.
     """
     if kind == "shell":
         return starts_training(text) and _JOB_OPTION.search(text) is not None

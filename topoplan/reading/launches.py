@@ -1,4 +1,4 @@
-"""Commands -> launches: which of them start training, how many processes, with which configuration."""
+"""Turn commands into launches: those that start training, with their number of processes and their configuration."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_JSON_CHARS = 20_000
 
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
-"""The value of a word `key='text'`: OmegaConf.from_cli reads it as YAML, and these quotes come off too."""
+"""Quotes in a word `key='text'`, which OmegaConf.from_cli removes because it reads the value as YAML."""
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
 
 
 def launches(script: Script, recognisers: Recognisers) -> Iterator[Launch]:
-    """The commands of a script that start training, in order. Raises SpecError where there are too many to be meant."""
+    """Yield the commands of a script that start training, in order. Raises SpecError if there are implausibly many."""
     for count, launch in enumerate(filter(None, (_launch(script, one, recognisers) for one in script.meant))):
         if count == _MOST_LAUNCHES:
             raise SpecError(
@@ -76,12 +76,12 @@ def _launch(script: Script, one: Command, recognisers: Recognisers) -> Launch | 
 
 
 def _usual(recognisers: Recognisers, text: str, *, module: bool) -> str:
-    """The program by its usual name: a path to swift/cli/sft.py is swift.cli.sft, which starts no torchrun itself."""
+    """Return a program's usual name: a path to swift/cli/sft.py is swift.cli.sft, which starts no torchrun."""
     return next(filter(None, (one.usual(text, module) for one in recognisers)), text)
 
 
 def _of_script(recognisers: Recognisers, program: str, arguments: Sequence[Word]) -> Recogniser | None:
-    """Whose keys the arguments of a script of Python are."""
+    """Return the recogniser of the trainer whose keys a Python script takes as arguments."""
     if not program.endswith(".py"):
         return None
     keys = {_key(word.text) for word in arguments if word.text.startswith("--")}
@@ -90,9 +90,9 @@ def _of_script(recognisers: Recognisers, program: str, arguments: Sequence[Word]
 
 
 def _config_file(arguments: Sequence[Word], options: Sequence[str]) -> tuple[str, Sequence[Word]]:
-    """The file among the arguments, and those of them that may be keys behind it.
+    """Return the configuration file among the arguments, and the arguments that may be keys after it.
 
-    It stands in first place, as LLaMA-Factory and ms-swift take it, or behind options, as Trinity-RFT and ROLL do.
+    The file comes first in LLaMA-Factory and ms-swift, and after options in Trinity-RFT and ROLL.
     """
     if options:
         said = _source(arguments, name="", has_file=False).data
@@ -106,7 +106,7 @@ def _config_file(arguments: Sequence[Word], options: Sequence[str]) -> tuple[str
 
 
 def deepspeed_file(launch: Launch) -> str:
-    """The JSON file behind --deepspeed or --deepspeed_config, for any program."""
+    """Return the JSON file given with --deepspeed or --deepspeed_config, for any program."""
     for at, text in enumerate(launch.arguments):
         name, equals, value = text.partition("=")
         if name in ("--deepspeed", "--deepspeed_config", "--deepspeed-config"):
@@ -120,7 +120,7 @@ def _key(text: str) -> str:
 
 
 def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
-    """Arguments as keys with values. Behind a file LLaMA-Factory takes `key=value` only (OmegaConf.from_cli)."""
+    """Parse arguments into keys and values. After a file, LLaMA-Factory takes only `key=value` (OmegaConf.from_cli)."""
     data: dict[str, Any] = {}
     lines: dict[KeyPath, int] = {}
     at = 0
@@ -151,7 +151,7 @@ def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
 
 
 def _in_blocks(source: Source) -> Source:
-    """`block.key=value` as a document of blocks; what adds a key (`+key`) is a key."""
+    """Return a document of nested blocks for keys `block.key=value`; `+key`, which adds a key, counts as a key."""
     data: dict[str, Any] = {}
     lines: dict[KeyPath, int] = {}
     for key, value in source.data.items():
@@ -166,20 +166,20 @@ def _in_blocks(source: Source) -> Source:
 
 
 def _is_option(word: Word) -> bool:
-    """`--key`, and not -5 or a negative number; in quotes it may still be one, as bash takes the quotes off."""
+    """Whether a word is an option `--key` or `-k`, but not a negative number. Quotes make no difference in bash."""
     return _OPTION.fullmatch(word.text) is not None
 
 
 def _value(values: Sequence[str]) -> Any:
     if not values:
-        return True  # a flag alone
+        return True  # a flag without a value
     if len(values) > 1:
         return [_scalar(value) for value in values]
     return _scalar(values[0])
 
 
 def _scalar(text: str) -> Any:
-    """A value as HfArgumentParser types it: numbers, true and false; a mapping in JSON; text otherwise."""
+    """Parse a value as HfArgumentParser does: numbers, true and false; a mapping in JSON; otherwise text."""
     if text.startswith("{") and text.endswith("}") and len(text) <= _MOST_JSON_CHARS:
         try:
             value = json.loads(text)

@@ -1,18 +1,18 @@
-"""The pieces of configuration in a document: Markdown, or the text of a page that was copied.
+"""Find the pieces of configuration in a document: Markdown, or text copied from a page.
 
-Found are fenced blocks; blocks of a copied page, a line with the language and one that says "copy code" in front of
-them; JSON and commands that stand between paragraphs without a fence; and a command that the document explains flag by
-flag in its headings.
+Recognized are fenced blocks; blocks of a copied page, preceded by a line with the language and one that says "copy
+code"; JSON and commands between paragraphs without a fence; and a command whose flags the document explains one by one
+in its headings.
 
-Which of them is the configuration, and which an illustration? Four rules, from what each block says itself:
+Four rules, based on what each block contains, separate configuration from illustration:
 
-1. YAML and JSON count when they are whole: they name a model, or are a DeepSpeed or accelerate configuration. A few
-   keys ("the differences are") show an alternative. Only in a document without any whole one they are what there is.
-2. Shell blocks count when they start training, or set environment variables, each once: a block that sets the same one
-   three times shows alternatives. Options without a command, and commands without arguments, are illustrations.
-3. Where headings are single options or assignments, the headings together are the command, and the blocks below them
-   are examples of each; a launcher without arguments of its own among these says what the command starts with.
-4. A block that says `...` for something is an illustration.
+1. YAML and JSON count if they are complete: they name a model, or are a DeepSpeed or accelerate configuration. A few
+   keys ("the differences are") show an alternative. They only count in a document without a complete configuration.
+2. Shell blocks count if they start training or set environment variables, each once: a block that sets a variable three
+   times shows alternatives. Options without a command, and commands without arguments, are illustrations.
+3. If headings are single options or assignments, the headings together form the command, and the blocks below them are
+   examples. A launcher without arguments among these blocks gives the beginning of the command.
+4. A block that contains `...` is an illustration.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _FEWEST_HEADINGS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """A piece of code in the document."""
+    """A block of code in the document."""
 
     kind: PartKind
     text: str
     lines: tuple[int, ...]
     unfolded: bool
     explains_heading: bool
-    """It stands below a heading that is an option or an assignment."""
+    """True if the block is below a heading that is an option or an assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class _HeadingFlag:
 
 
 def markdown_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part, ...]:
-    """What is configuration in the document; empty when there is none. `keys` are those of trainers that are known."""
+    """Return the configuration in a document, empty if there is none. `keys` are those of known trainers."""
     lines = text.splitlines()
     blocks, headings = _read(lines, keys)
     composed = _composed(blocks, headings, name) if len(headings) >= _FEWEST_HEADINGS else None
     if any(block.kind == "shell" and names_a_job(block.text, keys) and not block.explains_heading for block in blocks):
-        composed = None  # the whole command is there already, and the headings explain it
+        composed = None  # the document has the complete command too, and the headings explain it
     if len(headings) >= _FEWEST_HEADINGS:
         blocks = [block for block in blocks if not block.explains_heading]
     chosen = _chosen(blocks, keys)
@@ -92,7 +92,7 @@ def markdown_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part
 
 @cache
 def _parser() -> MarkdownIt:
-    """Fences and headings, at any indentation: what people paste has lost that of its lists."""
+    """Return a parser for fences and headings at any indentation, because pasted text has lost that of its lists."""
     from markdown_it import MarkdownIt
 
     return MarkdownIt("zero").enable(["fence", "heading", "blockquote"]).disable("inline")
@@ -150,7 +150,7 @@ def _is_copied(lines: Sequence[str], at: int) -> bool:
 
 
 def _copied(lines: Sequence[str], at: int) -> tuple[list[str], list[int], int]:
-    """The code of a page that was copied: up to the next empty line."""
+    """Return the code of a copied page, up to the next empty line."""
     code: list[str] = []
     numbers: list[int] = []
     while at < len(lines) and (lines[at].strip() or not code):
@@ -162,7 +162,7 @@ def _copied(lines: Sequence[str], at: int) -> tuple[list[str], list[int], int]:
 
 
 def _loose(lines: Sequence[str], at: int, last_brace: int) -> tuple[list[str], list[int], int]:
-    """A JSON object or a command that stands there without a fence; else nothing, and one line further."""
+    """Return an unfenced JSON object or command (or no code), its line numbers, and the index of the next line."""
     start = at
     if lines[at].rstrip() == "{" and at < last_brace:
         end = next(here for here in range(at, last_brace + 1) if lines[here].rstrip() == "}")
@@ -210,7 +210,7 @@ def _kind_of_code(text: str, keys: Collection[str]) -> PartKind | None:
 
 
 def _chosen(blocks: Sequence[_Block], keys: Collection[str]) -> list[_Block]:
-    """The configuration among the blocks; see rules 1 and 2 in the docstring of the module."""
+    """Select the blocks that are configuration; see rules 1 and 2 in the docstring of the module."""
     documents = [block for block in blocks if block.kind != "shell"]
     whole = [block for block in documents if names_a_job(block.text, keys, kind=block.kind)]
     shell = [block for block in blocks if block.kind == "shell" and _is_command(block.text)]
@@ -228,7 +228,7 @@ def _is_fragment(block: _Block, keys: Collection[str]) -> bool:
 
 
 def _pieces(blocks: Sequence[_Block], chosen: Sequence[_Block], keys: Collection[str]) -> list[_Block]:
-    """What is left of the configurations beside the whole ones."""
+    """Return the excerpts of configurations, besides the complete ones."""
     rest = (block for block in blocks if block.kind == "yaml" and block not in chosen)
     return [block for block in rest if _is_fragment(block, keys)]
 
@@ -252,7 +252,7 @@ def _named(blocks: Sequence[_Block], name: str, pieces: Collection[_Block] = ())
 
 
 def _composed(blocks: Sequence[_Block], headings: Sequence[_HeadingFlag], name: str) -> Part | None:
-    """The command that the headings are, a line each."""
+    """Return the command formed by the headings, one line per heading."""
     variables = [flag for flag in headings if "=" in flag.text and not flag.text.startswith("-")]
     options = [flag for flag in headings if flag.text.startswith("-")]
     stub = _launcher(blocks) or _launcher_for(options)
@@ -277,7 +277,7 @@ def _composed(blocks: Sequence[_Block], headings: Sequence[_HeadingFlag], name: 
 
 
 def _launcher(blocks: Sequence[_Block]) -> tuple[list[str], int] | None:
-    """A launch with a program and no arguments of its own: `torchrun --nproc_per_node=5 --no_python swift sft`."""
+    """Return a launch of a program without arguments: `torchrun --nproc_per_node=5 --no_python swift sft`."""
     for block in blocks:
         for line, number in zip(block.text.split("\n"), block.lines, strict=True):
             words = line.split()
@@ -288,7 +288,7 @@ def _launcher(blocks: Sequence[_Block]) -> tuple[list[str], int] | None:
 
 
 def _launcher_for(options: Sequence[_HeadingFlag]) -> tuple[list[str], int] | None:
-    """Without one: by the options that only one program has."""
+    """Infer the launch from options that only one program has."""
     names = {_option_name(flag.text) for flag in options}
     starter = ["torchrun", "--no_python"] if names & {"nproc_per_node", "master_port", "nnodes"} else []
     if names & {"train_type", "tuner_type"} and "model" in names:
@@ -300,7 +300,7 @@ def _launcher_for(options: Sequence[_HeadingFlag]) -> tuple[list[str], int] | No
 
 
 def _halves(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A launch cut where the program begins."""
+    """Split a launch where the program begins."""
     for at, word in enumerate(words):
         if word in ("swift", "megatron", "llamafactory-cli", "llamafactory.launcher"):
             return list(words[:at]), list(words[at:])
@@ -312,7 +312,7 @@ def _option_name(text: str) -> str:
 
 
 def is_markdown(text: str) -> bool:
-    """Whether text without a telling suffix is a document: a fence, a copied block, or a heading that is an option."""
+    """Whether text looks like a document: it has a fence, a copied block, or a heading that is an option."""
     lines = text.splitlines()
     for at, line in enumerate(lines):
         if _FENCE.fullmatch(line.lstrip("> ")) or _COPY_LINE.fullmatch(line.strip()):

@@ -1,4 +1,4 @@
-"""Files that others name by a relative path, looked up from wherever that path may start."""
+"""Lookup of files that other files name by a relative path, from wherever that path may start."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_NAMES = 500
 
 
 def is_relative(name: str) -> bool:
-    """A path that is known as it is written, and starts somewhere on this machine."""
+    """Whether a path is literal, and relative."""
     return bool(name) and not is_open(name) and "${" not in name and not name.startswith(("~", "/"))
 
 
 def bases(part: Part) -> Iterator[Path]:
-    """Where a trainer may be started: the working directory, that of the file, and the ones above it."""
+    """Yield the directories a trainer may be started in: the working directory, the file's own, and those above it."""
     yield Path()
     if part.name == _STANDARD_INPUT or part.label:
         return
@@ -31,12 +31,12 @@ def bases(part: Part) -> Iterator[Path]:
 
 
 def find(part: Part, name: str) -> Path | None:
-    """The file or directory of that name."""
+    """Return the file or directory with that name, if it exists."""
     return next((path for base in bases(part) if is_there(path := below(base, name))), None)
 
 
 def close_name(part: Part, name: str) -> str:
-    """`did you mean 'x'?` for a file of the same directory that is spelled nearly so; empty where there is none."""
+    """Return `did you mean 'x'?` for a file with a similar name in the same directory; empty if there is none."""
     for base in bases(part):
         directory = below(base, name).parent
         try:
@@ -49,6 +49,6 @@ def close_name(part: Part, name: str) -> str:
 
 
 def has_directory(part: Part, name: str) -> bool:
-    """Whether the directory of a path is there, where it has one: what it lacks, it lacks."""
+    """Whether the directory of a path exists, so that a file missing from it is really missing."""
     directory = str(Path(name).parent)
     return directory == "." or find(part, directory) is not None

@@ -1,4 +1,4 @@
-"""Documents of blocks in blocks, brought to the top."""
+"""Flattening of configurations whose keys are in nested blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from topoplan.specs.source import KeyPath, at, path_of
 def flattened(
     configuration: Configuration, setup: Setup, blocks: Iterable[str], keys: Mapping[str, str], **said: Any
 ) -> Configuration:
-    """What some blocks hold, and single values by other names (new name -> where it stands), at the top.
+    """Return a configuration with the keys of some blocks, and renamed single values, at the top level.
 
-    All are filled in and keep their lines. What is `said` comes last, and has none.
+    `keys` maps a new name to the path of its value. Interpolations are resolved and lines are kept. The keys in `said`
+    override, and have no lines.
     """
     source = configuration.source
     places = {name: path_of(place) for name, place in keys.items()}

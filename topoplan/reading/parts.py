@@ -1,4 +1,4 @@
-"""A piece of configuration in a file: a whole YAML file, a script, one code block of a Markdown document."""
+"""Parts: pieces of configuration in a file, such as a YAML file, a script, or one code block of a Markdown document."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class Part:
     name: str
     """The file as the user named it."""
     text: str
-    """Line breaks that were lost on the way (a page that was copied) are put back."""
+    """The text, in which line breaks lost by copying a page are restored."""
     lines: tuple[int, ...] = ()
-    """Line in the file of each line of `text`; empty when they are the same."""
+    """For each line of `text`, its line in the file; empty if they are identical."""
     label: str = ""
-    """Which piece of the file it is, such as `bash block 2`; empty for a whole file."""
+    """Which piece of the file this is, such as `bash block 2`; empty for a whole file."""
     file: str = ""
-    """The file that the script around it writes it to, as a here-document."""
+    """The file that the surrounding script writes this text to, as a here-document."""
     unfolded: bool = False
-    """Line breaks had to be put back."""
+    """True if lost line breaks were restored."""
     is_piece: bool = False
-    """Keys of a trainer that name no model, beside a whole configuration: what to change in it, as articles show it."""
+    """True for an excerpt of trainer keys without a model, next to a complete configuration that it modifies."""
 
     @property
     def is_makefile(self) -> bool:
-        """Its commands are recipes of make."""
+        """Whether the commands are recipes of a Makefile."""
         return self.name.endswith(("akefile", ".mk"))
 
     def file_line(self, line: int) -> int:
-        """The line in the file of a line of `text`."""
+        """Convert a line of `text` to a line of the file."""
         if not self.lines:
             return line
         return self.lines[min(max(line, 1), len(self.lines)) - 1]
 
     def place(self, line: int | None) -> str:
-        """`file:line`, or the file alone."""
+        """Return `file:line`, or only the file if there is no line."""
         if line is None:
             return f"{self.name}:{self.lines[0]}" if self.lines else self.name
         return f"{self.name}:{self.file_line(line)}"

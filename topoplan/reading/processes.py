@@ -1,4 +1,4 @@
-"""How many machines and GPUs a launch command uses."""
+"""The number of nodes and GPUs that a launch command uses."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """Machines of a launch and its processes on each of them, one a GPU."""
+    """The nodes of a launch and its processes per node, one per GPU."""
 
     launch: Launch
     nodes: int | None
-    """None where the command leaves it open."""
+    """None if the command leaves it open."""
     gpus_per_node: int | None
-    """None where it takes all GPUs that it sees."""
+    """None if the command uses all GPUs that it sees."""
 
     @property
     def line(self) -> int:
-        """Where the number stands: the option, or the command."""
+        """The line of the option that sets the number, or else of the command."""
         for name in ("nproc_per_node", "num_gpus", "num_processes", "nnodes"):
             if option := self.launch.options.get(name):
                 return option.line
@@ -32,20 +32,20 @@ class Processes:
 
     @property
     def words(self) -> str:
-        """`4 x 8 GPUs`, as cluster specs are named."""
+        """The size in the form that cluster specs are named: `4 x 8 GPUs`."""
         gpus = "all" if self.gpus_per_node is None else self.gpus_per_node
         return f"{'some nodes' if self.nodes is None else self.nodes} x {gpus} GPUs"
 
 
 def processes_for(setup: Setup, configuration: Configuration) -> Processes | None:
-    """What the launch of a configuration starts; None where no command for it was found."""
+    """Return what the launch of a configuration starts; None if no command for it was found."""
     launch = launch_of(setup, configuration)
     if launch is None:
         return None
     found, files = processes_of(launch), list(setup.of("accelerate"))
     if launch.starter != "accelerate" or len(files) != 1:
         return found
-    # What its options leave out stands in the file of `accelerate launch`; num_processes counts all machines.
+    # The file of `accelerate launch` supplies what the options omit; num_processes is the total over all machines.
     machines, total = (as_whole(files[0].get(key)) for key in ("num_machines", "num_processes"))
     nodes = found.nodes if "num_machines" in launch.options else machines or found.nodes
     if found.gpus_per_node is None and total and nodes and 0 < nodes <= total:
@@ -54,7 +54,7 @@ def processes_for(setup: Setup, configuration: Configuration) -> Processes | Non
 
 
 def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
-    """The command that starts a configuration: with its keys as arguments, its file, or at least its trainer."""
+    """Return the command that starts a configuration: with its keys as arguments, its file, or at least its trainer."""
     file = PurePath(configuration.part.file or configuration.part.name).name
     recogniser = setup.recogniser(configuration.trainer)
     family = recogniser.family if recogniser else ""
@@ -66,18 +66,18 @@ def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
         [one for one in of_trainer if one.part.name == configuration.part.name],
         of_trainer,
     )
-    # The keys of a command belong to that command alone.
+    # The keys among a command's arguments belong to that command only.
     found = by_nearness[0] if configuration.from_command else next(filter(None, by_nearness), [])
     return found[0] if found else None
 
 
 def processes_of(launch: Launch) -> Processes:
-    """Machines and processes of one command.
+    """Return the nodes and processes of one command.
 
-    Defaults: torchrun's of one machine and one process; LLaMA-Factory's `launcher.py`, which reads NNODES and
-    NPROC_PER_NODE and else takes every GPU that it sees; ms-swift's `cli/main.py`, which starts one process without
-    NPROC_PER_NODE (where NNODES comes from the environment of a platform, that does as well); `deepspeed`, which takes
-    every GPU of its hosts. Where srun starts the script itself, a task is a process.
+    Defaults: torchrun uses one machine and one process; LLaMA-Factory's `launcher.py` reads NNODES and NPROC_PER_NODE
+    and otherwise uses every GPU that it sees; ms-swift's `cli/main.py` starts one process without NPROC_PER_NODE (if a
+    platform sets NNODES in the environment, it also sets NPROC_PER_NODE); `deepspeed` uses every GPU of its hosts. If
+    srun starts the script itself, each task is one process.
     """
     options = {name: option.value for name, option in launch.options.items()}
     visible = visible_gpus(launch)
@@ -104,7 +104,7 @@ def processes_of(launch: Launch) -> Processes:
 
 
 def _of_slurm(launch: Launch, option: str) -> int | None:
-    """A number that the srun of a command says, or its job's #SBATCH lines."""
+    """Return a number from the options of a command's srun, or from the #SBATCH lines of its job."""
     lines = launch.part.text.split("\n")
     own = lines[launch.first_line - 1 : launch.last_line]
     for said in (own, [line for line in lines if line.startswith("#SBATCH")]):
@@ -119,19 +119,19 @@ def _of_variable(launch: Launch, name: str, default: int | None) -> int | None:
 
 
 def visible_gpus(launch: Launch) -> int | None:
-    """How many GPUs CUDA_VISIBLE_DEVICES names; None where it does not say, or names none."""
+    """Return the number of GPUs that CUDA_VISIBLE_DEVICES lists; None if it is unset or empty."""
     found = launch.variable("CUDA_VISIBLE_DEVICES")
     return None if found is None else len([one for one in found.value.split(",") if one.strip()]) or None
 
 
 def _included(text: str) -> int | None:
-    """GPUs in deepspeed's `--include localhost:0,1,2`."""
+    """Return the number of GPUs in deepspeed's `--include localhost:0,1,2`."""
     _, colon, places = text.partition(":")
     return len(places.split(",")) if colon and "@" not in places else None
 
 
 def _number(launch: Launch, text: str, depth: int = 3) -> int | None:
-    """A whole number above zero, also from a variable that the script sets; None for anything else."""
+    """Return a whole number above zero, resolving variables that the script sets; None for anything else."""
     text = text.strip().strip("\"'")
     if match := _VARIABLE.fullmatch(text):
         found = launch.variable(match[1] or match[3])

@@ -1,4 +1,4 @@
-"""Files -> parts: what each file is, told by its suffix and by what it holds."""
+"""Split files into parts, determining the kind of each file by its suffix and content."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _KEY_LINE = re.compile(r"[ ]*(?:- )?[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$)")
 
 
 def read_parts(paths: Sequence[str], keys: Collection[str]) -> tuple[Part, ...]:
-    """The parts of these files, `-` for standard input, and topoplan bundles (directories), in order.
+    """Return the parts of files, of `-` for standard input, and of topoplan bundles (directories), in order.
 
-    `keys` are those of trainers, by which pasted text is known.
-    Raises SpecError for a file that is missing, empty, huge, not text, or without any configuration.
+    `keys` are the trainers' keys, which identify pasted text. Raises SpecError for a file that is missing, empty, too
+    large, not text, or without any configuration.
     """
     parts: list[Part] = []
     for path in dict.fromkeys(paths):
@@ -51,7 +51,7 @@ def read_parts(paths: Sequence[str], keys: Collection[str]) -> tuple[Part, ...]:
 
 
 def file_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part, ...]:
-    """The parts of one file. Raises SpecError when there is none."""
+    """Return the parts of one file. Raises SpecError if there is none."""
     if not text.strip():
         raise SpecError("is empty", where=name, remedy=_WANTED)
     kind = _kind(text, keys, suffix=Path(name).suffix.lower())
@@ -75,7 +75,7 @@ def file_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part, ..
 
 
 def _documents(part: Part) -> tuple[Part, ...]:
-    """The documents of a YAML file, each a part of its own where there are several."""
+    """Return the documents of a YAML file, as separate parts if there are several."""
     starts = [0, *(match.end() for match in _MARK.finditer(part.text)), len(part.text)]
     texts = [part.text[first:last] for first, last in pairwise(starts)]
     said = [_CONTENT.search(one) is not None for one in texts]
@@ -104,7 +104,7 @@ def _kind(text: str, keys: Collection[str], *, suffix: str) -> PartKind | Litera
 
 
 def _kind_by_content(text: str, keys: Collection[str]) -> PartKind | Literal["document"]:
-    """Of a file without a telling suffix, or of something that was pasted."""
+    """Determine the kind of a file without a distinctive suffix, or of pasted text."""
     if text.lstrip().startswith("{"):
         return "json"
     if is_markdown(text):
@@ -132,17 +132,17 @@ def _standard_input() -> str:
 
 
 def is_bundle(directory: Path) -> bool:
-    """Whether a directory is one of a topoplan bundle."""
+    """Whether a directory is a topoplan bundle."""
     return (directory / _BUNDLE).is_file()
 
 
 def known_files(directory: Path) -> list[Path]:
-    """What lies in a directory and may configure or launch training, by its name."""
+    """Return the files of a directory whose suffix suggests that they configure or launch training."""
     return sorted(entry for entry in directory.iterdir() if entry.suffix.lower() in _SUFFIXES and entry.is_file())
 
 
 def bundle_files(directory: Path) -> tuple[Path, ...]:
-    """The files of a topoplan bundle that configure the run. Raises SpecError where it is none."""
+    """Return the files of a topoplan bundle that configure the run. Raises SpecError if it is not a bundle."""
     if not is_bundle(directory):
         try:
             found = sorted(entry.name for entry in directory.iterdir() if entry.suffix in _SUFFIXES)

@@ -1,4 +1,4 @@
-"""Files -> Setup: every part read, launches tied to the files that they name."""
+"""Read files into a Setup: parse every part and link launches to the files that they name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from topoplan.reading.versions import pins
 from topoplan.specs.source import Source, below, is_there, read_text, shown_path
 
 _LEVELS = 4
-"""Of directories, from the root of a repository to its examples."""
+"""Directory levels to search upward, from a repository's examples to its root."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
-    """Everything that these files say; those that cannot be read are left out, and named.
+    """Read everything in these files into a setup, which lists the files that cannot be read.
 
-    Raises SpecError where none of them can be read, or is a configuration of training.
+    Raises SpecError if no file can be read, or none starts or configures training.
     """
     parts: list[Part] = []
     unread: list[tuple[Part, SpecError]] = []
@@ -42,7 +42,7 @@ def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
 
 
 def _in_directory(path: str) -> list[str]:
-    """The files of a directory that is no bundle; some may be about something else."""
+    """Return the files of a directory that is not a bundle; some may be about something else."""
     directory = Path(path)
     if path == STANDARD_INPUT or not _is_directory(directory) or is_bundle(directory):
         return []
@@ -57,7 +57,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def setup_of(parts: Sequence[Part], recognisers: Recognisers) -> Setup:
-    """Everything that these parts say, and the files that they name. Raises SpecError."""
+    """Read parts, and the files that they name, into a setup. Raises SpecError."""
     return _Reader(recognisers).read(parts)
 
 
@@ -73,13 +73,13 @@ class _Reader:
         self._by_path: dict[Path, Configuration] = {}
 
     def read(self, parts: Sequence[Part], beside: Collection[str] = ()) -> Setup:
-        """Files `beside` others are left out where they are about something else. Raises SpecError."""
+        """Read the parts. Files in `beside` are dropped if they are about something else. Raises SpecError."""
         for part in parts:
             if part.kind != "shell" and not part.is_piece:
                 try:
                     self._add(configuration_of(part, self.recognisers))
                 except SpecError as error:
-                    # A block of a document, or what a script writes, may be about anything.
+                    # A block of a document, or a file that a script writes, may be about anything.
                     if not part.file and not (part.label and isinstance(error, UnknownKindError)):
                         self.unread.append((part, error))
                     continue
@@ -88,7 +88,7 @@ class _Reader:
         for part in parts:
             if part.kind == "shell":
                 try:
-                    # The blocks of one document are one session in a shell; files are not.
+                    # The blocks of one document form one shell session; separate files do not.
                     environments[part.name] = self._script(part, environments.get(part.name))
                 except SpecError as error:
                     self.unread.append((part, error))
@@ -142,7 +142,7 @@ class _Reader:
     # References ------------------------------------------------------------------------------------------------------
 
     def _followed(self, launch: Launch) -> Launch:
-        """The launch with what its file holds, and the other files that it names read as well."""
+        """Return a launch with the content of its configuration file, also reading the other files that it names."""
         if launch.configuration is not None:
             self.configurations.append(launch.configuration)
         bases = _bases(launch.part)
@@ -166,7 +166,7 @@ class _Reader:
             self._inline(configuration, value)
 
     def _inline(self, configuration: Configuration, value: dict[str, Any]) -> None:
-        """A DeepSpeed configuration that stands in another one, with its lines there."""
+        """Add a DeepSpeed configuration that is embedded in another one, with its lines there."""
         lines = {
             path[1:]: line for path, line in configuration.source.lines.items() if path[0] == "deepspeed" and path[1:]
         }
@@ -174,7 +174,7 @@ class _Reader:
         self.configurations.append(replace(configuration, trainer="deepspeed", source=source))
 
     def _follow(self, name: str, bases: Iterable[Path], *, trainer: Trainer | None = None) -> Configuration | None:
-        """The configuration in the file of that name, where there is such a file."""
+        """Return the configuration in a named file, if the file exists."""
         name = _without_expansions(name)
         if not name.endswith(_SUFFIXES):
             return None
@@ -193,7 +193,7 @@ class _Reader:
 
 
 def _without_expansions(name: str) -> str:
-    """`$(dirname "$0")/train.yaml` and `$DIR/train.yaml`: what is behind them is looked for in the usual places."""
+    """Return the path after an expansion such as `$(dirname "$0")/` or `$DIR/`, to be looked up in the usual places."""
     cut = max(name.rfind("}"), name.rfind(")"), name.rfind("`"))
     if cut >= 0 and ("$" in name or "`" in name):
         name = name[cut + 1 :]
@@ -205,8 +205,11 @@ def _without_expansions(name: str) -> str:
 
 
 def _bases(part: Part) -> list[Path]:
-    """Where a relative path may start: the directory of the file that names it, the working directory, and those
-    around the file, where the root of its repository is."""
+    """Return the directories that a relative path may start from.
+
+    These are the directory of the file that names the path, the working directory, and the parents of the file's
+    directory, where the root of its repository is.
+    """
     directory = Path(part.name).parent
     return [directory, Path(), *list(directory.resolve().parents)[:_LEVELS]]
 

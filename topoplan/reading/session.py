@@ -1,8 +1,8 @@
-"""Shell text -> the commands in it, each with its words and the variables that it sees. Nothing is ever run.
+"""Read shell text into its commands, each with its words and the variables that it sees. Nothing is ever executed.
 
-Variables that the script itself sets are put in place, as bash would (Bash Reference Manual, 3.5.3 and 3.5.7); what
-only a running shell knows, `$(hostname)` or a variable from outside, stays as it is written. Both branches of an `if`
-are read; what one of them sets is not known behind it.
+Variables that the script itself sets are expanded as bash would (Bash Reference Manual, 3.5.3 and 3.5.7). What only a
+running shell knows, such as `$(hostname)` or a variable from outside, is left as written. Both branches of an `if` are
+read; variables set in either are unknown after it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _LEFT_OUT = frozenset(["test_command", "heredoc_body", "file_redirect", "herestr
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Environment variables, the last one set first: a chain, so that each command can keep the one it sees."""
+    """Environment variables as a linked list, most recent first, so that each command can keep the state it sees."""
 
     variable: Variable | None
     name: str
     before: Environment | None
 
     def variables(self) -> tuple[Variable, ...]:
-        """What a process sees, in the order in which it was set; the last one of a name."""
+        """Return the variables that a process sees, in the order of their last assignments."""
         found: dict[str, Variable | None] = {}
         here: Environment | None = self
         while here is not None:
@@ -60,41 +60,41 @@ class Command:
 
     words: tuple[Word, ...]
     environment: Environment | None
-    """Exported before it, or given in front of it."""
+    """Variables exported before the command or set in front of it."""
     first_line: int
     last_line: int
     background: bool = False
-    """It ends with `&`."""
+    """True if the command ends with `&`."""
     wrappers: tuple[str, ...] = ()
-    """What stood in front of it, where it was taken from behind that: sudo, ssh, srun, ..."""
+    """Wrappers removed from the front of the command: sudo, ssh, srun, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a piece of shell text says."""
+    """The commands and variables of a piece of shell text."""
 
     part: Part
     commands: tuple[Command, ...]
-    """As they are written."""
+    """The commands as written."""
     meant: tuple[Command, ...] = ()
-    """Those that are meant: behind `srun`, in the text of `bash -c`."""
+    """The commands without their wrappers: those after `srun`, those in the text of `bash -c`."""
     variables: tuple[Variable, ...]
-    """Set in the environment, anywhere in it."""
+    """All assignments of environment variables in the script."""
     not_exported: tuple[Variable, ...]
-    """Set for the shell alone: no process sees them."""
+    """Variables that only the shell has; no process sees them."""
     environment: Environment | None
-    """At its end."""
+    """The environment at the end of the script."""
     unclosed: tuple[str, int] | None
     """A quote or bracket that is never closed, and its line."""
 
 
 def read_session(part: Part, environment: Environment | None = None) -> Script:
-    """The commands and variables of a shell part; `environment` is what was exported before it. Raises SpecError."""
+    """Read the commands and variables of a shell part, given the environment exported so far. Raises SpecError."""
     return _Reader(part, environment, budget=[_MOST_EXPANDED_CHARS]).read(part.text)
 
 
 def read_inner(part: Part, word: Word, environment: Environment | None) -> Script:
-    """The same of a word that another shell reads, such as that of `bash -c`."""
+    """Read a word that is passed to another shell, such as the argument of `bash -c`."""
     return _Reader(part, environment, budget=[_MOST_EXPANDED_CHARS // 10]).read(word.text, word.lines)
 
 
@@ -105,7 +105,7 @@ class _Reader:
         self.variables: list[Variable] = []
         self.not_exported: list[Variable] = []
         self.values: dict[str, tuple[Word, ...] | None] = {}
-        """What shell variables hold, several words where it is an array; None where that is not known."""
+        """Values of shell variables, several words for an array; None if unknown."""
         self.exported: set[str] = set()
         for one in environment.variables() if environment else ():
             self.exported.add(one.name)
@@ -118,7 +118,7 @@ class _Reader:
     def read(self, text: str, lines: Sequence[int] = ()) -> Script:
         self.shell = Shell(text, lines, name=self.part.name)
         waiting: list[Node | tuple[Node, ...]] = [self.shell.root]
-        while waiting:  # nesting of any depth
+        while waiting:  # an explicit stack, because nesting may be arbitrarily deep
             node = waiting.pop()
             if isinstance(node, tuple):
                 self._statement(node)
@@ -134,7 +134,7 @@ class _Reader:
         )
 
     def _visit(self, node: Node) -> Iterable[Node | tuple[Node, ...]]:
-        """Takes a command up, and a keyword; the nodes that are still to be visited in its place."""
+        """Process a command or keyword; return the nodes to visit in place of this one."""
         kind, children = node.type, node.children
         if not node.is_named:
             self._keyword(kind)
@@ -167,7 +167,7 @@ class _Reader:
     # Commands --------------------------------------------------------------------------------------------------------
 
     def _statement(self, nodes: Sequence[Node]) -> None:
-        """A command, or several: the grammar overlooks the end of a line behind some words."""
+        """Process a command, or several: the grammar misses some line ends."""
         words: list[list[Node]] = []
         for word in self.shell.words(nodes):
             if words and self.shell.ends_between(words[-1][-1], word[0]):
@@ -217,7 +217,7 @@ class _Reader:
             self._ends_command = False
 
     def _evaluate(self, word: Word) -> None:
-        """`eval`: one more reading by the same shell."""
+        """Process `eval`: the same shell reads the words once more."""
         if self._depth >= _MOST_NESTED_SHELLS:
             return
         inner = _Reader(self.part, self.environment, budget=self._budget, depth=self._depth + 1)
@@ -228,7 +228,7 @@ class _Reader:
         self.environment = found.environment
 
     def _end_branch(self, *, close: bool = False) -> None:
-        """What was set in a branch is not known behind it."""
+        """Mark the variables set in a branch as unknown after it."""
         if not self.branches:
             return
         names = self.branches[-1]
@@ -237,7 +237,7 @@ class _Reader:
             if name in self.exported and (last := self._last(name)):
                 unknown = Variable(name=name, value=f"${name}", part=last.part, line=last.line)
                 self.environment = Environment(unknown, name, self.environment)
-        names.clear()  # unknown they stay in the branches around it as well, until they are set again
+        names.clear()  # they remain unknown in the enclosing branches too, until set again
         if close:
             self.branches.pop()
 
@@ -259,7 +259,7 @@ class _Reader:
         return self.shell.assignment(nodes) is not None
 
     def _assigned(self, nodes: Sequence[Node]) -> tuple[str, bool, Word]:
-        """`NAME=value`: the name, whether the value is added to the old one, the value."""
+        """Return the name in `NAME=value`, whether the value is appended (`+=`), and the value."""
         name, is_more, pieces = self.shell.assignment(nodes) or ("", False, [])
         return name, is_more, self._expand(pieces, splits=False)[0]
 
@@ -343,7 +343,7 @@ class _Reader:
         return found.words()
 
     def _worked_out(self, piece: Piece) -> Word | None:
-        """Arithmetic over variables that are known."""
+        """Evaluate arithmetic over known variables."""
         used: list[Word] = []
 
         def value(name: str) -> str | None:
@@ -356,7 +356,7 @@ class _Reader:
         return None if number is None else Word(text=number, line=piece.line, assumed=assumed)
 
     def _affords(self, value: tuple[Word, ...], *, every: bool) -> bool:
-        """Values of values grow without bound; what is put in place is counted over the whole script."""
+        """Whether an expansion fits the script's size budget; nested values could otherwise grow without bound."""
         size = sum(len(word.text) + 1 for word in (value if every else value[:1]))
         if size > self._budget[0]:
             return False
@@ -379,7 +379,7 @@ def _text(node: Node) -> str:
 
 
 def _words(node: Node) -> list[Node]:
-    """The nodes of the words of a command or an array, also those behind a redirection: `torchrun >log a.py`."""
+    """Return the nodes of a command's or array's words, including words after a redirection: `torchrun >log a.py`."""
     if node.type == "variable_assignment":
         return [node]
     found: list[Node] = []
@@ -394,7 +394,7 @@ def _words(node: Node) -> list[Node]:
 
 
 def _loose(children: Sequence[Node]) -> Iterator[Node | tuple[Node, ...]]:
-    """What stands where the grammar has no place for it: words of one line are a command."""
+    """Group the nodes inside a syntax error: adjacent words on one line are treated as a command."""
     run: list[Node] = []
     for one in children:
         if run and (one.type not in _OF_WORDS or one.start_point.row != run[-1].end_point.row):

@@ -1,4 +1,4 @@
-"""A script, whole: what its shell reads, and what the commands in it come to."""
+"""Reads a whole script: the commands as its shell parses them, and what these run once wrappers are removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topoplan.reading.wrappers import unwrapped
 
 
 def read_script(part: Part, recognisers: Recognisers, environment: Environment | None = None) -> Script:
-    """What a shell part says; `environment` is what was exported before it. Raises SpecError."""
+    """Read a shell part, given the environment exported before it. Raises SpecError."""
     script = read_session(part, environment)
     meant, told = unwrapped(part, script.commands, {name for one in recognisers for name in one.names})
     return replace(script, meant=meant, variables=(*script.variables, *told))

@@ -1,6 +1,6 @@
-"""Shell text -> its syntax tree by tree-sitter-bash, and the words in it; nothing is run, and nothing expanded yet.
+"""Parse shell text with tree-sitter-bash into a syntax tree and its words. Nothing is executed or expanded here.
 
-`$( )` and backticks stay as they are written (Bash Reference Manual, 3.1 Shell Syntax, 3.5 Shell Expansions).
+`$( )` and backticks are left as written (Bash Reference Manual, 3.1 Shell Syntax, 3.5 Shell Expansions).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_PIPES = 2_000
 _MOST_SECONDS = 5.0
-"""No script comes near these; tree-sitter's time grows with the square of some text that was made for it."""
+"""Limits far above any real script: for some adversarial texts, tree-sitter takes time quadratic in the length."""
 
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+)(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL | re.ASCII)
 _ASSIGNMENT = re.compile(rb"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
@@ -33,7 +33,7 @@ _ANSI_C = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 _OPAQUE = frozenset(["command_substitution", "process_substitution", "arithmetic_expansion"])
 _ENDS = {"if": "fi", "do": "done", "case": "esac"}
 _QUOTES = {"string": (1, _IN_QUOTES), "raw_string": (1, _IN_RAW), "ansi_c_string": (2, _IN_ANSI_C)}
-"""With the number of characters that open them, and what means more than it looks."""
+"""Kind of quote -> number of opening characters, and pattern of what has a special meaning inside."""
 _WHOLE = _OPAQUE | _QUOTES.keys() | {"expansion"}
 _HERE_DOCUMENT = r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?:[^\n]*\n)*?\t*\2$"
 _CLOSED = re.compile(
@@ -45,24 +45,24 @@ _CLOSED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A stretch of a word with one meaning."""
+    """A part of a word that is expanded in one way."""
 
     kind: Literal["text", "variable", "opaque"]
-    """text: literally that. variable: the value of one takes its place. opaque: what only a running shell knows."""
+    """text: taken literally. variable: replaced by its value. opaque: only known to a running shell."""
     text: str
-    """As it is meant; for the other two kinds as it is written."""
+    """The text with quotes and escapes removed; for variable and opaque pieces, as written."""
     line: int
     quoted: bool
-    """Not split into words once it is expanded."""
+    """True if the expansion is not split into words."""
     name: str = ""
-    """Of the variable."""
+    """Name of the variable."""
     every: bool = False
-    """`${NAME[@]}`: all items of an array."""
+    """True for `${NAME[@]}`, all items of an array."""
     default: str | None = None
-    """Of `${NAME:-default}`."""
+    """The default in `${NAME:-default}`."""
 
     def word(self) -> Word:
-        """The text as a word of its own, or the beginning of one."""
+        """Return the piece as a word, or as the beginning of one."""
         lines = (
             tuple(self.line + self.text.count("\n", 0, at) for at in range(len(self.text))) if "\n" in self.text else ()
         )
@@ -71,16 +71,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HereDocument:
-    """Where one stands."""
+    """Location and form of a here-document."""
 
     line: int
-    """Of the command that is given it; the text begins on the next line."""
+    """Line of the command that receives it; the text begins on the next line."""
     last_line: int
-    """Of the text."""
+    """Last line of the text."""
     tabs: bool
-    """`<<-`: tabs in front of its lines are taken off."""
+    """True for `<<-`, which strips leading tabs."""
     quoted: bool
-    """Nothing in it is put in place."""
+    """True if nothing in the text is expanded."""
 
 
 @cache
@@ -93,7 +93,7 @@ def _parser() -> Parser:
 
 @lru_cache(maxsize=32)
 def tree_of(content: bytes) -> Tree | None:
-    """The syntax tree of shell text; None where it takes too long."""
+    """Return the syntax tree of shell text; None if parsing takes too long."""
     end = time.monotonic() + _MOST_SECONDS
     if content.count(b"|") > _MOST_PIPES:
         return None
@@ -107,10 +107,10 @@ def tree_of(content: bytes) -> Tree | None:
 
 
 class Shell:
-    """Shell text with its tree, its words and their lines. Lines that end as on Windows are read as they are meant."""
+    """Shell text with its syntax tree, its words and their lines. Windows line endings are tolerated."""
 
     def __init__(self, text: str, lines: Sequence[int] = (), *, name: str) -> None:
-        """`lines` says the line of each character, where it is not the plain count. Raises SpecError."""
+        """Parse the text. `lines` gives the line of each character if they are not simply counted. Raises SpecError."""
         self._text = text.replace("\\\r\n", " \\\n").replace("\r", " ").replace("\0", " ")
         self._content = self._text.encode("utf-8", "replace")
         tree = tree_of(self._content)
@@ -124,15 +124,15 @@ class Shell:
             self._lines = [number for number, row in rows for _ in range(len(row) + 1)]
 
     def line(self, at: int) -> int:
-        """The line of a byte."""
+        """Return the line of a byte offset."""
         return self._lines[min(at, len(self._lines) - 1)] if self._lines else 1
 
     def pieces(self, nodes: Sequence[Node]) -> list[Piece]:
-        """A word, piece by piece, without its quotes; `nodes` are those that touch each other."""
+        """Split a word, given as adjacent nodes, into pieces without quotes."""
         return list(self._stretch(nodes[0].start_byte, nodes[-1].end_byte, nodes, _UNQUOTED))
 
     def assignment(self, nodes: Sequence[Node]) -> tuple[str, bool, list[Piece]] | None:
-        """Of a word `NAME=value` or `NAME+=value`: the name, whether it is the second, the value; None for others."""
+        """Return name, whether it appends, and value of a word `NAME=value` or `NAME+=value`; None for other words."""
         match = _ASSIGNMENT.match(self._content, nodes[0].start_byte, nodes[-1].end_byte)
         if match is None:
             return None
@@ -155,13 +155,13 @@ class Shell:
             elif node.type in _OPAQUE:
                 yield Piece(kind="opaque", text=written, line=line, quoted=True)
             else:
-                yield Piece(kind="text", text="", line=line, quoted=True)  # an empty one is a word too
+                yield Piece(kind="text", text="", line=line, quoted=True)  # an empty quoted string is a word too
                 opening, inside = _QUOTES[node.type]
                 yield from self._stretch(node.start_byte + opening, start - 1, node.children, inside)
         yield from self._literal(start, end, meaning)
 
     def _literal(self, start: int, end: int, meaning: re.Pattern[bytes]) -> Iterator[Piece]:
-        """Text as it is meant: without backslashes, continued lines put together, `$NAME` a piece of its own."""
+        """Yield literal text with escapes resolved and continued lines joined, and each `$NAME` as its own piece."""
         quoted = meaning is not _UNQUOTED
         for match in (*meaning.finditer(self._content, start, end), None):
             upto = match.start() if match else end
@@ -180,7 +180,7 @@ class Shell:
                 yield Piece(kind="text", text=text, line=line, quoted=True)
 
     def words(self, nodes: Sequence[Node]) -> Iterator[list[Node]]:
-        """Nodes that touch each other are one word, also where the grammar sees several: `$A/$B.tab`."""
+        """Yield a command's words; adjacent nodes form one word even where the grammar sees several: `$A/$B.tab`."""
         word: list[Node] = []
         for node in nodes:
             if word and self._content[word[-1].end_byte : node.start_byte] not in (b"", b"\\\n"):
@@ -191,11 +191,12 @@ class Shell:
             yield word
 
     def ends_between(self, before: Node, after: Node) -> bool:
-        """Whether a line ends there, and the command with it: the grammar overlooks it behind several assignments."""
+        """Whether a line, and so a command, ends between two nodes; after assignments the grammar may miss line
+        ends."""
         return re.search(rb"(?<!\\)\n", self._content[before.end_byte : after.start_byte]) is not None
 
     def here_documents(self) -> Iterator[HereDocument]:
-        """Those that end, in order."""
+        """Yield the here-documents that are terminated, in order."""
         waiting = [self.root]
         while waiting:
             node = waiting.pop()
@@ -211,7 +212,7 @@ class Shell:
             waiting += reversed(node.children)
 
     def unclosed(self) -> tuple[str, int] | None:
-        """A quote, bracket or `if` that is never closed, and its line."""
+        """Return a quote, bracket or `if` that is never closed, and its line."""
         if not self.root.has_error:
             return None
         open_: list[re.Match[str]] = []
@@ -228,7 +229,7 @@ class Shell:
         return self._unended()
 
     def _unended(self) -> tuple[str, int] | None:
-        """The last `if`, `do` or `case` where fewer of them end than begin."""
+        """Return the last `if`, `do` or `case` of a kind that has more openings than ends, and its line."""
         words: dict[str, list[Node]] = {}
         waiting = [self.root]
         while waiting:
@@ -243,7 +244,7 @@ class Shell:
 
 
 def _whole(nodes: Sequence[Node]) -> Iterator[Node]:
-    """What has a meaning of its own in a word: quotes, `${...}`, `$(...)`."""
+    """Yield the nodes of a word with a special meaning: quotes, `${...}`, `$(...)`."""
     for node in nodes:
         if node.type in _WHOLE:
             yield node
@@ -252,7 +253,7 @@ def _whole(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def _parameter(written: str, line: int, *, quoted: bool) -> Piece:
-    """`$NAME` and `${NAME}`."""
+    """Return the piece for `$NAME` or `${NAME}`."""
     inside = written[2:].removesuffix("}") if written.startswith("${") else written[1:]
     match = _PARAMETER.fullmatch(inside)
     if match is None or (match[1].isdecimal() and match[3] is None):

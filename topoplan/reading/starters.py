@@ -1,8 +1,8 @@
-"""The programs that start training processes: how their command lines are cut into options, program and arguments.
+"""The launchers that start training processes, and how to split their command lines into options, program, arguments.
 
 Options as of torch 2.13 (torch/distributed/run.py and launch.py), DeepSpeed 0.18 (deepspeed/launcher/runner.py) and
-accelerate 1.11 (accelerate/commands/launch.py). All three end at the first word that is no option: what follows
-belongs to the program.
+accelerate 1.11 (accelerate/commands/launch.py). In all three, options end at the first word that is not one; what
+follows belongs to the program.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ _FLAGS = {"torchrun": _TORCHRUN_FLAGS, "deepspeed": _DEEPSPEED_FLAGS, "accelerat
 
 @dataclass(slots=True, kw_only=True)
 class Started:
-    """A command line, cut."""
+    """A command line split into launcher, options, program and arguments."""
 
     starter: StarterName
     called: str = ""
     options: dict[str, Option] = field(default_factory=dict)
     module: bool = False
-    """The program is a Python module."""
+    """True if the program is a Python module."""
     program: Word | None = None
     arguments: tuple[Word, ...] = ()
 
 
 @lru_cache
 def options_of(starter: StarterName) -> frozenset[str]:
-    """All options of a starter, with underscores; of accelerate's those that its file has as well."""
+    """Return all options of a launcher, with underscores; accelerate's include the keys of its configuration file."""
     if starter == "torchrun":
         return _TORCHRUN_VALUES | _TORCHRUN_FLAGS
     if starter == "deepspeed":
@@ -87,12 +87,12 @@ def options_of(starter: StarterName) -> frozenset[str]:
 
 
 def base_name(text: str) -> str:
-    """The last part of a path."""
+    """Return the last component of a path."""
     return PurePosixPath(text).name if "/" in text and not is_open(text) else text.rpartition("/")[2]
 
 
 def started(words: Sequence[Word]) -> Started | None:
-    """The starter, its options, and what it runs. None where the words are no command that could start training."""
+    """Split a command into launcher, options, program and arguments. None if it cannot start training."""
     if not words:
         return None
     name, rest = base_name(words[0].text), words[1:]
@@ -112,7 +112,7 @@ def started(words: Sequence[Word]) -> Started | None:
 
 
 def _runs_module(words: Sequence[Word]) -> bool:
-    """`"$python" -m ...`: whatever the variable holds."""
+    """Whether the first word, a variable, must be a Python interpreter: `"$python" -m ...` or `"$python" train.py`."""
     return any(word.text == "-m" for word in words[:4]) or bool(words and words[0].text.endswith(".py"))
 
 
@@ -169,7 +169,7 @@ def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, w
 
 @lru_cache(maxsize=1024)
 def _whole_name(name: str) -> str:
-    """argparse takes an option by the beginning of its name, when no other begins alike."""
+    """Complete an abbreviated option as argparse does, if only one option begins with it."""
     known = options_of("torchrun")
     if name in known:
         return name

@@ -1,8 +1,8 @@
-"""Puts line breaks back into YAML and shell text that lost them when a page was copied.
+"""Restore line breaks in YAML and shell text that lost them when a page was copied.
 
-A whole file then stands on one line, comments included, and comments have no end any more. What can be told: a comment
-ends where the next key or command begins; a key directly behind `#` is one that was commented out. Only flat YAML can
-be put back, as indentation is lost as well.
+A whole file is then on one line, and nothing marks the end of its comments. What can be inferred: a comment ends where
+the next key or command begins, and a key directly after `#` is commented out. Only flat YAML can be restored, because
+its indentation is lost too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOST_CHARS = 200_000
 
 
 def unfold_yaml(text: str, known: Collection[str]) -> str | None:
-    """The text with a key a line, or None where its line breaks are not lost; `known` are trainers' keys."""
+    """Return the text with one key per line; None if it did not lose its line breaks. `known` are trainers' keys."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or len(text) > _MOST_CHARS:
         return None
@@ -50,7 +50,10 @@ def unfold_yaml(text: str, known: Collection[str]) -> str | None:
 
 
 def _key_starts(line: str, known: Collection[str]) -> list[int]:
-    """Where the keys of a folded line begin, outside quotes and brackets; in comments known or compound ones only."""
+    """Return where the keys of a folded line begin, outside quotes and brackets.
+
+    Inside comments, only known keys and names with an underscore count as keys.
+    """
     covered = [match.span() for match in _QUOTED.finditer(line)]
     comments = [match.start() for match in _COMMENT.finditer(line)]
     found: list[int] = []
@@ -69,7 +72,7 @@ def _key_starts(line: str, known: Collection[str]) -> list[int]:
 
 
 def _unfold_yaml_line(line: str, known: Collection[str]) -> list[str]:
-    """Keys and comments of a folded line, a line each; a comment behind a value stays behind it."""
+    """Return the keys and comments of a folded line, one per line; a comment after a value stays on its line."""
     starts = set(_key_starts(line, known))
     cuts = sorted({0} | starts | {match.start() for match in _COMMENT.finditer(line)})
     out: list[str] = []
@@ -81,7 +84,7 @@ def _unfold_yaml_line(line: str, known: Collection[str]) -> list[str]:
         if piece.startswith("#"):
             commented_out = piece == "#" and end in starts
             if not commented_out:
-                # Behind a value it explains the value; several in a row are lines of their own.
+                # After a value, a comment explains the value; further comments get lines of their own.
                 explains = out and not out[-1].startswith("#") and "  #" not in out[-1] and not _TITLE.match(piece)
                 if explains:
                     out[-1] += "  " + piece
@@ -96,7 +99,7 @@ def _unfold_yaml_line(line: str, known: Collection[str]) -> list[str]:
 
 
 def unfold_shell(text: str) -> str | None:
-    """The text with a command, option or comment a line, or None where its line breaks are not lost."""
+    """Return the text with one command, option or comment per line; None if it did not lose its line breaks."""
     if len(text) > _MOST_CHARS:
         return None
     lines = [line for line in text.splitlines() if line.strip()]
@@ -106,7 +109,7 @@ def unfold_shell(text: str) -> str | None:
 
 
 def _is_folded(line: str) -> bool:
-    """A backslash in front of an option on the same line, or one export behind another."""
+    """Whether a line holds several: a backslash before an option, or more than one export."""
     return bool(re.search(r"(?<!\S)\\[ \t]+--?\w", line)) or len(re.findall(rf"(?<!\S){_EXPORT}", line)) > 1
 
 
@@ -137,7 +140,7 @@ def _unfold_shell_line(line: str) -> list[str]:
 
 
 def lines_of_unfolded(unfolded: str, lines: Sequence[str], numbers: Sequence[int]) -> tuple[int, ...]:
-    """Which of the old lines each new one comes from: the characters are the same, in the same order."""
+    """Return the original line of each new line; both texts have the same non-blank characters in the same order."""
     sizes = [len(re.sub(r"\s+", "", line)) for line in lines]
     out: list[int] = []
     at = used = 0

@@ -1,6 +1,6 @@
-"""Values of a configuration as the trainer takes them.
+"""Values of a configuration as the trainer interprets them.
 
-The functions are calm about whatever the file holds; `Keys` has the trainer's defaults, and refuses a wrong type.
+The functions accept whatever the file holds; `Keys` knows the trainer's defaults and refuses values of a wrong type.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from topoplan.units import shown
 
 FALSE_WORDS = frozenset({"no", "off", "false", "f", "n", "0"})
 _YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}
-"""Bare words that PyYAML and OmegaConf read as booleans; y and n stay text there."""
+"""Bare words that PyYAML and OmegaConf read as booleans; both read y and n as text."""
 
 _MARKS_OF_A_JOB = ("model_name_or_path", "dataset", "stage", "do_train", "finetuning_type", "template", "output_dir")
 _MARKS_OF_TRAINING = frozenset(["dataset", "stage", "do_train", "do_eval", "do_predict", "eval_dataset", "output_dir"])
 
 
 def value_of(configuration: Configuration, key: str, default: Any = None) -> Any:
-    """The value of a key at the top: bare yes and no as YAML 1.1 has them, text of a command as argparse takes it."""
+    """Return the value of a top-level key, reading bare yes and no as YAML 1.1 does, and arguments as argparse does."""
     if key not in configuration.source.data:
         return default
     value = configuration.source.data[key]
@@ -38,7 +38,7 @@ def value_of(configuration: Configuration, key: str, default: Any = None) -> Any
 
 
 def word_boolean(configuration: Configuration, path: KeyPath) -> bool | None:
-    """What a bare yes, no, on or off at `path` is for a YAML 1.1 reader; None for anything else."""
+    """Return the boolean that YAML 1.1 reads in a bare yes, no, on or off at `path`; None for anything else."""
     if configuration.from_command or path not in configuration.source.old_booleans:
         return None
     value = at(configuration.source.data, path)
@@ -46,7 +46,7 @@ def word_boolean(configuration: Configuration, path: KeyPath) -> bool | None:
 
 
 def flag(configuration: Configuration, key: str, default: bool = False) -> bool:
-    """Whether a switch counts as on. In a file any text does, `"false"` too."""
+    """Whether a switch counts as on. In a file any non-empty text counts, even `"false"`."""
     value = value_of(configuration, key)
     if value is None:
         return default
@@ -56,24 +56,24 @@ def flag(configuration: Configuration, key: str, default: bool = False) -> bool:
 
 
 def number(configuration: Configuration, key: str) -> float | None:
-    """The value where it is a finite number."""
+    """Return the value if it is a finite number."""
     return as_number(value_of(configuration, key))
 
 
 def whole(configuration: Configuration, key: str, default: int | None = None) -> int | None:
-    """The value where it is a whole number; `default` where the key is not there or null, None for anything else."""
+    """Return the value if it is a whole number, `default` if the key is missing or null, None for anything else."""
     value = value_of(configuration, key)
     return default if value is None else as_whole(value)
 
 
 def words(configuration: Configuration, key: str) -> str | None:
-    """The value where it is text."""
+    """Return the value if it is text."""
     value = configuration.get(key)
     return value if isinstance(value, str) else None
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number as it is; None for anything else."""
+    """Return a finite number unchanged; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int):
@@ -82,7 +82,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_whole(value: Any) -> int | None:
-    """A whole number as it is, 4.0 as 4; None for anything else."""
+    """Return a whole number as int, 4.0 as 4; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float) and value.is_integer():
@@ -91,7 +91,7 @@ def as_whole(value: Any) -> int | None:
 
 
 def texts(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Every text in a document with its path."""
+    """Yield every text in a document with its path."""
     if isinstance(data, str):
         yield path, data
     elif isinstance(data, Mapping):
@@ -103,37 +103,37 @@ def texts(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 
 def is_for_training(configuration: Configuration) -> bool:
-    """Whether a LLaMA-Factory configuration is for `train`, and not for `export`, `chat` or `api`."""
+    """Whether a LLaMA-Factory configuration is for `train` rather than `export`, `chat` or `api`."""
     keys = configuration.source.data.keys()
     return bool(keys & _MARKS_OF_TRAINING) or not keys & {"export_dir", "infer_backend", "adapter_name_or_path"}
 
 
 def is_complete(configuration: Configuration) -> bool:
-    """Whether a LLaMA-Factory configuration is a job of its own, not a few lines that show what to change in one."""
+    """Whether a LLaMA-Factory configuration is a complete job rather than a few lines to change in one."""
     return sum(key in configuration.source.data for key in _MARKS_OF_A_JOB) >= 2
 
 
 class NotPredictedError(SpecError):
-    """A key that changes memory or speed in a way that no formula here has: nothing is wrong with the file."""
+    """A valid key that changes memory or speed in a way that no formula covers."""
 
     def __init__(self, key: str, what: str, *, where: str) -> None:
-        """`key` is where it is said, for the line of the finding."""
+        """Create the error; `key` locates the finding."""
         super().__init__(what, where=where)
         self.key = key
 
 
 class Keys:
-    """Typed access to a configuration. A value of a wrong type raises SpecError, with file and line."""
+    """Typed access to a configuration. A value of a wrong type raises SpecError with file and line."""
 
     def __init__(self, configuration: Configuration, defaults: Mapping[str, Any]) -> None:
-        """`defaults` are the trainer's own."""
+        """Wrap a configuration, with the trainer's `defaults` for missing keys."""
         self.configuration, self._defaults = configuration, defaults
         self.read: set[str] = set()
-        """Keys whose value was asked for."""
+        """Keys whose value has been requested."""
         self._additional = self._additional_configs()
 
     def _additional_configs(self) -> Mapping[str, Any]:
-        """Settings for megatron-core itself, which the adapter lays under the keys that are left at null.
+        """Return settings for megatron-core itself, which the adapter uses for keys that are null.
 
         Source: MCA `models/model_config.py::PretrainedConfig.update_with_args`.
         """
@@ -141,7 +141,7 @@ class Keys:
         return found if isinstance(found, Mapping) else {}
 
     def place(self, key: str) -> str:
-        """`file:line` of a key."""
+        """Return `file:line` of a key."""
         return self.configuration.part.place(self.configuration.line(key))
 
     def fail(self, key: str, what: str, *, expected: str = "") -> NoReturn:
@@ -149,24 +149,24 @@ class Keys:
         raise SpecError(what, where=self.place(key), expected=expected)
 
     def not_predicted(self, keys: Sequence[str], what: str = "") -> NoReturn:
-        """Raise a NotPredictedError: for `what`, or for the keys as they are written."""
+        """Raise a NotPredictedError for `what`, or for the keys with their values."""
         words = what or " and ".join(f"{key} {shown(self.given(key))}" for key in keys)
         raise NotPredictedError(keys[0], f"{words} is not predicted", where=self.place(keys[0]))
 
     def given(self, key: str) -> Any:
-        """The value that is written; None where it is missing or null."""
+        """Return the value as written; None if it is missing or null."""
         self.read.add(key)
         return value_of(self.configuration, key)
 
     def value(self, key: str) -> Any:
-        """The value that the trainer works with."""
+        """Return the value that the trainer uses."""
         for value in (self.given(key), self._defaults.get(key)):
             if value is not None:
                 return value
         return self._additional.get(key)
 
     def count(self, key: str) -> int | None:
-        """A whole number above zero; None where neither the file nor the trainer has one."""
+        """Return a whole number above zero; None if neither the file nor the trainer's defaults have one."""
         value = self.value(key)
         if value is None:
             return None
@@ -176,7 +176,7 @@ class Keys:
         return count
 
     def number(self, key: str) -> float | None:
-        """A number, also one that YAML 1.1 takes for text, as 2e-5; None where there is none."""
+        """Return a number, including notations that YAML 1.1 reads as text, such as 2e-5; None if there is none."""
         value = self.value(key)
         found = as_number(plain_scalar(value) if isinstance(value, str) else value)
         if value is not None and found is None:
@@ -184,29 +184,29 @@ class Keys:
         return found
 
     def degree(self, key: str) -> int:
-        """A parallel degree: 1 where it is not given."""
+        """Return a parallel degree: 1 if the key is absent."""
         return self.count(key) or 1
 
     def flag(self, key: str) -> bool:
-        """A switch. Text counts as true, as it does for the trainers' parsers, which do not look at the type."""
+        """Return a boolean. Text counts as true, because the trainers' parsers do not check the type."""
         return bool(self.value(key))
 
     def fraction(self, key: str) -> float:
-        """A number from 0 to 1."""
+        """Return a number from 0 to 1."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             self.fail(key, f"{key} is {shown(value)}", expected="expected a number from 0 to 1")
         return float(value)
 
     def positive(self, key: str) -> float | None:
-        """A number above 0; None where there is none."""
+        """Return a number above 0; None if there is none."""
         found = self.number(key)
         if found is not None and not 0 < found < float("inf"):
             self.fail(key, f"{key} is {shown(found)}", expected="expected a number above 0")
         return found
 
     def text(self, key: str) -> str | None:
-        """Text; None where there is none."""
+        """Return text; None if there is none."""
         value = self.value(key)
         if value is not None and not isinstance(value, str):
             self.fail(key, f"{key} is {shown(value)}", expected="expected text")
@@ -217,7 +217,7 @@ _BOUNDS = {"least": "of at least", "most": "at most", "above": "above", "below":
 
 
 def range_missed(bounds: Mapping[str, float] | None, value: Any) -> str:
-    """The range that a number is not in, in words; empty where it is."""
+    """Describe the range that a number misses; empty if it is within its bounds."""
     if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     missed = {"least": operator.lt, "most": operator.gt, "above": operator.le, "below": operator.ge}

@@ -1,4 +1,4 @@
-"""Which versions of packages files are for: what lock files, `pip install` in scripts, and the environment say."""
+"""The package versions that files are for, from lock files, `pip install` in scripts, and the environment."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _MOST_BYTES = 10_000_000
 
 
 def is_lock(path: str) -> bool:
-    """Whether a file says versions alone."""
+    """Whether a file only lists versions of packages."""
     return Path(path).name in (*_LOCKS, *_LISTS)
 
 
 def stated_versions(paths: Iterable[str], setup: Setup) -> dict[str, str]:
-    """Package -> version: of the environment that this runs in, of lock files among the paths and beside them, and of
-    `pip install` in the scripts, each before the next."""
+    """Return package -> version, from three sources of increasing precedence.
+
+    These are the current environment, lock files among the paths and beside them, and `pip install` in the scripts.
+    """
     given = [Path(path) for path in paths]
     places = dict.fromkeys([Path(), *(path if path.is_dir() else path.parent for path in given)])
     found = dict(_installed(setup))
@@ -38,7 +40,7 @@ def stated_versions(paths: Iterable[str], setup: Setup) -> dict[str, str]:
 
 
 def pins(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of a command, those that `pip install` is told."""
+    """Yield the package versions that a command pins with `pip install`."""
     if "install" in words and any(word.startswith(("pip", "uv")) or word == "-m" for word in words[:3]):
         yield from (found for word in words if (found := _pin(word)))
 
@@ -57,7 +59,7 @@ def _installed(setup: Setup) -> Iterator[tuple[str, str]]:
 
 
 def _of_file(path: Path) -> Mapping[str, str]:
-    """What a lock file says; nothing for one that is not there, or is broken."""
+    """Return the versions in a lock file; none if the file is missing or broken."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return {}

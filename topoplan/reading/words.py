@@ -1,4 +1,4 @@
-"""Words of a command, each with the lines that it comes from."""
+"""Words of a command, each with the lines that its text comes from."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ class Word:
     text: str
     line: int
     quoted: bool = False
-    """Some of it was in quotes."""
+    """True if part of it was in quotes."""
     assumed: bool = False
-    """Holds the default of `${NAME:-default}`: the environment may say otherwise."""
+    """True if it contains the default of `${NAME:-default}`, which the environment may override."""
     lines: tuple[int, ...] = ()
     """The line of each character."""
 
 
 def is_open(text: str) -> bool:
-    """Whether the shell puts something in the place of a part of it, which is not known here."""
+    """Whether a text contains a shell expansion whose result is unknown here."""
     return "$" in text or "`" in text
 
 
 class Fields:
-    """Words in the making, cut as a shell cuts them."""
+    """Builds words by splitting text at blanks as a shell does."""
 
     def __init__(self) -> None:
         self._done: list[Word] = []
         self._parts: list[Word] = []
 
     def add(self, part: Word) -> None:
-        """More text for the word that is being made."""
+        """Append text to the current word."""
         self._parts.append(part)
 
     def put(self, words: Sequence[Word], *, quoted: bool, splits: bool) -> None:
-        """The value of a variable, cut into words where it stands without quotes."""
+        """Append the value of a variable, split into words if it is unquoted."""
         for number, word in enumerate(words):
             if number and splits:
                 self._end()
@@ -63,15 +63,15 @@ class Fields:
         self._parts = []
 
     def words(self) -> list[Word]:
-        """All of them, the last one ended."""
+        """End the current word and return all words."""
         self._end()
         return self._done
 
 
 def _fields(text: str) -> Iterator[tuple[int, str]]:
-    """Where the words of a value begin; an empty one at the end stands for blanks there.
+    """Yield the start and text of each word in a value; a final empty one stands for trailing blanks.
 
-    The blanks in `$(hostname -s)` are not those of the value, which is what the command prints: one word, as a rule.
+    Blanks inside `$(hostname -s)` do not split: the value is what the command prints, which is usually one word.
     """
     end = 0
     for match in _WORD.finditer(text):
@@ -82,7 +82,7 @@ def _fields(text: str) -> Iterator[tuple[int, str]]:
 
 
 def glue(parts: Sequence[Word]) -> Word:
-    """One word of several, which keeps the line of each."""
+    """Return several words joined into one that keeps the line of each character."""
     return Word(
         text="".join(part.text for part in parts),
         line=next((part.line for part in parts if part.text.strip()), parts[0].line),
@@ -93,7 +93,7 @@ def glue(parts: Sequence[Word]) -> Word:
 
 
 def join(words: Sequence[Word]) -> Word:
-    """Words with blanks between them, as `eval` and `ssh` put them together."""
+    """Return words joined with blanks, as `eval` and `ssh` do."""
     found = Fields()
     found.put(words, quoted=True, splits=False)
     return found.words()[0]

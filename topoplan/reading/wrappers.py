@@ -1,7 +1,7 @@
-"""What stands in front of the command that is meant: `srun`, `nohup`, `ssh host '...'`, `bash -c '...'`, `docker run`.
+"""Wrappers in front of the actual command: `srun`, `nohup`, `ssh host '...'`, `bash -c '...'`, `docker run`.
 
-Their own options are many and differ from system to system, so the command behind them is found by its name: the first
-word that is a program which starts training (or another wrapper, or a shell).
+Wrappers have many options, which differ between systems, so the wrapped command is found by its name: the first word
+that is a program that starts training, another wrapper, or a shell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 REMOTE = frozenset(["ssh", "pdsh", "clush", "sshpass"])
 CONTAINERS = frozenset(["docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "kubectl"])
 _TERMINALS = frozenset(["tmux", "screen"])
-"""They type what stands in quotes, or start a shell with it: `tmux send-keys -t a "torchrun ..." C-m`."""
+"""Terminals that type quoted text or start a shell with it: `tmux send-keys -t a "torchrun ..." C-m`."""
 _LOCAL = frozenset(
     [
         *("exec", "nohup", "sudo", "time", "command", "builtin", "setsid", "stdbuf", "nice", "ionice", "numactl"),
@@ -31,7 +31,7 @@ _LOCAL = frozenset(
 )
 _WRAPPERS = _LOCAL | REMOTE | CONTAINERS
 _STARTERS = frozenset(["torchrun", "deepspeed", "accelerate", "accelerate-launch"])
-_ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)  # of `env`, `docker run -e`, `mpirun -x`
+_ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)  # in `env`, `docker run -e`, `mpirun -x`
 _MOST_WRAPPERS = 8
 _MOST_NESTED_SHELLS = 3
 
@@ -39,8 +39,10 @@ _MOST_NESTED_SHELLS = 3
 def unwrapped(
     part: Part, commands: Sequence[Command], trainers: Collection[str]
 ) -> tuple[tuple[Command, ...], tuple[Variable, ...]]:
-    """What commands come to, each itself, the one that it wraps, or those that another shell is told to run; and the
-    variables that are set on the way. `trainers` are names of programs that train."""
+    """Replace each command by what it finally runs: itself, the command that it wraps, or those given to another shell.
+
+    Also return the variables that are set on the way. `trainers` are names of programs that train.
+    """
     unwrapping = _Unwrapping(part, trainers)
     for command in commands:
         unwrapping.take(command, depth=0)
@@ -77,7 +79,7 @@ class _Unwrapping:
         self.found.append(command)
 
     def _inner(self, text: Word, outer: Command, depth: int, *, background: bool = False) -> None:
-        """What another shell is told to run."""
+        """Take the commands that another shell is told to run."""
         if depth >= _MOST_NESTED_SHELLS:
             return
         script = read_inner(self.part, text, outer.environment)
@@ -85,12 +87,12 @@ class _Unwrapping:
         for inner in script.commands:
             inner = replace(inner, wrappers=outer.wrappers, background=background or inner.background)
             if not outer.first_line <= inner.first_line <= inner.last_line <= outer.last_line:
-                # Words of variables have the lines where these were set.
+                # Words from variables carry the lines where the variables were set.
                 inner = replace(inner, first_line=outer.first_line, last_line=outer.last_line)
             self.take(inner, depth=depth + 1)
 
     def _behind(self, name: str, command: Command) -> Command | Word | None:
-        """The command behind one wrapper; a Word where a shell is to read it."""
+        """Return the command behind one wrapper; a Word if another shell reads it."""
         environment = None if name in REMOTE | CONTAINERS else command.environment
         words = command.words
         for at, word in enumerate(words[1:], start=1):
@@ -111,7 +113,7 @@ class _Unwrapping:
 
 
 def _text_of_shell(words: Sequence[Word]) -> Word | None:
-    """What `bash -c` is told to run; None where it is a file."""
+    """Return the text that `bash -c` is to run; None if the shell runs a file."""
     for at, word in enumerate(words[1:-1], start=1):
         if not word.text.startswith("-"):
             return None
@@ -121,7 +123,7 @@ def _text_of_shell(words: Sequence[Word]) -> Word | None:
 
 
 def is_command(word: Word, rest: Sequence[Word]) -> bool:
-    """Whether a word is the name of what starts a trainer, or of a wrapper or shell."""
+    """Whether a word names a launcher, wrapper, shell, Python interpreter or Python script."""
     name = base_name(word.text)
     if name in _STARTERS or name in _WRAPPERS or name in _SHELLS or PYTHON.fullmatch(name) or name.endswith(".py"):
         return True
