@@ -1,4 +1,4 @@
-"""Single changes to a layout of Megatron's that save memory."""
+"""Single changes to a Megatron layout that save memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from topoplan.layout.layout import FULL, Layout, changed
 
 
 def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Each change with its name, the mildest first: a switch, a smaller micro batch, recomputation, more splits."""
+    """Yield each change with its name, mildest first: a switch, a smaller micro-batch, recomputation, more splits."""
     if layout.tp > 1 and not layout.sequence_parallel:
         yield "sequence_parallel", changed(layout, sequence_parallel=True)
     if layout.micro_batch_size % 2 == 0:
@@ -30,7 +30,7 @@ def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 
 def _doubled(layout: Layout, key: str) -> Layout:
-    """The layout with twice the tp, pp or cp, and half the dp; its stages are split evenly."""
+    """Return the layout with twice the tp, pp or cp, half the dp, and evenly split stages."""
     twice = {key: getattr(layout, key) * 2}
     steps = layout.gradient_accumulation_steps * 2
     fewer = changed(layout, dp=layout.dp // 2, gradient_accumulation_steps=steps, pipeline_layout=None, **twice)

@@ -1,8 +1,8 @@
-"""The NCCL communicators that a rank of Megatron really uses.
+"""The NCCL communicators that a rank of Megatron actually uses.
 
-PyTorch creates the communicator of a process group at the group's first operation, since Megatron and its adapter
-give `init_process_group` no device_id (`ProcessGroupNCCL`). A single isend or irecv goes over a communicator of the two
-ranks alone; those of a batch go over the group's own. Gloo's groups take no device memory.
+PyTorch creates the communicator of a process group at the group's first operation, since Megatron and its adapter pass
+no device_id to `init_process_group` (`ProcessGroupNCCL`). A single isend or irecv uses a communicator of just the two
+ranks; those of a batch use the group's own. Gloo groups take no device memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from topoplan.specs.gpu_profile import Profile
 
 
 def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
-    """Communicators of a rank: the world, and every group of more than one.
+    """Return the communicators of a rank: the world, and every group of more than one rank.
 
-    Left out: groups used for checkpoints or logging alone, what a trainer adds of its own, and the buffers of the flex
-    dispatcher, which DeepEP allocates beside NCCL.
+    Not included: groups used only for checkpoints or logging, groups that a trainer adds, and the buffers of the flex
+    dispatcher, which DeepEP allocates outside NCCL.
     """
     cluster, profile = case.cluster, case.profile
     is_flex = layout.ep > 1 and dispatcher_of(case, layout) == "flex"
@@ -39,7 +39,7 @@ def _communicators(
 
 
 def _grid(layout: Layout) -> Layout:
-    """What the communicators depend on, so that layouts which differ in the rest are worked out once."""
+    """Return only what communicators depend on, as a cache key shared by layouts that differ in the rest."""
     return Layout(
         degrees=replace(layout.degrees, vpp=min(2, layout.vpp), pipeline_layout=None),
         step=Step(sequence_parallel=layout.sequence_parallel),
@@ -49,12 +49,12 @@ def _grid(layout: Layout) -> Layout:
 
 
 def communicators_bytes(case: Case, layout: Layout) -> int:
-    """Device memory of all communicators of a rank."""
+    """Return the device memory of all communicators of a rank."""
     return sum([one.device_bytes for one in communicators(case, layout)])
 
 
 def embedding_ranks(case: Case, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that hold a copy of the word embedding.
+    """Return the pipeline ranks that hold a copy of the word embedding.
 
     Source: Megatron-LM `pretrain_gpt.py::get_embedding_ranks`.
     """
@@ -67,14 +67,17 @@ def embedding_ranks(case: Case, layout: Layout) -> tuple[int, ...]:
 
 
 def _shared_embedding(case: Case, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that add up the gradients of their copies of the embedding; empty where there is one."""
+    """Return the pipeline ranks that sum the gradients of their embedding copies; empty if there is only one copy."""
     model, job = case.model, case.job
     ranks = embedding_ranks(case, layout) if model.tie_word_embeddings or job.mtp_num_layers else ()
     return ranks if len(ranks) > 1 else ()
 
 
 def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[Member]:
-    """Send and receive with the ranks before and after: in the group's communicator, or one of two ranks for each."""
+    """Return the send and receive with the previous and the next rank.
+
+    Batched operations use the group's communicator, single ones a communicator of two ranks per neighbour.
+    """
     if is_batched:
         return [Member(name, shape, frozenset({"neighbours"}))]
     pair = Group(2, shape.stride)
@@ -82,14 +85,15 @@ def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[Member]:
 
 
 def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> list[Member]:
-    """Groups and what is sent in them.
+    """Return the groups and what is sent in them.
 
     Groups: megatron-core 0.16 `core/parallel_state.py::initialize_model_parallel`. Operations: a barrier and scalars in
     the world (`training/initialize.py`); the gradient norm in a second group of all ranks
     (`core/optimizer/__init__.py`, intra_dist_opt_group); `core/tensor_parallel/mappings.py`; gradients and weights in
-    `core/distributed/param_and_grad_buffer.py`, and the loss in the same group; `core/pipeline_parallel/
-    p2p_communication.py`; `core/transformer/moe/token_dispatcher.py` (MoEAlltoAllTokenDispatcher);
-    `core/distributed/finalize_model_grads.py` for the embedding; Transformer Engine `context_parallel.py`.
+    `core/distributed/param_and_grad_buffer.py`, and the loss in the same group;
+    `core/pipeline_parallel/p2p_communication.py`; `core/transformer/moe/token_dispatcher.py`
+    (MoEAlltoAllTokenDispatcher); `core/distributed/finalize_model_grads.py` for the embedding; Transformer Engine
+    `context_parallel.py`.
     """
     everyone = Group(layout.world_size, 1)
     sharded: Use = "gather" if layout.distributed_optimizer else "large all-reduce"
@@ -110,7 +114,7 @@ def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> li
     if layout.pp > 1:
         members += _exchange("pp", group(layout, "pp"), is_batched=layout.vpp == 1)
     if layout.ep > 1 or layout.etp > 1:
-        # The flex dispatcher's kernels do without NCCL; its ranks gather addresses once.
+        # The flex dispatcher's kernels do not use NCCL; its ranks gather addresses once.
         add("ep", group(layout, "ep"), "gather" if is_flex else "all-to-all")
         add("etp", group(layout, "etp"), "gather")
         add("etp x ep", group(layout, "tp_ep"), "gather")

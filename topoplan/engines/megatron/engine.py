@@ -1,4 +1,4 @@
-"""Megatron-core as an engine: tensor, pipeline, context and expert parallel, under any of its trainers."""
+"""Megatron-core as an engine: tensor, pipeline, context and expert parallelism, under any of its trainers."""
 
 from __future__ import annotations
 
@@ -50,30 +50,33 @@ class Megatron(Engine):
     changes, promise = staticmethod(milder_first), staticmethod(promise_of)
 
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
-        """Those of its two grids: gradients are reduced over dp_cp, those of experts over a grid of their own, edp."""
+        """Return the groups of the two grids: dense gradients are reduced over dp_cp, expert gradients over edp."""
         names: tuple[GroupName, ...] = ("tp", "cp", "dp", "dp_cp", "ep", "etp", "edp", "pp")
         same = {"dp_cp": layout.cp == 1, "edp": layout.ep == layout.etp == 1}
         return {name: group(layout, name) for name in names if not same.get(name)}
 
     def group_keys(self, layout: Layout) -> tuple[str, ...]:
-        """Its degrees."""
+        """Return the degrees."""
         return ("tp", "pp", "cp", "dp", "ep", "etp")
 
     def place(self, stage: StageMemory) -> str:
-        """`stage 3`: pipeline stages differ."""
+        """Return `stage 3`, since pipeline stages differ."""
         return f"stage {stage.stage}"
 
     def bands(self, case: Case) -> tuple[str, str]:
-        """Dense models, mixtures of experts, adapters and eight-bit precisions have bands of their own."""
+        """Return the bands; dense models, MoE models, adapters and 8-bit precisions have their own."""
         return band_keys(case.model, case.job)
 
     def graded_bands(self, case: Case) -> tuple[str, str]:
-        """Adapters spare a third of the work that the bands of speed are about: they grade memory alone."""
+        """Return the bands, without the time band for adapters.
+
+        Adapters save a third of the work that the speed bands refer to, so runs with adapters grade memory only.
+        """
         memory, time = self.bands(case)
         return memory, "" if case.job.finetuning == "lora" else time
 
     def warnings(self, case: Case, layout: Layout) -> list[str]:
-        """On adapters, uneven stages, and degrees beyond what links of a node carry well."""
+        """Return warnings about adapters, uneven stages, and degrees beyond what the links of a node carry well."""
         cluster, adapters = case.cluster, adapters_of(case.job)
         found = []
         if adapters and cluster.margin is not None:
@@ -94,7 +97,7 @@ class Megatron(Engine):
         return found
 
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
-        """On how tokens get to their experts."""
+        """Return the assumptions about how tokens reach their experts."""
         found = []
         if layout.ep > 1 and case.job.token_imbalance is None and not layout.moe_router_force_load_balancing:
             imbalance = imbalance_of(case, layout)

@@ -1,7 +1,7 @@
-"""The fastest layout of a shape that fits: what the search can leave out, since something else decides it.
+"""The fastest layout of a shape that fits, and what the search can leave out without evaluating it.
 
-Of layouts that differ in their pipeline split, in what they recompute or in how much of the optimizer is in host memory
-alone, one is ranked. Recomputing more is slower and needs less memory; so does offloading more.
+Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer is in host
+memory, one is ranked. Recomputing more is slower and needs less memory; so is offloading more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 
 _Fit = tuple[Layout, Memory]
 _DIGITS = 9
-"""Of seconds, to which times are compared: sums differ in their last digits from one Python to another."""
+"""Decimal digits of seconds at which times are compared: sums differ in their last digits between Python versions."""
 
 
 def outcomes_of_shape(case: Case, family: Family, refusal: Refusal, limit: Limit, *, every: bool) -> Iterator[Outcome]:
-    """What becomes of every micro batch and sequence-parallel switch of a shape, given with its pipeline splits."""
+    """Yield the outcomes of every micro-batch size and sequence-parallel switch of a shape."""
     search = _Shape(case, family)
     if not every and limit() == math.inf and search.is_hopeless:
         yield from search.misses()
@@ -45,7 +45,7 @@ def outcomes_of_shape(case: Case, family: Family, refusal: Refusal, limit: Limit
 
 
 def promise_of(case: Case, family: Family) -> float:
-    """Seconds of a step, roughly and without a look at activations."""
+    """Return a rough estimate of the step's seconds, without considering activations."""
     first = family[0]
     work = pipeline_work(case, first)
     each = case.job.global_batch_size / first.dp + (first.pp - 1) / first.vpp
@@ -57,8 +57,10 @@ def promise_of(case: Case, family: Family) -> float:
 
 
 def _least_offloaded(case: Case, ways: Sequence[Layout], states: ShapeStates) -> Layout:
-    """Of a layout with ever more of its optimizer in host memory the first whose states the card holds: what fits has
-    no less there."""
+    """Return the first layout, in order of increasing offload, whose states fit on the card.
+
+    `ways` are a layout with ever more of its optimizer in host memory; whatever fits offloads no less than the result.
+    """
     return next((one for one in ways if resident_excess_bytes(case, one, states) <= 0.0), ways[-1])
 
 
@@ -70,13 +72,13 @@ class _Shape:
         self._begin(shape[0])
 
     def _begin(self, layout: Layout) -> None:
-        """Start what layouts of a micro batch and sequence-parallel switch share."""
+        """Reset what layouts with the same micro-batch size and sequence-parallel switch share."""
         self._step, self._shard = layout.step, shard_of(self.case, layout)
         self._passing: PassingOf = {}
         self._times: dict[Recompute, MicroBatch] = {}
 
     def work(self, layout: Layout) -> PipelineWork:
-        """What its stages have to do."""
+        """Return the work of the layout's stages."""
         if layout.step is not self._step:
             self._begin(layout)
         if (times := self._times.get(layout.recompute)) is None:
@@ -84,7 +86,7 @@ class _Shape:
         return pipeline_work(self.case, layout, times)
 
     def memory(self, layout: Layout) -> Memory:
-        """What a layout needs; at least that, once it is over the card."""
+        """Return the memory of a layout, or a lower bound of it once it exceeds the card."""
         if layout.step is not self._step:
             self._begin(layout)
         states = self.states[layout.pipeline_layout]
@@ -92,12 +94,12 @@ class _Shape:
 
     @cached_property
     def states(self) -> dict[str | None, ShapeStates]:
-        """By pipeline split."""
+        """States by pipeline split."""
         return {layout.pipeline_layout: shape_states(self.case, layout) for layout in self.shape}
 
     @cached_property
     def least_offload(self) -> dict[str | None, float]:
-        """The share of the optimizer that has to be in host memory at least, by pipeline split."""
+        """The smallest fraction of the optimizer that must be in host memory, by pipeline split."""
         shares = {}
         for layout in self.shape:
             split = layout.pipeline_layout
@@ -107,12 +109,15 @@ class _Shape:
 
     @cached_property
     def is_hopeless(self) -> bool:
-        """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""
+        """Whether weights, gradients and optimizer alone exceed the card, even with the largest offload."""
         least = [[layout, *offloaded(self.case, layout)[-1:]][-1] for layout in self.shape]
         return all(resident_excess_bytes(self.case, one, self.states[one.pipeline_layout]) > 0.0 for one in least)
 
     def within(self, layouts: Family, limit_s: float) -> Family:
-        """Those whose step may be as short: with nothing recomputed and least in host memory it is shortest."""
+        """Return the layouts whose step may be within the limit.
+
+        A layout is fastest with nothing recomputed and the least optimizer in host memory.
+        """
         if limit_s == math.inf:
             return layouts
         shortest = [recomputing(layout, Recompute()) for layout in layouts]
@@ -131,7 +136,10 @@ class _Shape:
         return changed(layout, optimizer_offload_fraction=share) if share else layout
 
     def misses(self) -> Iterator[Outcome]:
-        """A hopeless shape: the layouts of its first micro batch stand for the others, which need more."""
+        """Yield the outcomes of a hopeless shape.
+
+        Layouts of its first micro-batch size stand for the others, which need more.
+        """
         splits, named = len(self.shape), False
         for layouts, modes, broken in steps(self.case, self.shape[:1]):
             if broken:
@@ -142,7 +150,7 @@ class _Shape:
                 named = True
 
     def fastest(self, layouts: tuple[Layout, ...], modes: tuple[Recompute, ...]) -> Fastest | TooLarge:
-        """The fastest of legal layouts that differ in their split alone, each under its own or another mode."""
+        """Return the fastest of legal layouts that differ only in their split, each under its own or another mode."""
         count = len(layouts) * (1 + len(modes))
         in_order = sorted((layouts[0].recompute, *modes), key=_order)
         fits = [fit for layout in layouts for fit in self._fits_of_split(layout, in_order)]
@@ -151,9 +159,9 @@ class _Shape:
         return TooLarge(tuple(one for layout in layouts for one in _with_modes(layout, modes)), count, self.memory)
 
     def _fastest_of(self, fits: Sequence[_Fit], count: int) -> Fastest:
-        """The fastest; of equally fast ones, the one that needs least.
+        """Return the fastest fit; among equally fast ones, the one that needs the least memory.
 
-        The schedule of a layout is worked out only where what its busiest rank has to do does not decide already.
+        A layout's schedule is computed only if the work of its busiest rank does not already decide.
         """
         rivals = [(self.work(layout), layout, memory) for layout, memory in fits]
         rivals.sort(key=lambda rival: rival[0].busiest_s)
@@ -171,10 +179,10 @@ class _Shape:
         return Fastest(layout, memory, step_terms(self.case, layout, work).step_s, count)
 
     def _fits_of_split(self, layout: Layout, in_order: Sequence[Recompute]) -> list[_Fit]:
-        """What fits of a layout under recompute modes in their `_order`, without what is sure to be slower.
+        """Return what fits of a layout under recompute modes given in `_order`, without what is certain to be slower.
 
-        Where it fits without recomputation, that is the fastest. A mode that recomputes more needs less, so that where
-        one does not fit, none does that recomputes a part of it.
+        If the layout fits without recomputation, that is the fastest. A mode that recomputes more needs less memory, so
+        if one mode does not fit, no mode fits that recomputes a subset of it.
         """
         found: list[_Fit] = []
         too_large: list[frozenset[str]] = []
@@ -196,11 +204,11 @@ class _Shape:
         return _without_slower(found)
 
     def _fitting(self, layout: Layout, memory: Memory, enough: float) -> list[_Fit]:
-        """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
+        """Return the layout if it fits, or variants of it that fit; several if only their times can decide.
 
-        Of two that recompute as much the one with less of its optimizer in host memory is faster, and of two with as
-        much there the one that recomputes fewer layers: a larger share has to pay in fewer layers. From the share
-        `enough` on, the layout would fit without recomputation.
+        Of two variants that recompute equally much, the one with less of its optimizer in host memory is faster; of two
+        that offload equally much, the one that recomputes fewer layers. So a larger offload is only worthwhile with
+        fewer recomputed layers. From the offload fraction `enough` on, the layout would fit without recomputation.
         """
         if not memory.fits and memory.excess_without_optimizer_bytes > 0.0:
             return []
@@ -212,7 +220,7 @@ class _Shape:
         if not modes:
             return fitting
         shares = [one for one in offloaded(self.case, layout) if one.optimizer_offload_fraction < enough]
-        # The card holds least with the largest share.
+        # The card holds the least with the largest offloaded fraction.
         if not shares or self.memory(recomputing(shares[-1], modes[-1])).excess_bytes > 0.0:
             return fitting
         for one in shares:
@@ -227,10 +235,10 @@ class _Shape:
     def _lightest(
         self, layout: Layout, modes: tuple[Recompute, ...], memory: Memory
     ) -> tuple[tuple[Recompute, ...], _Fit]:
-        """A layout under the first of its `lighter_modes` with which it fits, behind the modes with which it does not.
+        """Return the first of the `lighter_modes` with which a layout fits, and the modes before it, which do not fit.
 
-        It fits with the last one, in `memory`. All behind one that fits do so too: what they keep shrinks, and what the
-        backward of a recomputed layer needs on top is at its most when all are.
+        The layout fits with the last mode, as `memory` says. All modes after one that fits do so too: what they keep
+        shrinks, and what the backward of a recomputed layer needs on top is largest when all layers are recomputed.
         """
         last = len(modes) - 1
         needs: dict[int, _Fit] = {last: (recomputing(layout, modes[last]), memory)}
@@ -245,12 +253,12 @@ class _Shape:
 
 
 def _with_modes(layout: Layout, modes: tuple[Recompute, ...]) -> tuple[Layout, ...]:
-    """A layout, and the same one under other recompute modes."""
+    """Return a layout under its own and under other recompute modes."""
     return (layout, *(recomputing(layout, mode) for mode in modes))
 
 
 def _without_slower(fits: Sequence[_Fit]) -> list[_Fit]:
-    """Without those that recompute a part more of every layer than another, with no less of the optimizer away."""
+    """Return the fits without those that recompute strictly more of every layer than another with no less offload."""
     keys = [(recomputed(layout.recompute), layout.optimizer_offload_fraction) for layout, _ in fits]
     return [
         fit
@@ -261,7 +269,7 @@ def _without_slower(fits: Sequence[_Fit]) -> list[_Fit]:
 
 @lru_cache(maxsize=256)
 def recomputed(mode: Recompute) -> frozenset[str]:
-    """The parts of a layer that a mode recomputes: moe has its activation and the shared experts in it."""
+    """Return the parts of a layer that a mode recomputes; moe includes its activation and the shared experts."""
     if mode.granularity == "full":
         return frozenset((*RECOMPUTE_MODULES, "all else"))
     parts = frozenset(mode.modules)
@@ -269,11 +277,11 @@ def recomputed(mode: Recompute) -> frozenset[str]:
 
 
 def _order(mode: Recompute) -> int:
-    """Sorts the mode that recomputes nothing first, then those that recompute most."""
+    """Sort key: the mode that recomputes nothing first, then those that recompute the most."""
     parts = len(recomputed(mode))
     return -parts if parts else -len(RECOMPUTE_MODULES) - 2
 
 
 def _slowness(one: Fastest) -> tuple[float, float]:
-    """Sorts the fastest first, then the one that needs least."""
+    """Sort key: the fastest first, then the one that needs the least memory."""
     return round(one.step_s, _DIGITS), one.memory.device_bytes

@@ -1,4 +1,4 @@
-"""Every layout that the trainer can express, and every one that it cannot with the rule it breaks."""
+"""Every layout that the trainer can express, and the others with the rule that each breaks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ from topoplan.specs.layout_parts import StageSizes, Step, stage_sizes_in
 from topoplan.specs.model import LatentAttention, Moe
 
 MIN_TOKENS_PER_CP_RANK = 1024
-"""Below this a context-parallel rank's attention takes less time than its messages. Not searched unless pinned."""
+"""Minimum tokens per context-parallel rank. Below it attention takes less time than its messages. Fewer only if
+pinned."""
 
 MIN_LAYERS_PER_VIRTUAL_STAGE = 2
-"""With one layer a chunk every layer waits for a message, and its gradients travel alone. Searched only when pinned."""
+"""Minimum layers per model chunk. With one layer, every layer waits for a message, and its gradients travel alone.
+Fewer only if pinned."""
 MAX_UNEVEN_VPP = 4
-"""Virtual stages a rank up to which uneven splits are searched: more of them are too short to even out anything."""
+"""Virtual stages per rank up to which uneven splits are searched; with more, the stages are too short to even out."""
 UNEVEN_SPLITS = 3
 """Uneven splits that are searched for each pp and vpp."""
 
 OFFLOAD_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the optimizer that are searched where host memory is stated, so that it can be checked."""
+"""Fractions of the optimizer that are searched if the spec states the host memory, so that the fit can be checked."""
 
 
 def _powers_of_two(limit: int) -> list[int]:
@@ -45,11 +47,11 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def recompute_modes(case: Case) -> list[Recompute]:
-    """Recompute modes of a model: none, every set of modules that frees something on its own, and full.
+    """Return the recompute modes of a model: none, every set of modules that frees something on its own, and full.
 
-    core_attn only on Volta: flash attention, from Ampere on, keeps nothing that recomputing it would free. layernorm
-    only beside experts and latent attention: elsewhere Transformer Engine fuses the norm into the linear layer. moe
-    has moe_act and shared_experts in it.
+    core_attn only on Volta: flash attention, available from Ampere on, keeps nothing that recomputing it would free.
+    layernorm only beside experts and latent attention: elsewhere Transformer Engine fuses the norm into the linear
+    layer. moe includes moe_act and shared_experts.
     """
     layers = {id(layer): layer for layer in case.model.layers}.values()
     latent = any(isinstance(layer.attention, LatentAttention) for layer in layers)
@@ -72,16 +74,16 @@ def recompute_modes(case: Case) -> list[Recompute]:
 
 
 def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
-    """Every combination of degrees. Micro batch and recompute are at their simplest.
+    """Yield every combination of degrees, with the simplest micro-batch and recompute mode.
 
     Layouts that differ only in their pipeline split come together; one that breaks a rule comes alone, with the rule.
-    Degrees run over the divisors of the world; tp goes one step beyond the domain, so that the rule shows.
+    Degrees are divisors of the world size; tp goes one step beyond the NVLink domain, so that the rule is shown.
     """
     world, pin = case.cluster.world_size, case.job.pin
     facts = facts_of(case.model)
     ends = ends_in_layers(case.model, case.job)
     longest_cp = max(1, case.job.seq_len // MIN_TOKENS_PER_CP_RANK)
-    # A search leaves these keys at their usual value unless they are pinned.
+    # A search leaves these keys at their defaults unless they are pinned.
     pinned = {key: value for key, value in pin.items() if PART_OF.get(key) in ("states", "switches")}
     usual = Layout.of(backend=backend, **with_loss(with_overlap(pinned, case.job), backend))
     for tp in chosen(pin, "tp", divisors(world, 2 * tensor_parallel_domain(case))):
@@ -93,7 +95,7 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
                 dp = world // (tp * pp * cp)
                 stage = tp * cp * dp
                 eps = [n for n in divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
-                # How the ranks of a sequence attend to all of it, where the trainer can say it.
+                # How the ranks of a sequence attend to all of it, if the trainer has a key for that.
                 ways = ["p2p", "a2a"] if cp > 1 and not case.traits.is_adapter else ["p2p"]
                 for way in chosen(pin, "cp_comm_type", ways):
                     base = changed(usual, tp=tp, pp=pp, cp=cp, dp=dp, cp_comm_type=way)
@@ -110,7 +112,7 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
 def _legal_splits(
     case: Case, shape: Layout, pipeline_layouts: Sequence[str | None]
 ) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
-    """A shape with each of its pipeline splits: those that break a rule one by one, then the legal ones together."""
+    """Yield a shape's pipeline splits: those that break a rule one by one, then all legal ones together."""
     legal: list[Layout] = []
     for text in pipeline_layouts:
         layout = changed(shape, pipeline_layout=text) if text else shape
@@ -126,7 +128,7 @@ _REST = GRID_RULES + SEARCH_RULES
 
 
 def _splits(case: Case, pp: int, ends: tuple[float, float]) -> dict[int, tuple[str | None, ...]]:
-    """Pipeline layouts by vpp: the even split where the layers divide, and the best balanced uneven ones."""
+    """Return pipeline layouts by vpp: the even split if it divides the layers, and the best balanced uneven ones."""
     layers, pin = case.model.num_layers, case.job.pin
     if text := pin.get("pipeline_layout"):
         try:
@@ -139,7 +141,7 @@ def _splits(case: Case, pp: int, ends: tuple[float, float]) -> dict[int, tuple[s
     longest = max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE)
     if sizes:
         found = {vpp: _sized(case, pp, vpp, sizes) for vpp in chosen(pin, "vpp", list(range(1, longest + 1)))}
-        # Where no sizes fit, the rule says what is wrong with them.
+        # If no sizes fit, the rule reports what is wrong with them.
         return {vpp: one for vpp, one in found.items() if one} or {pin.get("vpp", 1): (None,)}
     usual = [n for n in range(1, longest + 1) if n <= MAX_UNEVEN_VPP or layers % (pp * n) == 0]
     splits: dict[int, tuple[str | None, ...]] = {}
@@ -147,13 +149,13 @@ def _splits(case: Case, pp: int, ends: tuple[float, float]) -> dict[int, tuple[s
         uneven: tuple[str, ...] = ()
         if vpp <= MAX_UNEVEN_VPP:
             uneven = uneven_pipeline_layouts(layers, pp, vpp, ends, case.job.mtp_num_layers)
-        # Where nothing else is left, the even split says why it is not legal.
+        # If nothing else is left, the rule on the even split reports why it is not legal.
         splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
     return splits
 
 
 def _sized(case: Case, pp: int, vpp: int, sizes: StageSizes) -> tuple[str | None, ...]:
-    """The split that pinned stage sizes come to; none where they do not."""
+    """Return the split that matches the pinned stage sizes, or nothing if there is none."""
     try:
         return (sized_pipeline_layout(case.model.num_layers, pp, vpp, sizes, case.job.mtp_num_layers),)
     except LayoutError:
@@ -164,10 +166,10 @@ def _sized(case: Case, pp: int, vpp: int, sizes: StageSizes) -> tuple[str | None
 def uneven_pipeline_layouts(
     layers: int, pp: int, vpp: int, ends: tuple[float, float], mtp_layers: int = 0
 ) -> tuple[str, ...]:
-    """Layout strings of the splits whose slowest virtual stage has least to do, least first.
+    """Return the layout strings of the splits with the least work on their slowest virtual stage, least first.
 
-    `ends`: work before the first layer (vision tower) and behind the last (multi-token prediction, output
-    layer), in layers. Each string differs from the even split.
+    `ends` is the work before the first layer (vision tower) and after the last one (multi-token prediction, output
+    layer), in units of a layer's work. No string equals the even split.
     """
     count, (before, behind) = pp * vpp, ends
     mean = layers / count
@@ -180,7 +182,7 @@ def uneven_pipeline_layouts(
                 continue
             middle = -(-(layers - first - last) // (count - 2)) if count > 2 else 0
             loads = (first + before, float(middle), last + behind)
-            # Of equally slow ones, the one whose first stage, which holds most micro batches, is shorter.
+            # Among equally slow splits, prefer a shorter first stage, which holds the most micro-batches.
             found[text] = (max(loads), sum(load * load for load in loads), first)
     return tuple(sorted(found, key=lambda text: found[text])[:UNEVEN_SPLITS])
 
@@ -188,10 +190,10 @@ def uneven_pipeline_layouts(
 def steps(
     case: Case, shape: tuple[Layout, ...]
 ) -> Iterator[tuple[tuple[Layout, ...], tuple[Recompute, ...], Broken | None]]:
-    """Every micro batch and sequence-parallel switch of a legal shape, with each of its splits.
+    """Yield every micro-batch size and sequence-parallel switch of a legal shape, with each of its splits.
 
-    Layouts come with the first of their recompute modes, and the others beside it, each of which is slower. Those that
-    break a rule come alone, with the rule.
+    Layouts come with the first of their recompute modes; the other modes, which are all slower, come beside them.
+    Layouts that break a rule come with the rule and without modes.
     """
     pin, batch = case.job.pin, case.job.global_batch_size
     first = shape[0]
@@ -199,7 +201,7 @@ def steps(
         yield shape, (), broken_rule(case, first, STEP_RULES)
         return
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(case)
-    # These rules look at the mode alone, and the next ones at all but the mode and the split.
+    # These rules depend on the mode only, and the next ones on everything but the mode and the split.
     judged = [(mode, broken_rule(case, recomputing(first, mode), MODE_RULES)) for mode in modes]
     legal = tuple(mode for mode, broken in judged if broken is None)
     for micro_batch in chosen(pin, "micro_batch_size", divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
@@ -224,15 +226,15 @@ def steps(
 
 
 def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...]:
-    """The same layouts under a recompute mode."""
+    """Return the layouts under a recompute mode."""
     return layouts if mode == layouts[0].recompute else tuple(recomputing(layout, mode) for layout in layouts)
 
 
 def lighter_modes(case: Case, layout: Layout) -> tuple[Recompute, ...]:
-    """Recompute modes that a layout may do with, each faster than the next; the last is its own.
+    """Return the recompute modes that may be enough for a layout, each faster than the next; its own is last.
 
-    A layout that recomputes every layer may recompute the first ones of each virtual stage alone (Megatron's method
-    block). The others have no choice, nor has a pinned mode.
+    A layout that recomputes every layer may instead recompute only the first layers of each virtual stage (Megatron's
+    method block). Other layouts, and a pinned mode, have no alternative.
     """
     if "recompute" in case.job.pin or layout.recompute.granularity != "full":
         return (layout.recompute,)
@@ -243,12 +245,12 @@ def lighter_modes(case: Case, layout: Layout) -> tuple[Recompute, ...]:
 
 @lru_cache(maxsize=256)
 def _block_modes(most: int) -> tuple[Recompute, ...]:
-    """Recompute method block with fewer than `most` layers, from one up."""
+    """Return recompute modes of method block with 1 to `most` - 1 layers."""
     return tuple(Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, most))
 
 
 def offloaded(case: Case, layout: Layout) -> list[Layout]:
-    """The same layout with parts of its optimizer in host memory, the smallest first: each is faster than the next."""
+    """Return the layout with parts of its optimizer in host memory, smallest part and fastest layout first."""
     if "optimizer_offload_fraction" in case.job.pin or case.cluster.host_memory_bytes is None:
         return []
     return [changed(layout, optimizer_offload_fraction=fraction) for fraction in OFFLOAD_FRACTIONS]

@@ -1,4 +1,4 @@
-"""Memory of every pipeline stage: what it holds all the step, activations in flight, and the worst of its moments."""
+"""Memory of every pipeline stage: what stays for the whole step, activations in flight, and the worst moment."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from topoplan.specs.gpu_profile import band_keys
 
 
 def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: float) -> tuple[float, float]:
-    """(activations of the layers, of the vision tower) at the fullest moment of the schedule.
+    """Return (bytes of layer activations, bytes of vision activations) at the fullest moment of the schedule.
 
-    `kept` has what a micro batch leaves in each model chunk; the tower's come with the first chunk's.
+    `kept` has the bytes that one micro-batch leaves in each model chunk; those of the vision tower come with the first
+    chunk.
     """
     pp, vpp, microbatches = layout.degrees.pp, layout.degrees.vpp, layout.step.gradient_accumulation_steps
     if not tower and min(kept) == max(kept):
@@ -40,9 +41,9 @@ def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: 
 
 
 def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: float) -> tuple[int, ...]:
-    """Micro batches of each model chunk that a stage holds when its activations are at their most.
+    """Return the micro-batches of each model chunk that a stage holds when its activations are largest.
 
-    Of moments with the same bytes it is the first, whatever the last digits of their sums are.
+    Sums are rounded to whole bytes, so that of equal moments the first one wins independently of rounding errors.
     """
     return max(
         in_flight(layout.degrees.pp, layout.degrees.vpp, rank, layout.step.gradient_accumulation_steps),
@@ -52,7 +53,7 @@ def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Passing:
-    """What a stage holds for a part of the step only. It is the same wherever the optimizer's states are."""
+    """What a stage holds during a part of the step only; it does not depend on where the optimizer states are."""
 
     activations_bytes: float
     vision_bytes: float
@@ -62,11 +63,14 @@ class Passing:
 
 
 PassingOf = dict[tuple[int, tuple[Chunk, ...], Recompute], Passing]
-"""By stage, its chunks and recompute mode, for layouts that are else the same but for their offload."""
+"""By stage, the stage's chunks and recompute mode, for layouts that otherwise differ only in offload."""
 
 
 def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept: Kept) -> Passing:
-    """Activations in flight and the moments of one pipeline stage; `shard` and `kept` are those of the layout."""
+    """Return the activations in flight and the peak candidates of a pipeline stage.
+
+    `shard` and `kept` are the layout's.
+    """
     chunks_kept = [chunk_kept_bytes(case.model, chunk, shard, layout.recompute, kept) for chunk in states.chunks]
     tower = vision_kept_bytes(case, layout) if states.rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, states.rank, chunks_kept, tower)
@@ -81,7 +85,10 @@ def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept:
 
 
 def stage_memory(case: Case, layout: Layout, states: StageStates, held: Passing, *, with_moments: bool) -> StageMemory:
-    """Peak of one pipeline stage: what stays all the step, activations in flight, and the worst of its moments."""
+    """Return the peak memory of one pipeline stage.
+
+    It is the sum of what stays for the whole step, activations in flight, and the worst peak candidate.
+    """
     parts = resident_parts(case.job, layout, states)
     parts["activations"] = held.activations_bytes
     if held.vision_bytes:
@@ -100,25 +107,25 @@ def stage_memory(case: Case, layout: Layout, states: StageStates, held: Passing,
 
 
 def margin_bytes(case: Case, device_bytes: float, band: float) -> float:
-    """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
+    """Return the bytes that `fits` leaves free: the spec's share of the card, or else the prediction's error band."""
     return stated_margin_bytes(case.cluster, device_bytes * band)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShapeStates:
-    """What layouts that differ in micro batch, recompute mode or offload share."""
+    """What layouts that differ only in micro-batch, recompute mode or offload share."""
 
     stages: tuple[StageStates, ...]
     fragmentation: float
-    """What torch's allocator holds beyond live tensors, as a share of them."""
+    """Memory that torch's allocator holds beyond live tensors, as a fraction of them."""
     band: float
-    """Half width of the error band of the memory, as a fraction."""
+    """Half width of the error band of memory, as a fraction."""
     beside_bytes: tuple[float, float]
-    """The CUDA context and NCCL's buffers, which torch does not see: without and with sequence parallel."""
+    """Bytes of the CUDA context and NCCL's buffers, which torch does not see: (without, with) sequence parallelism."""
 
 
 def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> ShapeStates:
-    """The states of a layout: of every pipeline stage, or only of those that can need most."""
+    """Return the states of a layout: of every pipeline stage, or only of the stages that can need the most."""
     profile, is_regular = case.profile, layout.pp == 1 and not facts_of(case.model).is_moe
     ranks = range(layout.pp) if all_stages else distinct_ranks(case, layout)
     without, with_it = (
@@ -134,9 +141,9 @@ def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> Sha
 
 
 def resident_excess_bytes(case: Case, layout: Layout, states: ShapeStates) -> float:
-    """At least so much is over the card in every layout that shares these states and offloads as much.
+    """Return a lower bound of the excess over the card for all layouts with these states and this offload.
 
-    That is without activations and transients.
+    The bound leaves out activations and transients.
     """
     cluster, job = case.cluster, case.job
     allocated = max(sum(resident_parts(job, layout, one).values()) for one in states.stages)
@@ -147,7 +154,7 @@ def resident_excess_bytes(case: Case, layout: Layout, states: ShapeStates) -> fl
 def _on_card(
     case: Case, states: ShapeStates, beside_bytes: float, allocated_bytes: float
 ) -> tuple[float, float, float]:
-    """(reserved memory, device memory, margin) of allocated memory, in bytes."""
+    """Return (reserved bytes, device bytes, margin in bytes) for some allocated bytes."""
     reserved = allocated_bytes * (1.0 + states.fragmentation)
     device = reserved + beside_bytes
     return reserved, device, margin_bytes(case, device, states.band)
@@ -163,12 +170,12 @@ def predict_memory(
     known: PassingOf | None = None,
     until_over: bool = False,
 ) -> Memory:
-    """Memory of the worst GPU of a layout.
+    """Return the memory of the worst GPU of a layout.
 
-    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states`,
-    `shard` and `known` are its own, where they are known from a layout that shares them; what is not in `known` is put
-    there. `until_over` goes no further than the first stage that is over the card: the figures are then at least what
-    the worst one needs.
+    - `all_stages`: list every pipeline stage with its peak candidates; otherwise only the stages that can be the worst.
+    - `states`, `shard`: the layout's own, if known from a layout that shares them.
+    - `known`: temporary memory of stages, reused if present and extended if not.
+    - `until_over`: stop at the first stage that exceeds the card; the figures are then lower bounds.
     """
     model, cluster = case.model, case.cluster
     if states is None:

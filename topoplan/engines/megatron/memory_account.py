@@ -48,7 +48,7 @@ _CUT_BY = {"tp": "tp", "expert": "ep x etp", "expert_replicated": "ep", "replica
 
 
 def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
-    """The terms of `memory`, which has to list every stage with its moments."""
+    """Return the terms of `memory`, which must list every stage with its peak candidates."""
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
     (states,) = stage_states(case, layout, [worst.stage])
     moments = moment_terms(worst.moments, source_of(stage_moments))
@@ -74,7 +74,7 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
 
 
 def _layers_of(case: Case, states: StageStates) -> list[tuple[Layer, int]]:
-    """The distinct layers of a stage with their counts."""
+    """Return the distinct layers of a stage with their counts."""
     kinds: dict[Layer, int] = {}
     for chunk in states.chunks:
         for layer, count in chunk_layers(case.model, chunk):
@@ -83,7 +83,7 @@ def _layers_of(case: Case, states: StageStates) -> list[tuple[Layer, int]]:
 
 
 def _parameters(case: Case, layout: Layout, states: StageStates) -> Term:
-    """Elements on one rank, by layer and weight."""
+    """Return the elements on one rank, by layer and weight."""
     model, adapters = case.model, shard_of(case, layout).adapters
     found = []
     for layer, count in _layers_of(case, states):
@@ -113,7 +113,7 @@ def _weight(tensor: Weight, elements: int, count: int, source: str) -> Term:
 
 
 def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemory, parameters: Term) -> list[Term]:
-    """What stays all the step."""
+    """Return what stays for the whole step."""
     held, sizes = states.parameters, stage.parts_bytes
     trained, source = held.dense + held.expert, source_of(stage_states, "Megatron param_and_grad_buffer.py")
     found = [
@@ -133,7 +133,7 @@ def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemor
 
 
 def _weights(case: Case, layout: Layout, states: StageStates, parameters: Term) -> Term:
-    """The weights in 16 bits, and their quantised copies."""
+    """Return the weights in 16 bits, and their quantised copies."""
     rows, shard = list(parameters.scaled(BF16, "bytes", source_of(stage_states)).children), shard_of(case, layout)
     if shard.eight_bit:
         elements, size = layer_elements(case.model, states.chunks, layout), quantised_element_bytes(layout, shard)
@@ -144,7 +144,7 @@ def _weights(case: Case, layout: Layout, states: StageStates, parameters: Term) 
 
 
 def _optimizer(case: Case, layout: Layout, states: StageStates) -> Term:
-    """Adam's states of the dense weights and of the experts, each over the ranks that share them."""
+    """Return the optimizer states of dense weights and of experts, each divided over the ranks that share them."""
     source = source_of(optimizer_element_bytes, "ZeRO-1, arXiv 1910.02054, section 5")
     size, held = optimizer_element_bytes(case.job, layout), states.parameters
     dense, experts = layout.optimizer_shards
@@ -156,7 +156,7 @@ def _optimizer(case: Case, layout: Layout, states: StageStates) -> Term:
 
 
 def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:
-    """What one layer saves of one micro batch; what is not kept is recomputed, or goes with full recomputation."""
+    """Return what one layer saves for one micro-batch; tensors that are not kept are recomputed."""
     model, shard, recompute = case.model, shard_of(case, layout), layout.recompute
     kept, source = kept_activations(model, layer, shard, recompute), source_of(layer_activations, "arXiv 2205.05198")
     full, modules = kept.kept_bytes != kept.plain_bytes, set(recompute.modules)
@@ -181,7 +181,7 @@ def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:
 
 
 def _activations(case: Case, layout: Layout, states: StageStates, layers: dict[int, Term]) -> list[Term]:
-    """What micro batches in flight keep, chunk by chunk, and what they keep of the vision tower."""
+    """Return what the micro-batches in flight keep, chunk by chunk, and what they keep of the vision tower."""
     model, shard = case.model, shard_of(case, layout)
     kept = kept_of(model, case.job.mtp_num_layers, shard, layout.recompute)
     pieces = [chunk_kept(model, chunk, shard, layout.recompute, kept) for chunk in states.chunks]
@@ -211,7 +211,10 @@ def _activations(case: Case, layout: Layout, states: StageStates, layers: dict[i
 
 
 def _in_flight(case: Case, layout: Layout, states: StageStates) -> tuple[tuple[int, ...], float]:
-    """(micro batches of each chunk when activations are at their most, what one keeps of the vision tower)."""
+    """Return what a stage holds in flight when its activations are largest.
+
+    The result is (micro-batches of each chunk, bytes that one micro-batch keeps of the vision tower).
+    """
     model, shard, recompute = case.model, shard_of(case, layout), layout.recompute
     kept = kept_of(model, case.job.mtp_num_layers, shard, recompute)
     sizes = [chunk_kept_bytes(model, chunk, shard, recompute, kept) for chunk in states.chunks]
@@ -220,7 +223,7 @@ def _in_flight(case: Case, layout: Layout, states: StageStates) -> tuple[tuple[i
 
 
 def _piece(piece: KeptPiece, layers: dict[int, Term], layout: Layout) -> Term:
-    """A piece of what a chunk keeps: layers with the tensors that they keep, or one kind of tensor."""
+    """Return a piece of what a chunk keeps: layers with the tensors that they keep, or one kind of tensor."""
     what, count, size = piece
     source = source_of(chunk_kept, "arXiv 2205.05198, section 4")
     if isinstance(what, str):
@@ -236,7 +239,7 @@ def _piece(piece: KeptPiece, layers: dict[int, Term], layout: Layout) -> Term:
 
 
 def _stages(case: Case, layout: Layout, memory: Memory) -> tuple[Term, ...]:
-    """Allocated memory of every stage, by part."""
+    """Return the allocated memory of every stage, by part."""
     found = []
     source = source_of(stage_memory)
     for stage, states in zip(memory.by_stage, stage_states(case, layout, range(layout.pp)), strict=True):
@@ -261,7 +264,7 @@ def _values(term: Term) -> tuple[tuple[str, float], ...]:
 
 
 def _host(case: Case, layout: Layout, memory: Memory) -> Term:
-    """What a node's processes keep of the optimizer of the stage that has most of it."""
+    """Return the host memory of a node's processes for the stage that offloads the most."""
     most = max(memory.by_stage, key=lambda stage: stage.host_bytes).stage
     (states,) = stage_states(case, layout, [most])
     gpus, source = case.cluster.gpus_per_node, source_of(host_optimizer_parts, "Megatron hybrid_optimizer.py")

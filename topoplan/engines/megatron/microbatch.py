@@ -1,4 +1,4 @@
-"""Seconds of one micro batch on every pipeline stage: its layers, and what stands before and behind them."""
+"""Seconds of one micro-batch on every pipeline stage: its layers, and what runs before and after them."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ ForwardBackward = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """One pipeline rank and one micro batch; all in seconds."""
+    """Seconds of one micro-batch on one pipeline rank."""
 
     forward_s: tuple[float, ...]
-    """By model chunk, with what stands before and behind its layers: embedding, vision tower, output layer, loss."""
+    """By model chunk, including what runs before and after its layers: embedding, vision tower, output layer, loss."""
     backward_s: tuple[float, ...]
-    """By model chunk, with what it repeats of the forward."""
+    """By model chunk, including the recomputed part of the forward."""
     recompute_s: tuple[float, ...]
-    """By model chunk: what backward repeats."""
+    """By model chunk: forward work that backward repeats; included in backward_s."""
 
     @property
     def total_s(self) -> float:
-        """Forward, backward and what backward repeats."""
+        """Forward plus backward, with recomputation."""
         return sum(self.forward_s) + sum(self.backward_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What the stages of a layout are made of; forward and backward of one micro batch."""
+    """Times of the pieces that the stages of a layout consist of, for one micro-batch."""
 
     shard: Shard
-    """What it is of a rank, for lengths as they are on average."""
+    """The share of the micro-batch on one rank, with sequences of average length."""
     recompute: Recompute
     layers: Mapping[int, tuple[float, float, LayerTime]]
-    """(forward, backward, by part) of each kind of layer, by the identity of the layer."""
+    """(forward seconds, backward seconds, times by part) of each kind of layer, by the identity (id) of the layer."""
     embedding_s: ForwardBackward
     vision_s: ForwardBackward
     head_s: ForwardBackward
 
 
 def micro_batch(case: Case, layout: Layout, shard: Shard | None = None) -> MicroBatch:
-    """Times of the pieces of a layout, for lengths as they are on average. They are the same for all its splits.
+    """Return the times of a layout's pieces, with sequences of average length; they are equal for all pipeline splits.
 
-    `shard` is its `shard_of`, where it is known.
+    `shard` is the layout's `shard_of`, if the caller has it.
     """
     model, job, traits = case.model, case.job, case.traits
     shard = average_shard(shard or shard_of(case, layout), case, layout)
@@ -94,9 +94,9 @@ def _micro_batch(
 
 
 def recomputed_share(chunk: Chunk, layer: Layer, recompute: Recompute) -> float:
-    """Share of a chunk's layers of one kind that its recompute mode is about.
+    """Return the fraction of a chunk's layers of one kind that the recompute mode applies to.
 
-    Method block: the first ones, and no multi-token-prediction layer. Else all.
+    With method block, the first `num_layers` layers of the chunk and no multi-token-prediction layer; otherwise all.
     """
     if recompute.granularity != "full" or recompute.method != "block":
         return 1.0
@@ -107,7 +107,7 @@ def recomputed_share(chunk: Chunk, layer: Layer, recompute: Recompute) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _head_s(case: Case, shard: Shard, vocabulary: int, *, fused: bool) -> tuple[float, float]:
-    """(forward, backward) seconds of final norm, output layer and loss for one micro batch."""
+    """Return (forward, backward) seconds of final norm, output layer and loss for one micro-batch."""
     model, cluster, profile = case.model, case.cluster, case.profile
     gpu, hidden = cluster.gpu, model.hidden_size
     rows, columns = shard.tokens, vocabulary / shard.tp
@@ -117,12 +117,12 @@ def _head_s(case: Case, shard: Shard, vocabulary: int, *, fused: bool) -> tuple[
     wgrad = 0.0 if is_frozen else gemm_s(columns, hidden, rows, gpu, profile, precision)
     gradients = gemm_s(rows, hidden, columns, gpu, profile, precision) + wgrad
     backward = gradients
-    # Bytes a logit (`core/tensor_parallel/cross_entropy.py`): copy to fp32, maximum, subtraction, exponential, sum and
-    # division, each a pass; backward scales and casts. The fused kernel reads twice and writes the gradient.
+    # Bytes per logit (`core/tensor_parallel/cross_entropy.py`): copy to fp32, maximum, subtraction, exponential, sum
+    # and division, one pass each; backward scales and casts. The fused kernel reads twice and writes the gradient.
     forward += elementwise_s((6 if fused else 6 + 4 + 8 + 8 + 4 + 8) * rows * columns, gpu, profile, kernels=8)
     backward += elementwise_s((4 if fused else 8 + 6) * rows * columns, gpu, profile, kernels=3)
     if shard.tp > 1:
-        # As around any column-parallel layer (`compute.py::Builder.tensor_parallel`).
+        # Like any column-parallel layer (`operators/te.py::TensorParallel`).
         tensor_group, whole = Group(shard.tp, 1), BF16 * shard.tokens * hidden
         if shard.sequence_parallel:
             gather = all_gather_s(tensor_group, whole, cluster, profile)
@@ -135,11 +135,11 @@ def _head_s(case: Case, shard: Shard, vocabulary: int, *, fused: bool) -> tuple[
 
 
 def _embedding_s(case: Case, shard: Shard, vocabulary: int) -> tuple[float, float]:
-    """(forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer.
+    """Return (forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer.
 
-    Each rank looks up its part of the vocabulary; the parts are reduced (`VocabParallelEmbedding`), scattered over the
-    sequence with sequence parallelism, whose gradient is then gathered. A frozen one has no backward: gradients begin
-    at what it looked up (mcore_bridge `model/gpt_model.py::_preprocess`).
+    Each rank looks up its part of the vocabulary; the results are summed over the group (`VocabParallelEmbedding`).
+    With sequence parallelism they are scattered over the sequence instead, and the gradient is gathered. A frozen
+    embedding has no backward: gradients start at its output (mcore_bridge `model/gpt_model.py::_preprocess`).
     """
     model, cluster, profile = case.model, case.cluster, case.profile
     rows = BF16 * shard.tokens * model.hidden_size
@@ -155,7 +155,7 @@ def _embedding_s(case: Case, shard: Shard, vocabulary: int) -> tuple[float, floa
 
 
 def chunk_ends(case: Case, chunk: Chunk, times: MicroBatch) -> list[tuple[str, float, float]]:
-    """(name, forward, backward) in seconds of what stands before and behind a chunk's layers."""
+    """Return (name, forward seconds, backward seconds) of everything before and after a chunk's layers."""
     model, job = case.model, case.job
     ends = []
     # Every multi-token-prediction layer looks up its tokens, and every depth has a loss.
@@ -172,7 +172,7 @@ def chunk_ends(case: Case, chunk: Chunk, times: MicroBatch) -> list[tuple[str, f
 
 
 def stage_time(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> StageTime:
-    """One micro batch through the layers and the ends of a pipeline rank, chunk by chunk."""
+    """Return the times of one micro-batch in the layers and the ends of a pipeline rank, chunk by chunk."""
     model = case.model
     forward: list[float] = []
     backward: list[float] = []
@@ -196,9 +196,10 @@ def stage_time(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> StageT
 
 
 def stage_parts(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> tuple[tuple[float, ...], float]:
-    """(the layers by part in the order of PARTS, the ends) of a pipeline rank: forward and backward of a micro batch.
+    """Return (seconds of the layers by part in the order of PARTS, seconds of the ends) of a pipeline rank.
 
-    What backward repeats is left out; with it they are the `total_s` of `stage_time`.
+    Both are forward plus backward of one micro-batch, without recomputation; with recomputation they add up to the
+    `total_s` of `stage_time`.
     """
     model = case.model
     parts, ends = [0.0] * len(PARTS), 0.0
@@ -212,7 +213,10 @@ def stage_parts(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> tuple
 
 
 def pipeline_times(case: Case, layout: Layout, times: MicroBatch) -> tuple[StageTime, ...]:
-    """Seconds of one micro batch on every pipeline rank; ranks that hold the same share one object."""
+    """Return the seconds of one micro-batch on every pipeline rank.
+
+    Ranks that hold the same layers share one object.
+    """
     model, job = case.model, case.job
     stages, found = stages_of(model, job, layout), dict[int, StageTime]()
     for kind in (kinds := rank_kinds(case, layout)):

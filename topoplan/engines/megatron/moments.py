@@ -1,4 +1,4 @@
-"""What a pipeline stage holds for a while: activations from forward to backward, and the moments of its peak."""
+"""What a pipeline stage holds temporarily: activations from forward to backward, and the candidates for its peak."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from topoplan.specs.case import Case
 from topoplan.specs.model import Model
 
 Kept = Mapping[int, KeptActivations]
-"""What a micro batch leaves in each kind of layer, by the identity of the layer."""
+"""What a micro-batch leaves in each kind of layer, by the identity (id) of the layer."""
 
 
 @lru_cache(maxsize=1 << 12)
 def kept_of(model: Model, mtp_layers: int, shard: Shard, recompute: Recompute) -> Kept:
-    """What each kind of layer of a model keeps under a recompute mode."""
+    """Return what each kind of layer of a model keeps under a recompute mode."""
     layers = [*distinct_layers(model), *([mtp_layer(model)] if mtp_layers else [])]
     return {id(layer): kept_activations(model, layer, shard, recompute) for layer in layers}
 
 
 @lru_cache(maxsize=1 << 14)
 def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> tuple[tuple[int, int, int], ...]:
-    """For recompute method block, (layer, how many of a run are recomputed, how many are not), first to last."""
+    """Return, for recompute method block, (layer id, recomputed layers, other layers) of each run of equal layers.
+
+    The first `num_layers` layers of the chunk are recomputed.
+    """
     left, runs = recompute.num_layers or 1, []
     for layer, count in chunk_runs(model, chunk):
         again = min(left, count)
@@ -47,18 +50,19 @@ def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> tup
 
 
 KeptPiece = tuple[int | str, int, float]
-"""What a micro batch leaves in a chunk: the identity of a kind of layer, or a tensor's name; how many; bytes of one."""
+"""A piece of what a micro-batch leaves in a chunk: (id of a kind of layer, or name of a tensor; count; bytes of
+one)."""
 
 
 def chunk_kept(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, kept: Kept) -> list[KeptPiece]:
-    """Activations of one micro batch that a chunk keeps from forward to backward, piece by piece."""
+    """Return the activations of one micro-batch that a chunk keeps from forward to backward, piece by piece."""
     pieces: list[KeptPiece] = []
     if chunk.mtp_layers:
         layer = mtp_layer(model)
         pieces.append((id(layer), chunk.mtp_layers, kept[id(layer)].kept_bytes))
     hidden_states = BF16 * shard.local_tokens * model.hidden_size
     if chunk.final_norm and not chunk.head:
-        # On the last stage it is part of the loss, whose backward follows at once.
+        # On the last stage the final norm is part of the loss, whose backward follows at once.
         pieces.append(("final norm input", 1, hidden_states))
     if recompute.granularity != "full":
         pieces += [
@@ -75,27 +79,28 @@ def chunk_kept(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, k
 
 
 def chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, kept: Kept) -> float:
-    """All that `chunk_kept` lists."""
+    """Return the total bytes of the pieces of `chunk_kept`."""
     return sum([count * size for _, count, size in chunk_kept(model, chunk, shard, recompute, kept)])
 
 
 def _mtp_kept_bytes(model: Model, chunk: Chunk, kept: Kept) -> float:
-    """The part of multi-token-prediction layers in what a chunk keeps; theirs are the first to be freed."""
+    """Return the bytes that a chunk keeps for its multi-token-prediction layers, which are the first to be freed."""
     return kept[id(mtp_layer(model))].kept_bytes * chunk.mtp_layers
 
 
 _Backward = tuple[float, float, float, float]
-"""What the backward of one layer (or of one recomputed group) adds to what is kept: activations brought back, gradients
-in the layer, embedding gradients that wait, and, below zero, activations that are freed by then."""
+"""What the backward of one layer, or of one recomputed group, adds to what is kept, in bytes: recomputed activations,
+gradients in the layer, embedding gradients that wait, and (negative) activations that have been freed by then."""
 
 
 def _backward_peak(
     model: Model, chunks: tuple[Chunk, ...], shard: Shard, recompute: Recompute, table_bytes: float, kept: Kept
 ) -> _Backward:
-    """The backward that adds most.
+    """Return the backward that adds most.
 
-    `table_bytes`: the embedding's gradient. Autograd adds up the gradients of all uses of a weight before it hands them
-    on, so that of a multi-token-prediction layer waits where the chunk looks up the same table earlier in forward.
+    `table_bytes` is the embedding's gradient. Autograd sums the gradients of all uses of a weight before it passes them
+    on, so the gradient from a multi-token-prediction layer waits if the chunk looks up the same table earlier in
+    forward.
     """
     group = recompute.num_layers or 1 if recompute.granularity == "full" and recompute.method == "uniform" else 1
     found: list[_Backward] = [(0.0, 0.0, 0.0, 0.0)]
@@ -118,9 +123,9 @@ def _backward_peak(
 
 
 def _mtp_backwards(model: Model, chunk: Chunk, shard: Shard, table_bytes: float, kept: Kept) -> list[_Backward]:
-    """The same for the last and the last but one of the multi-token-prediction layers of a chunk."""
+    """Return the backwards of the last and the second-to-last multi-token-prediction layer of a chunk."""
     one = kept[id(mtp_layer(model))]
-    # All depths get their gradients in one tensor (`MultiTokenPredictionBlock.forward` concatenates their outputs).
+    # All depths receive their gradients in one tensor (`MultiTokenPredictionBlock.forward` concatenates their outputs).
     outputs = (1 + chunk.mtp_layers) * BF16 * shard.local_tokens * model.hidden_size
     gradient = one.backward_bytes + outputs
     return [
@@ -132,9 +137,10 @@ def _mtp_backwards(model: Model, chunk: Chunk, shard: Shard, table_bytes: float,
 def _block_backwards(
     model: Model, chunk: Chunk, recompute: Recompute, freed: float, waiting: float, kept: Kept
 ) -> list[_Backward]:
-    """The same for recompute method block: the last layers keep all, and are freed before the first are recomputed.
+    """Return the backwards under recompute method block.
 
-    Of equal layers one after the other the first in backward needs most: least is freed by then.
+    The last layers keep all activations, and these are freed before the first layers are recomputed. In a run of equal
+    layers, the first one in backward needs the most, because the least has been freed by then.
     """
     found: list[_Backward] = []
     for layer_id, again, plain in reversed(_recomputed_in_runs(model, chunk, recompute)):
@@ -149,13 +155,14 @@ def _block_backwards(
 
 
 def bytes_per_logit(layout: Layout, *, is_adapter: bool = False) -> tuple[int, int]:
-    """Memory of the loss for one logit: (its bf16 value, what its cross entropy makes of it).
+    """Return the bytes of the loss per logit: (bf16 value, what the cross entropy allocates for it).
 
     Unfused, an fp32 copy becomes the softmax and then the gradient (`core/tensor_parallel/cross_entropy.py`); compiled,
-    two fp32 copies live for a moment of backward (`core/fusions/fused_cross_entropy.py`). Measured with megatron-core
-    0.16.1 and torch's profiler: 6.03 and 10.03 bytes. Transformer Engine 2 writes the gradient over the logits; from
-    2.18 on (#3193) it makes one in fp32 instead, which is not counted. mcore_adapter's fused loss is none of these, and
-    makes the gradient beside the logits (`parallel_functions/fused_cross_entropy.py::cross_entropy_bwd`).
+    two fp32 copies are alive for a moment of backward (`core/fusions/fused_cross_entropy.py`). Measured with
+    megatron-core 0.16.1 and torch's profiler: 6.03 and 10.03 bytes in total. Transformer Engine 2 overwrites the logits
+    with the gradient; since 2.18 (#3193) it allocates an fp32 gradient instead, which is not counted. mcore_adapter has
+    a fused loss of its own, which allocates the gradient beside the logits
+    (`parallel_functions/fused_cross_entropy.py::cross_entropy_bwd`).
     """
     if not layout.cross_entropy_fusion:
         return BF16, FP32
@@ -165,10 +172,10 @@ def bytes_per_logit(layout: Layout, *, is_adapter: bool = False) -> tuple[int, i
 
 
 def mtp_bytes_per_logit(layout: Layout, depths: int, *, is_adapter: bool = False) -> tuple[int, int]:
-    """What multi-token prediction adds to `bytes_per_logit`: (beside the main loss, alone once that one is done).
+    """Return the bytes that multi-token prediction adds to `bytes_per_logit`: (beside the main loss, alone after it).
 
-    Every depth keeps its softmax to its backward, which comes after that of the main loss; unfused, the peak is in
-    forward, where the last depth's bf16 logits are still in a variable (`core/models/gpt/gpt_model.py::_postprocess`).
+    Every depth keeps its softmax until its backward, which comes after that of the main loss. Unfused, the peak is in
+    forward, where a variable still holds the last depth's bf16 logits (`core/models/gpt/gpt_model.py::_postprocess`).
     """
     value, copies = bytes_per_logit(layout, is_adapter=is_adapter)
     kept = FP32 if copies >= FP32 else value
@@ -185,18 +192,20 @@ def stage_moments(
     chunks_kept: list[float],
     in_flight_bytes: float,
 ) -> list[Moment]:
-    """The moments at which a stage may be at its peak, with all that is alive then and not for the whole step.
+    """Return the moments at which a stage may reach its peak, each with what is alive there but not for the whole step.
 
-    `chunks_kept` is what a micro batch leaves in each chunk, `in_flight_bytes` what all of them do.
+    `chunks_kept` has the bytes that one micro-batch leaves in each chunk, `in_flight_bytes` those of all micro-batches
+    in flight.
 
-    Backward of a layer with all micro batches in flight; on the last stage the loss; where there is an embedding its
-    gradient, which is dense, once the layers behind it are freed.
+    The moments are the backward of a layer with all micro-batches in flight; on the last stage, the loss; on a stage
+    with an embedding, the embedding's gradient, which is dense, after the layers behind it have been freed; and the
+    optimizer step.
     """
     model, job = case.model, case.job
     table = float(BF16 * states.vocabulary) if job.trains_language_weights else 0.0
     dummies = ("dummy weight gradients", states.dummy_bytes)
-    # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment. A
-    # frozen weight needs no input.
+    # With sequence parallelism, whole-sequence copies of a GEMM's input and of the input's gradient exist temporarily.
+    # A frozen weight does not need its input.
     copies = 2 if shard.adapters is None else 1
     gathered = copies * BF16 * model.hidden_size * shard.tokens if layout.step.sequence_parallel else 0.0
     recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
@@ -214,7 +223,7 @@ def stage_moments(
         if chunk.head:
             moments += _losses(case, layout, shard, chunk, head_elements(case, layout.tp), dummies)
         if table and (chunk.embedding or chunk.mtp_layers):
-            # The last lookup's gradient, and the sum of the others.
+            # The gradient of the last lookup, and the sum of the others.
             tables = min(2, chunk.embedding + chunk.mtp_layers) * table
             behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, kept)
             moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
@@ -224,13 +233,13 @@ def stage_moments(
 
 
 def _optimizer_copies(case: Case, layout: Layout, states: StageStates) -> list[tuple[str, float]]:
-    """What the optimizer makes of its shard in fp32 when all activations are gone."""
+    """Return the fp32 copies of the optimizer's shard that exist after all activations are freed."""
     made = []
     if not (layout.states.grad_reduce_in_fp32 or keeps_own_weights(case.job, layout)):
         # `core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`
         made.append(("fp32 copy of the gradients", FP32 * states.shard_elements))
     if copied := states_in_copies(layout):
-        # Dense weights and experts have an optimizer each, one after the other.
+        # Dense weights and experts have an optimizer each, which run one after the other.
         shards = zip((states.parameters.dense, states.parameters.expert), layout.optimizer_shards, strict=True)
         made.append(("fp32 copies of its states", FP32 * len(copied) * max(whole / ranks for whole, ranks in shards)))
     return made
@@ -239,13 +248,13 @@ def _optimizer_copies(case: Case, layout: Layout, states: StageStates) -> list[t
 def _losses(
     case: Case, layout: Layout, shard: Shard, chunk: Chunk, vocabulary: int, dummies: tuple[str, float]
 ) -> list[Moment]:
-    """Forward of the loss and, with multi-token prediction, its backward."""
+    """Return the moments of the loss: its forward and, with multi-token prediction, its backward."""
     model, job = case.model, case.job
     depths = job.mtp_num_layers
     hidden_bytes, logits = BF16 * model.hidden_size, shard.tokens * (vocabulary // model.hidden_size)
     is_adapter = case.traits.is_adapter
     value, copies = bytes_per_logit(layout, is_adapter=is_adapter)
-    # With multi-token prediction the norm's output is among what its layers keep, and a copy of it goes to the loss.
+    # With multi-token prediction, its layers keep the norm's output, and the loss gets a copy of it.
     ends = (
         (
             "inputs of the final norm and the output layer",
@@ -264,7 +273,7 @@ def _losses(
     if not depths:
         return [Moment("loss", (first, values, made, *ends))]
     others = "logits of multi-token prediction"
-    # The output layer's weight is used by all depths, and autograd adds up their (dummy) gradients out of place.
+    # The output layer's weight is used by all depths, and autograd sums their (dummy) gradients out of place.
     added = (
         "sum of the output layer's dummy gradients",
         float(BF16 * vocabulary) if job.trains_language_weights else 0.0,

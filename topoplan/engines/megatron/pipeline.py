@@ -1,4 +1,4 @@
-"""The pipeline schedule: what is in flight, and how long the stages take together.
+"""The pipeline schedule: which micro-batches are in flight, and how long the stages take together.
 
 Source: megatron-core 0.16 `core/pipeline_parallel/schedules.py` (get_pp_rank_microbatches, get_schedule_table);
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters" (arXiv 2104.04473, section 2.2).
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 
 def schedule_table(pp: int, vpp: int, microbatches: int) -> list[tuple[int, int]]:
-    """(micro batch, model chunk) of every forward of a rank in order: pp micro batches a chunk at a time.
+    """Return (micro-batch, model chunk) of every forward of a rank in order: pp micro-batches per chunk at a time.
 
-    Backwards follow the same order with the chunks the other way round. Source: get_schedule_table.
+    Backwards follow the same order with the chunks reversed. Source: get_schedule_table.
     """
     return [
         (microbatch, chunk)
@@ -25,33 +25,33 @@ def schedule_table(pp: int, vpp: int, microbatches: int) -> list[tuple[int, int]
 
 
 def warmup_forwards(pp: int, vpp: int, rank: int, microbatches: int) -> int:
-    """Forwards of a rank before forwards and backwards take turns (get_pp_rank_microbatches).
+    """Return the forwards of a rank before forwards and backwards alternate (get_pp_rank_microbatches).
 
-    1F1B: pp - rank - 1. Interleaved: (pp - rank - 1) * 2 + (vpp - 1) * pp. Not more than there are.
+    1F1B: pp - rank - 1. Interleaved: (pp - rank - 1) * 2 + (vpp - 1) * pp. At most all forwards of the rank.
     """
     warmup = pp - rank - 1 if vpp == 1 else (pp - rank - 1) * 2 + (vpp - 1) * pp
     return min(microbatches * vpp, warmup)
 
 
 def most_in_flight(pp: int, vpp: int, rank: int, microbatches: int) -> int:
-    """Forwards whose activations a pipeline rank holds at its fullest, all its model chunks together.
+    """Return the largest number of forwards whose activations a pipeline rank holds, over all its model chunks.
 
-    The warm-up forwards and one more.
+    It is the warm-up forwards plus one.
     """
     return min(microbatches * vpp, warmup_forwards(pp, vpp, rank, microbatches) + 1)
 
 
 @lru_cache(maxsize=1 << 14)
 def in_flight(pp: int, vpp: int, rank: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """Micro batches of each model chunk that a pipeline rank holds, at all moments that no other one exceeds.
+    """Return the micro-batches of each model chunk that a pipeline rank holds, at every fullest moment.
 
-    All of them hold `most_in_flight` forwards. With interleaving there are several: while forwards and backwards take
-    turns, the forwards move on to the next chunk and the backwards to the one before.
+    At all of these moments the rank holds `most_in_flight` forwards. With interleaving there are several: while
+    forwards and backwards alternate, the forwards move on to the next chunk and the backwards to the previous one.
     """
     most = most_in_flight(pp, vpp, rank, microbatches)
     if vpp == 1:
         return ((most,),)
-    # The schedule repeats itself every pp micro batches; four rounds hold every moment of it.
+    # The schedule repeats every pp micro-batches; four rounds contain all of its moments.
     table = [chunk for _, chunk in schedule_table(pp, vpp, min(microbatches, 4 * pp))]
     held = [0] * vpp
     for chunk in table[:most]:
@@ -65,28 +65,32 @@ def in_flight(pp: int, vpp: int, rank: int, microbatches: int) -> tuple[tuple[in
 
 
 Times = Sequence[Sequence[float]]
-"""Seconds of one micro batch, by pipeline rank, then by model chunk."""
+"""Seconds of one micro-batch, by pipeline rank, then by model chunk."""
 
 
 def schedule_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: float = 0.0) -> float:
-    """Seconds from the first forward to the end of the last backward; `p2p_s` is one message between neighbours.
+    """Return the seconds from the first forward to the end of the last backward.
 
-    A forward or a backward waits for the one before it on its rank and for its message, so the schedule takes as long
-    as its longest chain of work in which each piece waits for the one before. Compared are chains that follow one rank
-    for most of the time, each rank in turn:
+    `p2p_s` is the time of one message between neighbours.
 
-        fill    until its first backward starts: its `most_in_flight` forwards, and what they wait for
-        turns   a backward and a forward each, until no forward is left
-        drain   the backwards that are left, and what waits for them
+    A forward or a backward waits for its predecessor on the same rank and for its message, so the schedule takes as
+    long as its longest chain of dependent work. The chains compared are those that stay on one rank for most of the
+    time, for each rank in turn:
 
-    Backwards in time the schedule is the same one with forward and backward exchanged (with interleaving, but for what
-    messages wait for), so the drain is the fill of the exchanged times. Equal stages take t * (M + (pp - 1) / vpp)
-    without messages, where t is one forward and one backward of a rank: equation (2) of arXiv 2104.04473.
+        fill    until the rank's first backward starts: its `most_in_flight` forwards, and what they wait for
+        turns   one backward and one forward each, until no forward is left
+        drain   the remaining backwards, and what waits for them
 
-    `simulate.py` is the judge. Of the 23,617 pipelines of 1F1B that are worked out while the specs in cluster_specs
-    are searched, 95% are off by less than 0.06%, all by less than 1.5%. Of the 30,407 interleaved ones 71% are exact,
+    Reversed in time, the schedule is the same schedule with forward and backward exchanged (with interleaving, except
+    for what messages wait for), so the drain is the fill with exchanged times. Equal stages take t * (M + (pp - 1) /
+    vpp) without messages, where M is the number of micro-batches and t the time of one forward and one backward of a
+    rank: equation (2) of arXiv 2104.04473.
+
+    `simulate.py` is the reference. Of the 23,617 1F1B pipelines that are evaluated while the specs in cluster_specs are
+    searched, 95% are off by less than 0.06% and all by less than 1.5%. Of the 30,407 interleaved ones, 71% are exact
     and 95% are off by less than 2.2%. The worst are 12% too short, where a rank's longest chunk is neither the first
-    of the first rank nor the last of the last one, and 8% too long, where messages outlast the work beside them.
+    chunk of the first rank nor the last chunk of the last rank, and 8% too long, where messages take longer than the
+    work beside them.
     """
     if len(forward_s) == 1:
         return microbatches * (sum(forward_s[0]) + sum(backward_s[0]))
@@ -96,11 +100,11 @@ def schedule_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: fl
 
 
 def _plain_s(forward_s: Sequence[float], backward_s: Sequence[float], microbatches: int, p2p_s: float) -> float:
-    """`schedule_s` of 1F1B; times are by pipeline rank.
+    """Return `schedule_s` of 1F1B; times are by pipeline rank.
 
-    Every turn takes a message with each neighbour, since nothing runs beside them. Of p equal ranks without messages,
-    rank k fills in p * f + (p - 1 - k) * b, has M - p + k turns of f + b, and drains in p * b + (p - 1 - k) * f: all
-    together (M + p - 1) * (f + b), whatever k is.
+    Every turn includes a message with each neighbour, since nothing overlaps with them. Of p equal ranks without
+    messages, rank k fills in p * f + (p - 1 - k) * b, has M - p + k turns of f + b, and drains in p * b + (p - 1 - k) *
+    f: in total (M + p - 1) * (f + b), for every k.
     """
     pp = len(forward_s)
     ahead = [most_in_flight(pp, 1, rank, microbatches) for rank in range(pp)]
@@ -113,7 +117,7 @@ def _plain_s(forward_s: Sequence[float], backward_s: Sequence[float], microbatch
             turn = forward_s[rank] + backward_s[rank] + messages_s[rank]
             took = first_backward[rank] + turns * turn + last_forward[rank]
         else:
-            # Its last forward is ahead of its first backward: the wait between them is in the fill and in the drain.
+            # Its last forward precedes its first backward: the wait between them is in both the fill and the drain.
             took = max(first_backward[rank] + backwards_left[rank], forwards_end[rank] + last_forward[rank])
         longest = max(longest, took)
     return longest
@@ -126,10 +130,11 @@ def _plain_fill(
     messages_s: Sequence[float],
     p2p_s: float,
 ) -> tuple[list[float], list[float]]:
-    """(end of the forwards ahead of the first backward, start of that one) in 1F1B, in seconds, by pipeline rank.
+    """Return (end of the forwards before the first backward, start of the first backward) in 1F1B.
 
-    The first micro batch passes one rank after another. The others follow at the pace of the slowest rank so far, which
-    receives each of them and sends it on while nothing else runs: `messages_s` are those with its neighbours.
+    Both are in seconds, by pipeline rank. The first micro-batch passes one rank after another. The others follow at the
+    pace of the slowest rank so far, which receives each of them and sends it on while nothing else runs: `messages_s`
+    are the messages with its neighbours.
     """
     arrived = pace = 0.0
     ends = []
@@ -141,7 +146,10 @@ def _plain_fill(
 
 
 def _first_backwards(forwards_end: Sequence[float], backward_s: Sequence[float], p2p_s: float) -> list[float]:
-    """Start of each rank's first backward: behind the forwards ahead of it, and behind that of the rank below."""
+    """Return the start of each rank's first backward.
+
+    It follows the rank's forwards before it, and the first backward of the rank below.
+    """
     starts = list(forwards_end)
     for rank in range(len(starts) - 2, -1, -1):
         starts[rank] = max(starts[rank], starts[rank + 1] + backward_s[rank + 1] + p2p_s)
@@ -152,27 +160,28 @@ class _Fill(NamedTuple):
     """How the interleaved schedule begins on a pipeline rank, in seconds from its start."""
 
     forwards_end: float
-    """End of the forwards ahead of the first backward."""
+    """End of the forwards before the first backward."""
     first_backward: float
     """Start of the first backward."""
     turns_begin: float
-    """`first_backward`, or later by as much as the turns wait for the last rank's long stretch (`_turns_begin`)."""
+    """`first_backward`, or later if the turns have to wait for the last rank's long stretch (`_turns_begin`)."""
 
 
 def _interleaved_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: float) -> float:
-    """`schedule_s` of interleaved 1F1B.
+    """Return `schedule_s` of interleaved 1F1B.
 
-    A round of pp micro batches takes a rank through all its chunks, a stretch of pp turns in each. Turn n of a rank,
-    from 0, is its backward n and the forward behind it. Messages lead
+    A round of pp micro-batches takes a rank through all its chunks, with a stretch of pp turns in each. Turn n of a
+    rank, counted from 0, is its backward n and the forward after it. Messages lead
 
-        a backward of turn n to turn n of the rank above, and from rank 0 to turn n + pp of the last rank;
-        a forward of turn n to turn n + 2 of the rank below, and from the last rank to turn n + 2 - pp of rank 0,
+        from a backward of turn n to turn n of the rank above, and from rank 0 to turn n + pp of the last rank;
+        from a forward of turn n to turn n + 2 of the rank below, and from the last rank to turn n + 2 - pp of rank 0,
 
-    since the rank below has two forwards fewer ahead of turn 0. A chain that leaves its rank for a stretch of another
-    one gains where that takes longer than the turns until it is back. Looked at are the last rank's stretch in its last
-    chunk, with the loss, once in a round, and the first rank's in its first chunk, with the embedding, once between two
-    rounds; a chain that has the one comes too late for the other. In the first and the last round the last rank's is in
-    `turns_begin`, else both are in `_detours`.
+    since the rank below has two forwards fewer before turn 0. A chain that leaves its rank for a stretch of another
+    rank gets longer if the stretch takes more time than the turns until it is back. Two such detours are considered:
+    the last rank's stretch in its last chunk, which has the loss, once per round; and the first rank's stretch in its
+    first chunk, which has the embedding, once between two rounds. A chain that includes one of them comes too late for
+    the other. In the first and in the last round the last rank's stretch is in `turns_begin`; otherwise both are in
+    `_detours`.
     """
     pp, vpp, rounds = len(forward_s), len(forward_s[0]), microbatches // len(forward_s)
     ahead = [most_in_flight(pp, vpp, rank, microbatches) for rank in range(pp)]
@@ -187,7 +196,7 @@ def _interleaved_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s
             late = fill.turns_begin + drain.turns_begin
             ends = max(along + (rounds - 1) * over_first, late + (rounds - 2) * over_last)
         else:
-            # There is one stretch in the last chunk: a chain has it behind the start or ahead of the end.
+            # There is only one stretch in the last chunk: a chain has it either after the start or before the end.
             ends = max(fill.turns_begin + drain.forwards_end, fill.forwards_end + drain.turns_begin)
             if ahead[rank] < pp * vpp:
                 ends = max(ends, along)
@@ -199,10 +208,11 @@ def _interleaved_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s
 def _turns_s(
     forward_s: Sequence[float], backward_s: Sequence[float], pp: int, ahead: int, rounds: int, p2p_s: float
 ) -> float:
-    """Seconds of an interleaved rank's turns; times are by model chunk.
+    """Return the seconds of an interleaved rank's turns; times are by model chunk.
 
-    All its work but the `ahead` forwards at the beginning, and as many backwards at the end, which are of the same
-    chunks. A message runs beside the next backward or forward, and costs a turn what it outlasts an average one by.
+    These are all its work except the `ahead` forwards at the beginning and as many backwards at the end, in the same
+    chunks. A message overlaps with the next backward or forward, and costs a turn what it takes longer than an average
+    one.
     """
     vpp, forward, backward = len(forward_s), sum(forward_s), sum(backward_s)
     work = rounds * pp * (forward + backward) - _entries_s(forward_s, pp, ahead) - _entries_s(backward_s, pp, ahead)
@@ -211,7 +221,7 @@ def _turns_s(
 
 
 def _entries_s(chunks_s: Sequence[float], pp: int, count: int) -> float:
-    """Seconds of the first `count` entries of the `schedule_table` on a rank whose chunks take `chunks_s`."""
+    """Return the seconds of the first `count` entries of `schedule_table` on a rank whose chunks take `chunks_s`."""
     stretches, rest = divmod(count, pp)
     rounds, chunk = divmod(stretches, len(chunks_s))
     return pp * (rounds * sum(chunks_s) + sum(chunks_s[:chunk])) + rest * chunks_s[chunk]
@@ -220,10 +230,10 @@ def _entries_s(chunks_s: Sequence[float], pp: int, count: int) -> float:
 def _interleaved_fill(
     forward_s: Times, backward_s: Times, ahead: Sequence[int], rounds: int, p2p_s: float
 ) -> list[_Fill]:
-    """How the interleaved schedule begins, by pipeline rank.
+    """Return how the interleaved schedule begins, by pipeline rank.
 
-    Behind its first forward of the last chunk a rank has up to pp - 1 more there, and then some in the first chunk: all
-    of them are ready by then.
+    After its first forward of the last chunk a rank has up to pp - 1 more there, and then some in the first chunk; the
+    inputs of all of them have arrived by then.
     """
     pp, vpp, ends = len(forward_s), len(forward_s[0]), []
     for chunks, reached, count in zip(forward_s, _last_chunk_s(forward_s, p2p_s), ahead, strict=True):
@@ -236,16 +246,16 @@ def _interleaved_fill(
 
 
 def _last_chunk_s(forward_s: Times, p2p_s: float) -> list[float]:
-    """End of the first forward in the last chunk, in seconds from the start of the schedule, by pipeline rank.
+    """Return the end of the first forward in the last chunk, in seconds from the schedule's start, by pipeline rank.
 
-    pp micro batches pass one virtual stage after another, each at its own pace, so only the first of them and the final
-    one are followed, from one stage to the next:
+    pp micro-batches pass one virtual stage after another, each at the stage's pace, so only the first and the final one
+    are followed, from stage to stage:
 
-        first = max(first of the stage before, final of this rank's chunk before) + forward
-        final = max(final of the stage before + forward, first + (pp - 1) * forward)
+        first = max(first of the previous stage, final of this rank's previous chunk) + forward
+        final = max(final of the previous stage + forward, first + (pp - 1) * forward)
 
-    Megatron waits for a message where it posts it, and rank 0 posts the receives from the last rank one by one, behind
-    its own forwards. So the last rank sends its first message of a chunk when rank 0 has finished that chunk, and the
+    Megatron waits for a message where it posts it, and rank 0 posts the receives from the last rank one by one, after
+    its own forwards. So the last rank sends the first message of a chunk when rank 0 has finished that chunk, and the
     final one when rank 0 has finished all but one of the next chunk (`_all_but_one_s`).
     """
     pp, last = len(forward_s), len(forward_s) - 1
@@ -265,10 +275,11 @@ def _last_chunk_s(forward_s: Times, p2p_s: float) -> list[float]:
 
 
 def _all_but_one_s(each_s: Sequence[float], firsts_s: Sequence[float]) -> float:
-    """When rank 0 has finished all micro batches of a chunk but one; `firsts_s` is the first one on each rank.
+    """Return when rank 0 has finished all micro-batches of a chunk but one.
 
-    A rank goes on when the rank below has finished the micro batch before the last, and so on down: pp - 1 on rank 0
-    are pp - 1 - 2 * r on rank r, and behind them a forward on each rank above.
+    `firsts_s` is the end of the first micro-batch on each rank. A rank proceeds when the rank below has finished the
+    micro-batch before the last one, and so on down: pp - 1 micro-batches on rank 0 are pp - 1 - 2 * r on rank r,
+    followed by one forward on each rank above.
     """
     pp = len(each_s)
     return max(firsts_s[rank] + (pp - 2 - 2 * rank) * each_s[rank] + sum(each_s[:rank]) for rank in range(pp // 2))
@@ -282,11 +293,11 @@ def _turns_begin(
     p2p_s: float,
     first_backward: Sequence[float],
 ) -> list[float]:
-    """`_Fill.turns_begin`, by pipeline rank: when a message comes, less what the rank has in its turns until then.
+    """Return `_Fill.turns_begin` by pipeline rank: a message's arrival, less the rank's work in its turns until then.
 
     The message comes from the end of the last rank's first long stretch: backwards 0 to pp - 1 of the last chunk, and
-    the forwards between them. Backward pp - 1 is in turn pp - 1 on every rank. The forward behind it is in turn 1 on
-    rank 0 and in turn 2 * k + 1 on rank k, which matters where that is ahead of turn pp - 1.
+    the forwards between them. Backward pp - 1 is in turn pp - 1 on every rank. The forward after it is in turn 1 on
+    rank 0 and in turn 2 * k + 1 on rank k, which matters if that is before turn pp - 1.
     """
     pp, vpp, last = len(forward_s), len(forward_s[0]), len(forward_s) - 1
     begin = list(first_backward)
@@ -311,17 +322,19 @@ def _turns_begin(
 
 
 def _detours(forward_s: Times, backward_s: Times) -> list[tuple[float, float]]:
-    """Seconds that a chain gains in a round by having the (first, last) rank's long stretch, or 0; by pipeline rank.
+    """Return the seconds by which a long stretch lengthens a chain in a round, (first rank's, last rank's), or 0.
 
-    Over the first rank: up with a backward, then its stretch, where the forwards are a turn behind the backwards, so
-    that one forward and one backward of the last chunk are among them, and down with a forward. Meanwhile rank k has
-    pp + 2 * k turns.
+    The result is by pipeline rank.
 
-    Over the last rank: down with a forward, its stretch, up with a backward. Meanwhile rank k has
-    pp - 1 + 2 * (pp - 1 - k) turns. Or around: up with a backward to rank 0 and on to the last rank, its stretch and
-    the forward behind that, on to rank 0 and down. Meanwhile rank k has pp + 2 + 2 * k turns. One of these is taken to
-    be as long as the last rank's backward ahead of the stretch and the first forward of it, and the ranks above, which
-    have the chain in their second chunk, to be in their first.
+    Over the first rank: up with a backward, then its stretch, where the forwards are one turn behind the backwards, so
+    that the stretch includes one forward and one backward of the last chunk, and down with a forward. Meanwhile rank k
+    has pp + 2 * k turns.
+
+    Over the last rank: down with a forward, its stretch, up with a backward. Meanwhile rank k has pp - 1 + 2 * (pp - 1
+    - k) turns. Or around: up with a backward to rank 0 and on to the last rank, its stretch and the forward after it,
+    on to rank 0 and down. Meanwhile rank k has pp + 2 + 2 * k turns. One of these turns is assumed to be as long as the
+    last rank's backward before the stretch plus the first forward of the stretch, and the ranks above, which have the
+    chain in their second chunk, are assumed to be in their first.
     """
     pp, vpp, last = len(forward_s), len(forward_s[0]), len(forward_s) - 1
     first_chunk = [forward[0] + backward[0] for forward, backward in zip(forward_s, backward_s, strict=True)]

@@ -1,4 +1,4 @@
-"""What makes a layout illegal. Each rule has a name, a source and, when it fails, its equation with the numbers in it.
+"""What makes a layout illegal: each rule has a name, a source and, when it fails, its equation with numbers filled in.
 
 MLM is megatron-core 0.16 (`megatron/core/`), MCA is mcore_adapter 0.10 (`mcore_adapter/`), LF is LLaMA-Factory 0.9.5
 (`llamafactory/`), TE is Transformer Engine (`transformer_engine/`).
@@ -23,7 +23,7 @@ from topoplan.specs.layout_parts import RECOMPUTE_MODULES, stage_sizes_in
 
 
 def tensor_parallel_domain(case: Case) -> int:
-    """GPUs that tensor parallel may span: the NVLink domain, or the node where there is no NVLink."""
+    """Return the number of GPUs that tensor parallelism may span: the NVLink domain, or without NVLink the node."""
     cluster = case.cluster
     return max(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.gpus_per_node)
 
@@ -40,7 +40,10 @@ def _first_remainder(what: str, values: tuple[int, ...], by: str, divisor: int) 
 
 
 def _fits_domain(case: Case, words: str, ranks: int) -> str | None:
-    """Consecutive groups of `ranks` GPUs, each inside one domain. `words` say what `ranks` is made of."""
+    """Return why consecutive groups of `ranks` GPUs are not each inside one domain.
+
+    `words` says what `ranks` is made of.
+    """
     domain = tensor_parallel_domain(case)
     kind = "NVLink domain" if case.cluster.nvlink_bytes_per_s else "node"
     if ranks > domain:
@@ -82,8 +85,8 @@ def _kv_heads(case: Case, layout: Layout) -> str | None:
             continue
         if tp % kv_heads:
             return f"KV heads {kv_heads} % tp {tp} = {kv_heads % tp}, tp {tp} % KV heads {kv_heads} = {tp % kv_heads}"
-        # Fewer KV heads than ranks: the one QKV matrix is cut all the same, and gathered again.
-        # The adapter is run with megatron-core 0.16, which does not cut the gate (known_faults.py).
+        # With fewer KV heads than ranks, the fused QKV matrix is split nevertheless, and gathered again. The adapter
+        # runs with megatron-core 0.16, which does not split the gate (known_faults.py).
         if attention.output_gate and case.traits.is_adapter:
             return f"tp {tp} > KV heads {kv_heads} with an output gate"
         if equation := _remainder("QKV width", qkv_width(attention), "tp", tp):
@@ -110,7 +113,7 @@ def _context_parallel(case: Case, layout: Layout) -> str | None:
         return f"cp {layout.cp} with images: the trainer cuts every tensor of a batch at its second dimension"
     if case.traits.is_adapter and case.job.stage == "dpo" and facts_of(case.model).is_moe:
         # LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper shifts ids and labels but not a pair's mask, which
-        # the adapter drops in dense models alone (trainer/trainer.py, _prepare_train_inputs).
+        # the adapter drops for dense models only (trainer/trainer.py, _prepare_train_inputs).
         return (
             f"cp {layout.cp} in stage dpo with experts: the mask is a token longer than the sequence, and cannot be cut"
         )
@@ -122,7 +125,7 @@ def _context_parallel(case: Case, layout: Layout) -> str | None:
 
 
 def _all_to_all_heads(case: Case, layout: Layout) -> str | None:
-    """Every rank of a sequence gets as many heads of it, of queries and of keys."""
+    """All ranks of a sequence must get the same number of its heads, of queries and of keys."""
     facts, cp, tp = facts_of(case.model), layout.cp, layout.tp
     if facts.latent_attention:
         return f"cp {cp} by all-to-all with latent attention"
@@ -165,7 +168,7 @@ def _adapter(case: Case, layout: Layout) -> str | None:
     if layout.moe_token_dispatcher_type == "flex":
         return "moe_token_dispatcher_type flex: the adapter takes allgather and alltoall"
     if layout.fp8_param and layout.optimizer_offload_fraction:
-        # Megatron-LM training/arguments.py refuses it; the adapter does not look.
+        # Megatron-LM training/arguments.py refuses it; the adapter does not check.
         return "optimizer_offload_fraction with fp8_param: Megatron offloads for the delayed fp8 recipe alone"
     return None
 
@@ -176,20 +179,21 @@ def _optimizer(case: Case, layout: Layout) -> str | None:
             if not layout.precision_aware_optimizer:
                 return f"{key} {dtype} without precision_aware_optimizer"
             if layout.optimizer_offload_fraction:
-                # HybridDeviceOptimizer is made without them (`optimizer/__init__.py`).
+                # HybridDeviceOptimizer is constructed without these dtypes (`optimizer/__init__.py`).
                 return f"{key} {dtype} with optimizer_offload_fraction, whose optimizer keeps fp32"
     if layout.distributed_optimizer:
         return None
     if layout.precision_aware_optimizer:
         return "precision_aware_optimizer without distributed_optimizer"
     if layout.optimizer_offload_fraction:
-        # Float16OptimizerWithFloat16Params puts fp32 weights in its groups that the hybrid one then does not know.
+        # Float16OptimizerWithFloat16Params puts fp32 weights into its groups, which the hybrid optimizer then does not
+        # know.
         return f"optimizer_offload_fraction {layout.optimizer_offload_fraction:g} without distributed_optimizer"
     return None
 
 
 def _user_buffers(case: Case, layout: Layout) -> str | None:
-    """Transformer Engine has buffers for the layers called qkv, proj, fc1 and fc2."""
+    """Transformer Engine has user buffers for the layers named qkv, proj, fc1 and fc2."""
     if not layout.tp_comm_overlap:
         return None
     if layout.tp == 1:
@@ -235,7 +239,7 @@ def _expert_widths(case: Case, layout: Layout) -> str | None:
 
 
 def _expert_adapters(case: Case, layout: Layout) -> str | None:
-    """mcore_bridge builds no adapters of experts that tensor parallel splits: "LoRA does not support ETP"."""
+    """mcore_bridge builds no adapters for experts that tensor parallelism splits: "LoRA does not support ETP"."""
     if case.job.finetuning != "lora" or layout.etp == 1 or not facts_of(case.model).is_moe:
         return None
     if {"all", "linear_fc1", "linear_fc2"}.isdisjoint(case.job.lora_target):
@@ -270,10 +274,11 @@ def _expert_tensor(case: Case, layout: Layout) -> str | None:
 
 
 def fp8_alignment(case: Case) -> int:
-    """What both sides of a matrix must be a multiple of in the job's precision; 1 without quantization.
+    """Return the multiple that both sides of a matrix must be in the job's precision; 1 without quantisation.
 
-    MLM `fp8_utils.py::get_fp8_align_size`, `fp4_utils.py::get_fp4_align_size`; TE `pytorch/utils.py::
-    assert_dim_for_fp8_exec` and `pytorch/tensor/mxfp8_tensor.py`. On Blackwell mcore_adapter's fp8 is mxfp8.
+    MLM `fp8_utils.py::get_fp8_align_size`, `fp4_utils.py::get_fp4_align_size`; TE
+    `pytorch/utils.py::assert_dim_for_fp8_exec` and `pytorch/tensor/mxfp8_tensor.py`. On Blackwell mcore_adapter's fp8
+    is mxfp8.
     """
     precision = case.job.precision
     if precision in ("bf16", "fp16"):
@@ -368,7 +373,7 @@ def _batch(case: Case, layout: Layout) -> str | None:
 
 
 def _batch_fix(case: Case, layout: Layout) -> str:
-    """What to do about a batch that breaks the rule."""
+    """Return how to correct a batch that breaks the rule."""
     batch, product = case.job.global_batch_size, layout.micro_batch_size * layout.dp
     if not batch % product:
         return "leave gradient_accumulation_steps out, or take more samples"
@@ -376,7 +381,7 @@ def _batch_fix(case: Case, layout: Layout) -> str:
 
 
 def _interleaving(case: Case, layout: Layout) -> str | None:
-    # With microbatch_group_size_per_vp_stage at its default, pp, "0 or at least pp" leaves 0.
+    # With microbatch_group_size_per_vp_stage at its default, pp, the requirement "0 or at least pp" leaves only 0.
     steps = layout.gradient_accumulation_steps
     if layout.vpp > 1 and steps % layout.pp:
         return f"gradient_accumulation_steps {steps} % pp {layout.pp} = {steps % layout.pp} with vpp {layout.vpp}"
@@ -394,7 +399,10 @@ def _sequence_parallel(case: Case, layout: Layout) -> str | None:
 
 
 def sequence_parts(layout: Layout) -> int:
-    """Pieces that a sequence is cut into: 2 * cp by ring attention, a rank's own part of it into tp by SP."""
+    """Return the number of pieces that a sequence is cut into.
+
+    Ring attention cuts it into 2 * cp, and sequence parallelism cuts a rank's own part into tp.
+    """
     parts = 2 * layout.cp if layout.cp > 1 else 1
     return math.lcm(parts, layout.cp * layout.tp) if layout.sequence_parallel else parts
 
@@ -487,7 +495,8 @@ SPLIT_RULES = (
     Rule("vocabulary", "MCA models: padded_vocab_size is the checkpoint's", _vocabulary, "lower tp"),
     Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1, or its cp_comm_type to p2p"),
 )
-"""Rules on the switches, which are first so that a pin which nothing can meet shows, and on tp, pp and cp."""
+"""Rules on the switches, and on tp, pp and cp. Switches come first so that a pin that nothing can satisfy is
+reported."""
 
 GRID_RULES = (
     Rule(
@@ -512,10 +521,10 @@ GRID_RULES = (
     Rule("mtp-stage", _MTP_SOURCE, _token_prediction, "choose pp and vpp that leave the last stage a layer"),
     Rule("vision-first-stage", _VISION_SOURCE, _vision_first_stage, "lower pp or vpp"),
 )
-"""Rules that also look at ep, etp, vpp and the stages."""
+"""Rules that also depend on ep, etp, vpp and the stages."""
 
 SHAPE_RULES = SPLIT_RULES + GRID_RULES
-"""Rules on degrees and switches: the same for every micro batch and recompute mode."""
+"""Rules on degrees and switches, independent of micro-batch and recompute mode."""
 
 STEP_RULES = (
     Rule("batch", _BATCH_SOURCE, _batch, "change global_batch_size, or lower micro_batch_size", _batch_fix),
@@ -523,10 +532,10 @@ STEP_RULES = (
     Rule("sequence-parallel", "MLM model_parallel_config.py; moe/moe_layer.py", _sequence_parallel, "switch it"),
     Rule("sequence-length", _SEQUENCE_SOURCE, _sequence_length, "lengthen seq_len to a multiple, or lower cp or tp"),
 )
-"""Rules that also look at the micro batch and sequence parallel."""
+"""Rules that also depend on the micro-batch and sequence parallelism."""
 
 MODE_RULES = (Rule("recompute", _RECOMPUTE_SOURCE, _recompute, "choose another recompute mode"),)
-"""Rules that also look at the recompute mode."""
+"""Rules that also depend on the recompute mode."""
 
 SEARCH_RULES = (
     Rule("ep-in-nvlink-domain", "all-to-all across nodes", _expert_domain, "lower ep, or pin it"),
@@ -537,10 +546,10 @@ SEARCH_RULES = (
         "set etp to tp",
     ),
 )
-"""What a search leaves out unless a pin asks for it: such a layout would run."""
+"""Rules that a search applies unless a pin overrides them; layouts that break one would run."""
 
 RULES = SHAPE_RULES + SEARCH_RULES + STEP_RULES + MODE_RULES
-"""All rules, in the order in which a search meets them."""
+"""All rules, in the order in which a search checks them."""
 
 RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
-"""What a search leaves out as slow is predicted when it is asked for by name."""
+"""The rules of a layout that is asked for by name: one that a search leaves out as slow is predicted."""

@@ -1,20 +1,20 @@
 """An event simulation of Megatron's pipeline schedules, message by message.
 
-Source: megatron-core 0.16 `core/pipeline_parallel/schedules.py`
-(forward_backward_pipelining_without_interleaving, forward_backward_pipelining_with_interleaving with
-`overlap_p2p_comm`, its default) and `p2p_communication.py`. A rank is a list of instructions, in the order in which
-Megatron issues them: run a forward or a backward, post messages, wait for messages. A message starts when both ends
-have posted it, as NCCL's sends and receives of more than its buffers do, takes `p2p_s`, and does not slow down others.
+Source: megatron-core 0.16 `core/pipeline_parallel/schedules.py` (forward_backward_pipelining_without_interleaving,
+forward_backward_pipelining_with_interleaving with `overlap_p2p_comm`, its default) and `p2p_communication.py`. A rank
+is a list of instructions in the order in which Megatron issues them: run a forward or a backward, post messages, wait
+for messages. A message starts when both ends have posted it, as NCCL's sends and receives do if they exceed its
+buffers, takes `p2p_s`, and does not slow down others.
 
-Without interleaving every message is waited for where it is posted, so that no message is hidden. With interleaving
-the warm-up and the last backwards wait likewise; in between a message is posted behind a forward and waited for behind
-the backward that follows, or the other way round. (Since 2026 Megatron also waits for a forward's send at once.)
+Without interleaving every message is waited for where it is posted, so no message is hidden. With interleaving the
+warm-up and the last backwards wait likewise; in between, a message is posted after a forward and waited for after the
+following backward, or the other way round. (Since 2026 Megatron also waits for a forward's send immediately.)
 
-What really runs side by side on a card is up to CUDA. With CUDA_DEVICE_MAX_CONNECTIONS=1 all streams share one hardware
-queue, and kernels start in the order of issue. Megatron (`training/arguments.py`) asks for that with tensor or context
-parallelism before Blackwell, so that a collective that is issued ahead of a GEMM gets its multiprocessors before the
-GEMM takes them all. The messages of a pipeline are issued between two pieces of work and can run beside the second with
-either setting; the simulation takes it that they do, and that they take no multiprocessors from it.
+What really overlaps on a card is up to CUDA. With CUDA_DEVICE_MAX_CONNECTIONS=1 all streams share one hardware queue,
+and kernels start in the order of issue. Megatron (`training/arguments.py`) requires that setting with tensor or context
+parallelism before Blackwell, so that a collective issued before a GEMM gets its multiprocessors before the GEMM takes
+all of them. Pipeline messages are issued between two pieces of work and can overlap with the second one under either
+setting; the simulation assumes that they do, and that they take no multiprocessors from it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from topoplan.engines.megatron.pipeline import schedule_table, warmup_forwards
 from topoplan.engines.timeline import BACKWARD, FORWARD, P2P, RECOMPUTE, Event
 
 Work = tuple[str, int, int]
-"""forward or backward, micro batch, model chunk."""
+"""(forward or backward, micro-batch, model chunk)."""
 _Message = tuple[str, int, int]
-"""forward or backward, the virtual stage that sends it, micro batch."""
+"""(forward or backward, the virtual stage that sends it, micro-batch)."""
 _Messages = tuple[_Message, ...]
 _Instruction = tuple[Work | None, _Messages, _Messages]
-"""Work to run, messages to post, or messages to wait for: one of them."""
+"""(work to run, messages to post, messages to wait for), of which exactly one is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """One pass of all micro batches through the pipeline."""
+    """One pass of all micro-batches through the pipeline."""
 
     events: tuple[Event, ...]
-    """By rank, then in time. What lies between the events of a rank is idle time."""
+    """Events by rank, then in time. Gaps between the events of a rank are idle time."""
     total_s: float
-    """From the first forward to the end of the last rank."""
+    """Seconds from the first forward to the end of the last rank."""
 
 
 def order_of_work(pp: int, vpp: int, rank: int, microbatches: int) -> list[Work]:
-    """What a rank does: warm-up forwards, then one forward and one backward in turn, then the backwards left."""
+    """Return a rank's work: warm-up forwards, then forwards and backwards alternating, then the remaining backwards."""
     table = schedule_table(pp, vpp, microbatches)
     warmup = warmup_forwards(pp, vpp, rank, microbatches)
     forwards: list[Work] = [(FORWARD, microbatch, chunk) for microbatch, chunk in table]
@@ -65,11 +65,11 @@ def simulate(
     p2p_s: float = 0.0,
     recompute_s: Sequence[Sequence[float]] | None = None,
 ) -> Simulation:
-    """Run the schedule; times are indexed by pipeline rank, then by model chunk, and are of one micro batch.
+    """Run the schedule; times are of one micro-batch, indexed by pipeline rank, then by model chunk.
 
-    `backward_s` includes `recompute_s`, which is told apart in the events alone. `p2p_s` is one message between
-    neighbours. More than one chunk a rank is the interleaved schedule. Raises ValueError when its micro batches are not
-    a multiple of the ranks, which Megatron refuses too.
+    `backward_s` includes `recompute_s`, which is a separate kind of event only. `p2p_s` is one message between
+    neighbours. With more than one chunk per rank the schedule is the interleaved one. Raises ValueError if its
+    micro-batches are not a multiple of the ranks, which Megatron refuses too.
     """
     pp, vpp = len(forward_s), len(forward_s[0])
     if vpp > 1 and microbatches % pp:
@@ -94,7 +94,7 @@ def simulate(
 
 
 class _MessagesUnderWay:
-    """When messages arrive, and who waits for one."""
+    """Which messages are posted, when they arrive, and which ranks wait for one."""
 
     def __init__(self, p2p_s: float) -> None:
         self.p2p_s = p2p_s
@@ -103,7 +103,7 @@ class _MessagesUnderWay:
         self.sleeping: dict[_Message, int] = {}
 
     def post(self, message: _Message, now_s: float) -> int | None:
-        """One end is ready. Returns the rank that this wakes up."""
+        """Record that one end is ready; return the rank that this wakes up, if any."""
         if message not in self._posted:
             self._posted[message] = now_s
             return None
@@ -113,7 +113,7 @@ class _MessagesUnderWay:
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """A pipeline rank on its way through its program; times are of its chunks."""
+    """A pipeline rank executing its program; times are by model chunk."""
 
     rank: int
     program: Sequence[_Instruction]
@@ -125,7 +125,7 @@ class _Rank:
     events: list[Event] = field(default_factory=list)
 
     def run(self, messages: _MessagesUnderWay, pp: int) -> list[int]:
-        """Go on until a message is missing, or to the end. Returns the ranks that wake up."""
+        """Execute instructions until a message is missing or the program ends; return the ranks that this wakes up."""
         woken: list[int] = []
         while self.position < len(self.program):
             work, post, wait = self.program[self.position]
@@ -166,7 +166,7 @@ class _Rank:
 
 
 def _input(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
-    """The message that a piece of work needs, if any."""
+    """Return the message that a piece of work needs, if any."""
     kind, microbatch, chunk = work
     stage = chunk * pp + rank
     if kind == FORWARD:
@@ -175,7 +175,7 @@ def _input(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
 
 
 def _output(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
-    """The message that a piece of work gives, if any."""
+    """Return the message that a piece of work produces, if any."""
     kind, microbatch, chunk = work
     stage = chunk * pp + rank
     given = stage < pp * vpp - 1 if kind == FORWARD else stage > 0
@@ -183,20 +183,23 @@ def _output(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
 
 
 def _exchange(*messages: _Messages) -> Iterable[_Instruction]:
-    """Post messages together and wait for all of them."""
+    """Yield instructions that post messages together and wait for all of them."""
     if together := sum(messages, ()):
         yield None, together, ()
         yield None, (), together
 
 
 def _plain(order: Sequence[Work], pp: int, vpp: int, rank: int) -> list[_Instruction]:
-    """1F1B. What comes in is received together with what goes out to the same neighbour, in the steady state alone."""
+    """Return the program of a rank under 1F1B.
+
+    Only in the steady state is what comes in received together with what goes out to the same neighbour.
+    """
     program: list[_Instruction] = []
     microbatches = len(order) // 2
     warmup = warmup_forwards(pp, vpp, rank, microbatches)
     steady = range(warmup, len(order) - warmup)
     for step, work in enumerate(order):
-        # In the steady state the work before has received it along with its own sending.
+        # In the steady state the preceding work has received the input along with its own send.
         if step - 1 not in steady or step not in steady:
             program += _exchange(_input(work, pp, vpp, rank))
         program.append((work, (), ()))
@@ -206,7 +209,10 @@ def _plain(order: Sequence[Work], pp: int, vpp: int, rank: int) -> list[_Instruc
 
 
 def _interleaved(order: Sequence[Work], pp: int, vpp: int, rank: int) -> list[_Instruction]:
-    """Interleaved 1F1B: what a forward, or a backward, needs is asked for behind the one before it."""
+    """Return the program of a rank under interleaved 1F1B.
+
+    The input of a forward, or of a backward, is requested after the preceding forward or backward.
+    """
     program: list[_Instruction] = []
     forwards = [work for work in order if work[0] == FORWARD]
     backwards = [work for work in order if work[0] == BACKWARD]

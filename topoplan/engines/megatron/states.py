@@ -1,8 +1,8 @@
-"""What a pipeline stage holds all the step: weights, gradients, optimizer states, workspaces.
+"""What a pipeline stage holds during the whole step: weights, gradients, optimizer states, workspaces.
 
-megatron-core 0.16 `core/distributed/param_and_grad_buffer.py` and `core/optimizer/distrib_optimizer.py`: 2 bytes of
-weight and 4 or 2 of gradient on every rank, 12 of fp32 weight and two moments sharded over the data-parallel group
-(ZeRO stage 1, arXiv 1910.02054, section 5).
+megatron-core 0.16 `core/distributed/param_and_grad_buffer.py` and `core/optimizer/distrib_optimizer.py`: per element, 2
+bytes of weight and 4 or 2 of gradient on every rank, and 12 of fp32 weight and two moments sharded over the
+data-parallel group (ZeRO stage 1, arXiv 1910.02054, section 5).
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model, Moe
 
 REMAINDER_BYTES = 2
-"""Of an fp32 weight that is kept as what its bf16 copy lacks (TE FusedAdam, store_param_remainders)."""
+"""Bytes per element of an fp32 weight stored as the remainder of its bf16 copy (TE FusedAdam,
+store_param_remainders)."""
 DTYPE_BYTES = {"fp32": FP32, "fp16": 2, "bf16": BF16, "fp8": 1}
 HOST_ADAM_BYTES = 16
-"""Host memory of an offloaded element: fp32 weight, two moments and gradient
+"""Host memory per offloaded element: fp32 weight, two moments and gradient
 (`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
 DETERMINISTIC_WORKSPACE = 8 * 4096 * 1024
-"""Of torch's cuBLAS in deterministic mode, which asks for CUBLAS_WORKSPACE_CONFIG=:4096:8."""
+"""Workspace in bytes of torch's cuBLAS in deterministic mode, which requires CUBLAS_WORKSPACE_CONFIG=:4096:8."""
 GROUPED_GEMM_STREAMS = 4
-"""cuBLAS streams of Transformer Engine's grouped GEMM, a workspace each (nvte_get_num_compute_streams)."""
+"""cuBLAS streams of Transformer Engine's grouped GEMM, with a workspace each (nvte_get_num_compute_streams)."""
 
 
 @lru_cache(maxsize=1 << 14)
 def chunk_layers(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
-    """The distinct layers of a chunk with their counts, multi-token-prediction layers last."""
+    """Return the distinct layers of a chunk with their counts, multi-token-prediction layers last."""
     counts: dict[int, tuple[Layer, int]] = {}
     for index in chunk.layers:
         layer = model.layers[index]
@@ -59,19 +60,22 @@ def chunk_layers(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
 
 @lru_cache(maxsize=64)
 def distinct_layers(model: Model) -> tuple[Layer, ...]:
-    """Each kind of layer of a model once."""
+    """Return each kind of layer of a model once."""
     return tuple({id(layer): layer for layer in model.layers}.values())
 
 
 @lru_cache(maxsize=1 << 14)
 def chunk_runs(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
-    """Equal layers of a chunk that follow each other, first to last, with their number; no multi-token prediction."""
+    """Return the runs of equal consecutive layers of a chunk with their lengths, in order.
+
+    Multi-token-prediction layers are left out.
+    """
     layers = (model.layers[index] for index in chunk.layers)
     return tuple((run[0], len(run)) for run in (list(group) for _, group in groupby(layers, key=id)))
 
 
 def rank_kinds(case: Case, layout: Layout) -> tuple[int, ...]:
-    """For each pipeline rank, the first one that holds the same kinds of layers in the same chunks."""
+    """Return, for each pipeline rank, the first rank that holds the same kinds of layers in the same chunks."""
     model, job = case.model, case.job
     return _rank_kinds(model, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
 
@@ -95,7 +99,7 @@ def _rank_kinds(model: Model, pp: int, vpp: int, pipeline_layout: str | None, mt
 
 
 def distinct_ranks(case: Case, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that hold different layers: the first of each kind, which has most in flight."""
+    """Return one pipeline rank of each kind: the first, which has the most micro-batches in flight."""
     return tuple(dict.fromkeys(rank_kinds(case, layout)))
 
 
@@ -105,7 +109,7 @@ def _vocabulary_elements(case: Case, tp: int) -> int:
 
 
 def head_elements(case: Case, tp: int) -> int:
-    """Elements of the output layer that one rank holds; a classifier's is whole on each.
+    """Return the elements of the output layer on one rank; the output layer of a classifier is replicated.
 
     mcore_bridge `model/gpt_model.py`, OutputLayerLinear.
     """
@@ -114,7 +118,7 @@ def head_elements(case: Case, tp: int) -> int:
 
 @lru_cache(maxsize=1 << 15)
 def chunk_parameters(case: Case, chunk: Chunk, tp: int, ep: int, etp: int) -> RankParameters:
-    """Elements that one rank holds of a chunk, the vision tower left out."""
+    """Return the elements of a chunk that one rank holds, without the vision tower."""
     model = case.model
     total = RankParameters()
     for layer, count in chunk_layers(model, chunk):
@@ -124,7 +128,7 @@ def chunk_parameters(case: Case, chunk: Chunk, tp: int, ep: int, etp: int) -> Ra
 
 @lru_cache(maxsize=1 << 14)
 def _chunk_adapters(model: Model, chunk: Chunk, adapters: Adapters, tp: int, ep: int, etp: int) -> RankParameters:
-    """Elements that one rank holds of the adapters of a chunk."""
+    """Return the elements of a chunk's adapters that one rank holds."""
     total = RankParameters()
     for layer, count in chunk_layers(model, chunk):
         total += adapter_parameters(model, layer, adapters, tp, ep, etp) * count
@@ -132,11 +136,11 @@ def _chunk_adapters(model: Model, chunk: Chunk, adapters: Adapters, tp: int, ep:
 
 
 def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Weight, int]]:
-    """Weights before and behind the layers of a chunk, with the elements of them that one rank holds.
+    """Return the weights before and after the layers of a chunk, with their elements on one rank.
 
-    Tied embeddings are one tensor in a chunk that holds both ends of the model, and two copies elsewhere; then
-    multi-token prediction uses its copy of the embedding for the output too, and the output layer's lies idle beside it
-    (`core/models/gpt/gpt_model.py`, skip_weight_param_allocation).
+    Tied embeddings are one tensor in a chunk that holds both ends of the model, and two copies otherwise. With
+    multi-token prediction, a copy of the embedding then also serves as output layer, and the output layer's own weight
+    stays allocated but unused (`core/models/gpt/gpt_model.py`, skip_weight_param_allocation).
     """
     model = case.model
     vocabulary = _vocabulary_elements(case, tp)
@@ -157,7 +161,7 @@ def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Weight, int]]:
 
 
 def stage_parameters(case: Case, layout: Layout, rank: int) -> RankParameters:
-    """Elements on one rank of a pipeline stage: trainable dense, trainable expert, frozen."""
+    """Return the elements on one rank of a pipeline stage: trainable dense, trainable expert, frozen."""
     split = layout.degrees
     return _stage_parameters(case, stages_of(case.model, case.job, layout)[rank], rank, split.tp, split.ep, split.etp)
 
@@ -177,8 +181,8 @@ def _stage_parameters(case: Case, chunks: tuple[Chunk, ...], rank: int, tp: int,
         for elements, frozen in (
             (model.vision.encoder_parameters, job.freeze_vision_tower),
             (model.vision.projector_parameters, job.freeze_multi_modal_projector),
-            # mcore_adapter's freezing goes by name prefix and misses vision_model.deepstack_merger_list; adapters
-            # freeze all that they are not put on.
+            # mcore_adapter freezes by name prefix and misses vision_model.deepstack_merger_list; adapters freeze
+            # everything that they are not attached to.
             (model.vision.deepstack_parameters, adapters is not None),
         ):
             language += RankParameters(frozen=elements) if frozen else RankParameters(dense=elements)
@@ -187,25 +191,30 @@ def _stage_parameters(case: Case, chunks: tuple[Chunk, ...], rank: int, tp: int,
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageStates:
-    """What one pipeline stage holds whatever the micro batch, the recompute mode and the offload."""
+    """What one pipeline stage holds regardless of micro-batch, recompute mode and offload."""
 
     rank: int
     chunks: tuple[Chunk, ...]
     parameters: RankParameters
     shard_elements: float
-    """Elements whose optimizer state is on this rank."""
+    """Elements whose optimizer states are on this rank."""
     vocabulary: int
-    """Elements of the embedding, or of the output layer, on one rank."""
+    """Elements of the embedding on one rank, its part of the padded vocabulary."""
     dummy_bytes: float
-    """Transformer Engine's dummy weight gradients, one bf16 buffer for each distinct weight shape of the stage."""
+    """Bytes of Transformer Engine's dummy weight gradients: one bf16 buffer per distinct weight shape of the stage."""
     gradient_bytes: float
-    """The largest weight gradient before it is added to the sum, where the product that makes it does not add it."""
+    """Bytes of the largest weight gradient before it is added to the gradient buffer; 0 if the GEMM accumulates into
+    the buffer itself (gradient_accumulation_fusion)."""
     parts_bytes: Mapping[str, float]
-    """By purpose: weights, gradients, optimizer (with nothing offloaded), workspace, and DPO's reference model."""
+    """Bytes by purpose: weights, gradients, optimizer (with nothing offloaded), workspace, and DPO's reference
+    model."""
 
 
 def stage_states(case: Case, layout: Layout, ranks: Iterable[int]) -> tuple[StageStates, ...]:
-    """The states of some pipeline ranks. Layouts that differ in micro batch, recompute mode or offload share them."""
+    """Return the states of the given pipeline ranks.
+
+    Layouts that differ only in micro-batch, recompute mode or offload share them.
+    """
     model, job = case.model, case.job
     stages, vocabulary = stages_of(model, job, layout), _vocabulary_elements(case, layout.tp)
     return tuple(_stage_states(case, layout, rank, stages[rank], vocabulary) for rank in ranks)
@@ -219,7 +228,7 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
     layers = {id(layer): layer for chunk in chunks for layer, _ in chunk_layers(model, chunk)}.values()
     weights = float(BF16 * parameters.total)
     if shard.eight_bit:
-        # Rowwise and columnwise quantised copies of the blocks' weights are cached over the micro batches of a step.
+        # Rowwise and columnwise quantised copies of the layers' weights are cached across the micro-batches of a step.
         weights += quantised_element_bytes(layout, shard) * layer_elements(model, chunks, layout)
     workspaces = 1 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
     shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
@@ -253,10 +262,11 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
 
 
 def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_elements: float) -> dict[str, float]:
-    """Bytes of optimizer state on the card, and of what offloading a part of it leaves there besides.
+    """Return the bytes of optimizer states on the card, and of the copies that partial offload leaves there.
 
-    The hybrid optimizer is built twice: first over all weights of the rank, then over its shard. The first is in a
-    reference cycle, and nothing in the trainers runs the garbage collection that would free its fp32 copies.
+    The hybrid optimizer is constructed twice: first over all weights of the rank, then over the rank's shard. The first
+    one is in a reference cycle, and nothing in the trainers triggers the garbage collection that would free its fp32
+    copies.
     """
     parts = {"optimizer": shard_elements * optimizer_element_bytes(job, layout)}
     offloaded = layout.optimizer_offload_fraction
@@ -266,38 +276,39 @@ def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_
 
 
 def optimizer_element_bytes(job: Job, layout: Layout) -> float:
-    """What an element of this rank's shard of the optimizer takes of the card."""
+    """Return the bytes on the card per element of this rank's optimizer shard."""
     offloaded = layout.optimizer_offload_fraction
     adam = sum(adam_bytes(job, layout))
-    # What is offloaded is a copy of the fp32 weights, unless they are the optimizer's own
+    # Offloading copies the fp32 weights, so the originals stay, unless the fp32 weights are the optimizer's own
     # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
     left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
     return adam * (1.0 - offloaded) + left_behind
 
 
 def keeps_own_weights(job: Job, layout: Layout) -> bool:
-    """Transformer Engine's Adam keeps the weights that it steps, and takes gradients as they are; else Megatron does.
+    """Return whether Transformer Engine's Adam keeps the main weights itself and takes gradients as they are.
 
-    megatron-core `optimizer/optimizer_config.py`, use_precision_aware_optimizer_no_fp8_or_ds_fp8, with any recipe of
-    fp8 but the delayed one.
+    Otherwise Megatron keeps them. megatron-core `optimizer/optimizer_config.py`,
+    use_precision_aware_optimizer_no_fp8_or_ds_fp8, with any fp8 recipe except the delayed one.
     """
     is_low = job.precision not in ("bf16", "fp16") and layout.main_params_dtype == "fp32"
     return layout.precision_aware_optimizer and not is_low
 
 
 def adam_bytes(job: Job, layout: Layout) -> tuple[int, int, int]:
-    """Of an element's weight in the optimizer, of its first moment and of its second one."""
+    """Return the bytes per element of the main weight, of the first moment and of the second moment."""
     weight = DTYPE_BYTES[layout.main_params_dtype]
-    # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
+    # Remainders require that the bf16 weight is the one trained, and that the whole optimizer is TE's.
     if layout.precision_aware_optimizer and job.precision == "bf16" and not layout.optimizer_offload_fraction:
         weight = min(weight, REMAINDER_BYTES)
     return weight, DTYPE_BYTES[layout.exp_avg_dtype], DTYPE_BYTES[layout.exp_avg_sq_dtype]
 
 
 def states_in_copies(layout: Layout) -> tuple[int, ...]:
-    """Bytes of an element of those states that a step works on in fp32 copies: neither fp32 nor two bf16 moments.
+    """Return the bytes per element of each state that a step works on in an fp32 copy.
 
-    Transformer Engine 2.8 `optimizers/fused_adam.py::FusedAdam.step` (unscaled_lists, fuse_unscale).
+    These are the states that are not fp32, except two bf16 moments. Transformer Engine 2.8
+    `optimizers/fused_adam.py::FusedAdam.step` (unscaled_lists, fuse_unscale).
     """
     moments = (layout.exp_avg_dtype, layout.exp_avg_sq_dtype)
     kept = (layout.main_params_dtype, *(() if moments == ("bf16", "bf16") else moments))
@@ -305,14 +316,14 @@ def states_in_copies(layout: Layout) -> tuple[int, ...]:
 
 
 def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, float]:
-    """Bytes that a stage holds all the step, by purpose, with as much of the optimizer offloaded as the layout says."""
+    """Return the bytes that a stage holds during the whole step, by purpose, with the layout's share of offload."""
     if not layout.states.optimizer_offload_fraction:
         return dict(states.parts_bytes)
     return {**states.parts_bytes, **optimizer_parts(job, layout, states.parameters, states.shard_elements)}
 
 
 def host_optimizer_parts(layout: Layout, states: StageStates) -> dict[str, float]:
-    """Host memory of one rank's offloaded states, and of the copies that `optimizer_parts` speaks of."""
+    """Return the host memory of one rank's offloaded states, and of the fp32 copies described in `optimizer_parts`."""
     offloaded, trainable = layout.optimizer_offload_fraction, states.parameters.dense + states.parameters.expert
     return {
         "fp32 weights, moments and gradients": HOST_ADAM_BYTES * states.shard_elements * offloaded,
@@ -321,12 +332,15 @@ def host_optimizer_parts(layout: Layout, states: StageStates) -> dict[str, float
 
 
 def quantised_element_bytes(layout: Layout, shard: Shard) -> float:
-    """What the rowwise and the columnwise quantised copy of a weight add to it, less what they replace."""
+    """Return the bytes per element that a weight's two quantised copies add, net of the bf16 copy they replace.
+
+    The copies are rowwise and columnwise; they replace the bf16 weight with `fp8_param`.
+    """
     return 2 * QUANTISED_BYTES[shard.precision] - (BF16 if layout.fp8_param else 0)
 
 
 def layer_elements(model: Model, chunks: tuple[Chunk, ...], layout: Layout) -> int:
-    """Elements of the transformer blocks on one rank, without the ends."""
+    """Return the elements of the transformer layers on one rank, without embedding and output layer."""
     return sum(
         layer_parameters(model, layer, layout.tp, layout.ep, layout.etp).total * count
         for chunk in chunks

@@ -1,4 +1,4 @@
-"""Seconds of one optimizer step: micro batches through the pipeline, then gradients, optimizer and weights."""
+"""Seconds of one optimizer step: micro-batches through the pipeline, then gradients, optimizer and weights."""
 
 from __future__ import annotations
 
@@ -40,44 +40,44 @@ from topoplan.specs.gpu_profile import WIDER_FOR_FEW, WIDEST, Profile, band_keys
 from topoplan.specs.job import Job
 
 HOST_ADAM_STEP_BYTES = 34
-"""Moved per element of Adam in fp32, as `adam_step_bytes` counts them."""
+"""Bytes moved per element by fp32 Adam on the host, counted as in `adam_step_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """What data-parallel ranks tell each other in a step."""
+    """Communication among data-parallel ranks in a step."""
 
     rank: int
-    """The pipeline rank whose gradients and weights they are."""
+    """The pipeline rank whose gradients and weights are communicated."""
     reduces: tuple[tuple[str, Collective], ...]
-    """Of the gradients: of `dense` weights, and of `expert` ones."""
+    """Reductions of the gradients of `dense` weights and of `expert` weights."""
     gathers: tuple[tuple[str, Collective], ...]
-    """Of the weights, with the distributed optimizer."""
+    """All-gathers of the weights; empty without the distributed optimizer."""
     exposed_reduce_s: float
-    """What the backward of one micro batch does not hide."""
+    """Seconds of the reductions that the backward of one micro-batch does not hide."""
     exposed_gather_s: float
-    """What the forward of one micro batch does not hide."""
+    """Seconds of the all-gathers that the forward of one micro-batch does not hide."""
     tied: Collective | None
-    """Gradients of a tied embedding that first and last stage add up."""
+    """All-reduce of a tied embedding's gradients between first and last stage."""
     replicated: Collective | None = None
-    """Gradients of adapters that are whole on every rank of a tensor-parallel group."""
+    """All-reduce of the gradients of adapters that every rank of a tensor-parallel group holds in full."""
 
     @property
     def exposed_s(self) -> float:
-        """All that adds to the step."""
+        """Seconds that the communication adds to the step."""
         return self.exposed_reduce_s + self.exposed_gather_s + sum(one.call_s for _, one in self.afterwards)
 
     @property
     def afterwards(self) -> tuple[tuple[str, Collective], ...]:
-        """What follows everything else and hides behind nothing, by whose gradients it adds up."""
+        """The all-reduces that come last and that nothing hides, by the weights whose gradients they sum."""
         calls = (("tied embedding", self.tied), ("replicated adapters", self.replicated))
         return tuple((name, one) for name, one in calls if one is not None)
 
 
 def pipeline_send(case: Case, layout: Layout, shard: Shard) -> Collective:
-    """One message between neighbours of the pipeline: the hidden states of a micro batch, or their gradients.
+    """Return one message between pipeline neighbours: the hidden states of a micro-batch, or their gradients.
 
-    Where a pipeline leaves a node, all its messages are taken to be as slow as the one that does.
+    If a pipeline leaves a node, all its messages are assumed to be as slow as one between nodes.
     """
     model, cluster, profile = case.model, case.cluster, case.profile
     ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
@@ -92,7 +92,10 @@ def _collectives(
     cluster: Cluster,
     profile: Profile,
 ) -> tuple[tuple[str, Collective], ...]:
-    """One call for each of (name, ranks, elements): an all-reduce, or where each rank keeps a shard half of one."""
+    """Return one call for each (name, ranks, elements).
+
+    It is an all-reduce, or half of one (all-gather or reduce-scatter) if each rank keeps a shard.
+    """
     kind, seconds = ("all-gather", all_gather_s) if is_sharded else ("all-reduce", all_reduce_s)
     return tuple(
         (name, Collective(kind, ranks, whole := element_bytes * size, seconds(ranks, whole, cluster, profile)))
@@ -102,14 +105,17 @@ def _collectives(
 
 
 def data_parallel(case: Case, layout: Layout, stages: Sequence[StageTime]) -> DataParallel:
-    """That of the pipeline rank which takes longest: the norm of all gradients makes every rank wait for it."""
+    """Return the communication of the pipeline rank that takes longest.
+
+    The norm of all gradients makes every rank wait for it.
+    """
     ranks = _of_all_batches(case, _without_step(layout))
     found = [_data_parallel(case, layout, stages[calls.rank], calls) for calls in ranks]
     return max(found, key=lambda one: one.exposed_s)
 
 
 def _without_step(layout: Layout) -> Layout:
-    """The layout without what micro batches and recomputation change: what many share that a search compares."""
+    """Return the layout without micro-batch, sequence parallelism and recompute mode, which many layouts share."""
     return Layout(backend=layout.backend, degrees=layout.degrees, states=layout.states, switches=layout.switches)
 
 
@@ -118,7 +124,7 @@ _Calls = tuple[tuple[str, Collective], ...]
 
 @dataclass(frozen=True, slots=True)
 class _RankCalls:
-    """What one pipeline rank tells its data-parallel ranks in a step, whatever its micro batches."""
+    """What one pipeline rank communicates with its data-parallel ranks in a step, regardless of its micro-batches."""
 
     rank: int
     reduces: _Calls
@@ -127,14 +133,14 @@ class _RankCalls:
     gather_s: float
     tied: Collective | None
     layers: int
-    """Of the rank, 1 where it has none."""
+    """Layers of the rank; 1 if it has none."""
 
 
 def _data_parallel(case: Case, layout: Layout, stage: StageTime, calls: _RankCalls) -> DataParallel:
-    """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
+    """Return a rank's data-parallel communication, with what one micro-batch's forward and backward leave exposed."""
     switches, reduce, gather = layout.switches, calls.reduce_s, calls.gather_s
     hidden_gather = switches.overlap_param_gather and switches.overlap_grad_reduce
-    # The last bucket has nothing left to hide behind: its share is that of one layer.
+    # The last bucket has nothing left to hide behind; its share is that of one layer.
     return DataParallel(
         calls.rank,
         calls.reduces,
@@ -148,7 +154,7 @@ def _data_parallel(case: Case, layout: Layout, stage: StageTime, calls: _RankCal
 
 @lru_cache(maxsize=1 << 12)
 def _of_all_batches(case: Case, layout: Layout) -> tuple[_RankCalls, ...]:
-    """Reduction of the gradients and gathering of the weights of the ranks that differ, and the tied embedding's."""
+    """Return a rank's gradient reductions, weight gathers and tied embedding's all-reduce, for each distinct rank."""
     cluster, profile, stages = case.cluster, case.profile, stages_of(case.model, case.job, layout)
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
     tied, dense, expert = _tied_embedding(case, layout), group(layout, "dp_cp"), group(layout, "edp")
@@ -165,7 +171,7 @@ def _of_all_batches(case: Case, layout: Layout) -> tuple[_RankCalls, ...]:
 
 
 def _replicated_adapters(case: Case, layout: Layout, rank: int) -> Collective | None:
-    """One all-reduce of what `replicated_elements` counts, after everything else."""
+    """Return the all-reduce of the gradients counted by `replicated_elements`, which comes after everything else."""
     model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
     adapters = adapters_of(job)
     if adapters is None or not layout.sequence_parallel or layout.tp == 1:
@@ -177,9 +183,9 @@ def _replicated_adapters(case: Case, layout: Layout, rank: int) -> Collective | 
 
 
 def _tied_embedding(case: Case, layout: Layout) -> Collective | None:
-    """The stages that hold a copy of the embedding add up the gradients of their copies.
+    """Return the all-reduce among the stages that hold a copy of the embedding, which sum their copies' gradients.
 
-    The whole gradient buffer of the weight, after everything else
+    It sends the weight's whole gradient buffer, after everything else
     (`core/distributed/finalize_model_grads.py::_allreduce_word_embedding_grads`).
     """
     model, cluster, job, traits, profile = case.model, case.cluster, case.job, case.traits, case.profile
@@ -193,7 +199,7 @@ def _tied_embedding(case: Case, layout: Layout) -> Collective | None:
 
 
 def optimizer_time(case: Case, layout: Layout) -> tuple[tuple[str, float], ...]:
-    """(name, seconds) of what the rank with most to do does between the last backward and the next step's forward."""
+    """Return (name, seconds) of the work between the last backward and the next step's forward, on the slowest rank."""
     return _slowest_optimizer(case, _without_step(layout))
 
 
@@ -217,7 +223,7 @@ def _optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, f
     if not layout.optimizer_offload_fraction:
         return adam, overhead
     away = elements * layout.optimizer_offload_fraction
-    # Gradients go there in fp32; what comes back are the fp32 weights, or the bf16 ones where there are no others.
+    # Gradients are copied to the host in fp32; fp32 weights come back, or bf16 ones if there are no other weights.
     back = BF16 if layout.precision_aware_optimizer else FP32
     copied_s = away * (FP32 + back) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
     host_s = away * HOST_ADAM_STEP_BYTES * cluster.gpus_per_node / profile.host_adam_bytes_per_s
@@ -225,45 +231,46 @@ def _optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, f
 
 
 def adam_step_bytes(job: Job, layout: Layout) -> int:
-    """Moved per optimizer element (TE FusedAdam): gradient and states read, these and the 16-bit weight written.
+    """Return the bytes moved per optimizer element on the card (TE FusedAdam).
 
-    The gradient is read once more for its norm. A weight in remainders is put together from both its halves. A state
-    that is worked on in an fp32 copy is read and the copy written; then the copy's largest value is looked for, and it
-    is scaled and cast.
+    The gradient and the states are read; the states and the 16-bit weight are written. The gradient is read once more
+    for its norm. A weight stored as a remainder is assembled from both its halves. A state that is processed in an fp32
+    copy is read and the copy written; afterward the copy's maximum is computed, and the copy is scaled and cast.
     """
     taken = BF16 if keeps_own_weights(job, layout) and not layout.grad_reduce_in_fp32 else FP32
     states = adam_bytes(job, layout)
     halves = BF16 if states[0] == REMAINDER_BYTES and layout.main_params_dtype == "fp32" else 0
     copied = states_in_copies(layout)
-    # Beside its own two passes: the copy is written, stepped (read, written), read, scaled (read, written), read.
+    # In addition to the state's own two passes: the copy is written, stepped (read, written), read, scaled (read,
+    # written), read.
     return 2 * taken + 2 * sum(states) + BF16 + halves + 7 * FP32 * len(copied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineWork:
-    """What the pipeline stages have to do in a step."""
+    """The work of the pipeline stages in a step."""
 
     times: MicroBatch
     stages: tuple[StageTime, ...]
-    """By pipeline rank, of one micro batch."""
+    """Times of one micro-batch, by pipeline rank."""
     rank: int
     """The busiest pipeline rank."""
     microbatches: int
 
     @property
     def busiest_s(self) -> float:
-        """What the busiest rank has to do: a step takes longer."""
+        """Seconds of the busiest rank's work, a lower bound of the step."""
         return self.microbatches * self.stages[self.rank].total_s
 
     def schedule_s(self, message_s: float) -> float:
-        """Seconds of the pipeline's schedule, where a message between neighbours takes so long."""
+        """Return the seconds of the pipeline's schedule if a message between neighbours takes `message_s`."""
         forward = [stage.forward_s for stage in self.stages]
         backward = [stage.backward_s for stage in self.stages]
         return schedule_s(forward, backward, self.microbatches, message_s)
 
 
 def pipeline_work(case: Case, layout: Layout, times: MicroBatch | None = None) -> PipelineWork:
-    """The work of a layout's stages; `times` is its `micro_batch`, where it is known."""
+    """Return the work of a layout's stages; `times` is the layout's `micro_batch`, if known."""
     times = times or micro_batch(case, layout)
     stages = pipeline_times(case, layout, times)
     busiest = max(distinct_ranks(case, layout), key=lambda rank: stages[rank].total_s)
@@ -272,15 +279,15 @@ def pipeline_work(case: Case, layout: Layout, times: MicroBatch | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTerms:
-    """What a step is made of; the parts of `Time` that do not belong to a stage's work."""
+    """The terms of a step: the parts of `Time` other than the work of one stage."""
 
     work: PipelineWork
     message_s: float
-    """One message between neighbours of the pipeline."""
+    """Seconds of one message between pipeline neighbours."""
     pipeline_s: float
-    """The schedule, messages included."""
+    """Seconds of the schedule, messages included."""
     reference_s: float
-    """DPO's reference model, forward only."""
+    """Seconds of DPO's reference model, forward only."""
     data_parallel_s: float
     optimizer_s: float
 
@@ -291,13 +298,13 @@ class StepTerms:
 
 
 def step_terms(case: Case, layout: Layout, work: PipelineWork | None = None) -> StepTerms:
-    """The terms of a layout's step; `work` is its `pipeline_work`, where it is known."""
+    """Return the terms of a layout's step; `work` is the layout's `pipeline_work`, if known."""
     job = case.job
     work = work or pipeline_work(case, layout)
     stages = work.stages
     reference = 0.0
     if job.forwards_beside:
-        # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
+        # The reference model processes all micro-batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
         each = [job.forwards_beside * sum(stage.forward_s) for stage in stages]
         reference = work.microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
     message = pipeline_send(case, layout, work.times.shard).call_s if layout.pp > 1 else 0.0
@@ -313,10 +320,10 @@ def step_terms(case: Case, layout: Layout, work: PipelineWork | None = None) -> 
 
 
 def predict_time(case: Case, layout: Layout) -> Time:
-    """Seconds of one optimizer step of a layout.
+    """Return the seconds of one optimizer step of a layout.
 
-    The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
-    takes longer because messages take time is `pp_comm`. What comes behind it is that of the rank which takes longest.
+    The parts are those of the busiest pipeline rank. What it waits for other ranks is `pp_bubble`, and what messages
+    add to the pipeline is `pp_comm`. The parts after the pipeline are those of the rank that takes longest in them.
     """
     model, job, terms = case.model, case.job, step_terms(case, layout)
     work, microbatches = terms.work, terms.work.microbatches
@@ -334,6 +341,6 @@ def predict_time(case: Case, layout: Layout) -> Time:
     step_s = sum(parts.values())
     band: float = getattr(case.profile, band_keys(model, job)[1])
     if is_routing_assumed(case, layout):
-        # Nearly all of the runs that it comes from forced balance.
+        # Nearly all of the runs behind the band used forced load balancing.
         band = min(WIDER_FOR_FEW * band, WIDEST)
     return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)

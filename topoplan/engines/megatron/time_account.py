@@ -60,7 +60,7 @@ _PIPELINE = {
 
 
 def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
-    """The terms of `time`."""
+    """Return the terms of `time`."""
     chunks, work = stages_of(case.model, case.job, layout), pipeline_work(case, layout)
     kinds = layer_counts(case, layout, chunks[work.rank])
     operators = {layer: layer_kernels(case, layer, work.times.shard) for layer in kinds}
@@ -97,7 +97,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
 
 
 def layer_counts(case: Case, layout: Layout, chunks: tuple[Chunk, ...]) -> dict[Layer, tuple[int, float]]:
-    """The distinct layers of some chunks: how many there are, and how many its recompute mode is about."""
+    """Return the distinct layers of some chunks: (their number, the number that the recompute mode applies to)."""
     kinds: dict[Layer, tuple[int, float]] = {}
     for chunk in chunks:
         for layer, number in chunk_layers(case.model, chunk):
@@ -117,7 +117,7 @@ def _layer_term(
 
 
 def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
-    """What stands before and behind the layers of a stage."""
+    """Return what runs before and after the layers of a stage."""
     source = source_of(chunk_ends, "Megatron tensor_parallel/layers.py, cross_entropy.py")
     rows = [
         end_term(name, forward, backward, work.microbatches, source)
@@ -128,7 +128,7 @@ def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
 
 
 def _exposed(talk: DataParallel) -> Term:
-    """Communication of gradients and weights that makes the step longer."""
+    """Return the communication of gradients and weights that lengthens the step."""
     source = source_of(data_parallel, "Megatron param_and_grad_buffer.py, finalize_model_grads.py")
     rows = [
         ("gradients, not hidden", talk.exposed_reduce_s),
@@ -157,8 +157,8 @@ def _sent(
     operators: dict[Layer, tuple[Kernel, ...]],
     talk: DataParallel,
 ) -> Iterator[Sent]:
-    """All that a rank of the slowest stage sends in a step."""
-    # A reference model sees every micro batch too, forward only.
+    """Yield everything that a rank of the slowest stage sends in a step."""
+    # A reference model processes every micro-batch too, forward only.
     forwards, gpus = 1 + case.job.forwards_beside, case.cluster.gpus_per_node
     runs = (
         (one, count * forwards + recomputed * one.is_repeated(layout.recompute), count)
@@ -166,7 +166,8 @@ def _sent(
         for one in operators[layer]
     )
     yield from sent_in_layers(runs, work.microbatches, gpus)
-    # Hidden states to the stage behind, their gradients to the one before; the ends of the model send one way.
+    # Hidden states to the next stage, their gradients to the previous one; the first and the last stage send one way
+    # only.
     messages = forwards * (layout.vpp - (work.rank == layout.pp - 1)) + layout.vpp - (work.rank == 0)
     rows: list[tuple[str, SentAt, int, float, Collective]] = [
         ("stage to stage", "stages", work.microbatches, messages, pipeline_send(case, layout, work.times.shard)),

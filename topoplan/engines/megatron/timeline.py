@@ -20,10 +20,10 @@ LAYERS, REDUCE, GATHER = "layer collectives", "gradient reduce", "parameter gath
 
 
 def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
-    """Simulate the pipeline, and put before and behind it what all ranks do.
+    """Simulate the pipeline, and add what all ranks do before and after it.
 
-    There all ranks are drawn as the one that it takes longest, as in the predicted step: its gradients are reduced, the
-    norm of all gradients makes every rank wait, weights are updated and gathered.
+    There, all ranks are drawn like the slowest one, as in the predicted step: its gradients are reduced, the norm of
+    all gradients makes every rank wait, and weights are updated and gathered.
     """
     terms = step_terms(case, layout)
     stages = terms.work.stages
@@ -64,7 +64,7 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
 
 
 def _in_layers(case: Case, layout: Layout, terms: StepTerms, events: Iterable[Event]) -> Talk:
-    """Collectives of tensor, context and expert parallel: every layer of a pass has its share of the pass's."""
+    """Return the collectives of tensor, context and expert parallelism, spread evenly over the layers of each pass."""
     rank = terms.work.rank
     chunks = stages_of(case.model, case.job, layout)[rank]
     seconds = [_seconds_in(case, layout, terms.work.times.shard, chunk) for chunk in chunks]
@@ -80,7 +80,7 @@ def _in_layers(case: Case, layout: Layout, terms: StepTerms, events: Iterable[Ev
 
 
 def _seconds_in(case: Case, layout: Layout, shard: Shard, chunk: Chunk) -> dict[str, float]:
-    """All collectives in the layers of a chunk in one pass of a micro batch, by the kind of its event."""
+    """Return the seconds of all collectives in a chunk's layers per pass of a micro-batch, by kind of event."""
     seconds = dict.fromkeys((FORWARD, RECOMPUTE, BACKWARD), 0.0)
     for layer, (count, recomputed) in layer_counts(case, layout, (chunk,)).items():
         for one in layer_kernels(case, layer, shard):
@@ -93,13 +93,16 @@ def _seconds_in(case: Case, layout: Layout, shard: Shard, chunk: Chunk) -> dict[
 
 
 def _of_states(states: DataParallel, start_s: float, phases: Iterable[Phase]) -> Talk:
-    """Gradients and weights: what hides of them, before the end of the pipeline and at its start, and the rest."""
+    """Return the collectives of gradients and weights.
+
+    The hidden part of the reductions is drawn at the end of the pipeline, the hidden part of the gathers at its start.
+    """
     alone = {phase.name: phase for phase in phases}
     reduce, gather = alone[REDUCE], alone[GATHER]
     hidden_reduce_s = sum(one.call_s for _, one in states.reduces) - states.exposed_reduce_s
     hidden_gather_s = sum(one.call_s for _, one in states.gathers) - states.exposed_gather_s
     spans = (
-        # Of the weights that the step before has updated.
+        # Gathers the weights that the previous step has updated.
         Phase(name=GATHER, start_s=start_s, end_s=start_s + hidden_gather_s),
         replace(reduce, start_s=reduce.start_s - hidden_reduce_s),
         gather,
