@@ -1,4 +1,4 @@
-"""From what hosts said to the text of a spec that `topoplan rank` takes."""
+"""Turn the facts of probed hosts into the text of a spec that `topoplan rank` accepts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from topoplan.trainers.yaml_text import one_line, spec_line
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
 MARK = "# A cluster as `topoplan probe` found it."
-"""The first line of every spec that is written here."""
+"""First line of every spec written here."""
 _SEAL = "# As written; a change of the lines above is never overwritten: "
 _ASSUMED_BYTES_PER_S = 10e9 / 8
 _MEMORY_TOLERANCE = 0.005
-"""Cards of one name differ by less than this in what the driver calls their memory."""
+"""The memory sizes that drivers report for cards of one name differ by less than this fraction."""
 
 _EXAMPLE = """\
 # What is trained. Fill it in, or leave it to `topoplan rank SPEC --model NAME --job FILE`.
@@ -41,20 +41,20 @@ _EXAMPLE = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What came of a probe."""
+    """The result of a probe."""
 
     text: str | None
-    """The spec; None where the hosts make no cluster, and the findings say why."""
+    """The spec; None if the hosts cannot form a cluster, for which the findings give the reasons."""
     findings: tuple[Result, ...]
     is_complete: bool = True
-    """Nothing has to be filled in before `rank` takes it, but model and job."""
+    """Whether `rank` can use the spec as soon as model and job are added."""
 
 
 def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str = _EXAMPLE) -> Draft:
-    """The spec of a cluster of these hosts, rank 0 first, with what to know about it.
+    """Return the spec of a cluster of these hosts, rank 0 first, with findings about it.
 
-    Where hosts differ the spec takes the least: what every host has. Different GPUs make no cluster. `below` is the
-    model and the job.
+    Where hosts differ, the spec states the minimum: what every host has. Hosts with different GPUs cannot form a
+    cluster. `below` is the text for model and job.
     """
     findings = [*(check for one in hosts for check in _alone(one)), *differences(hosts)]
     if any(check.outcome == "failure" for check in findings):
@@ -94,7 +94,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
 
 
 def is_edited(text: str) -> bool:
-    """Whether a spec that was written here has been changed since: filled in, most likely."""
+    """Whether a spec written here has been changed since, most likely by filling it in."""
     above, seal, digest = text.rpartition(_SEAL)
     return text.startswith(MARK) and (not seal or digest.strip() != _digest(above))
 
@@ -104,7 +104,7 @@ def _digest(text: str) -> str:
 
 
 def _alone(one: Probed) -> list[Result]:
-    """What one host lacks whatever the others are."""
+    """Return the problems of a single host, regardless of the other hosts."""
     facts, host = one.facts, one.name
     if not facts.gpus:
         why = facts.missing.get("gpus", "nvidia-smi lists none")
@@ -120,7 +120,7 @@ def _alone(one: Probed) -> list[Result]:
 
 
 def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Result]:
-    """How one host is joined to the others."""
+    """Return the problems of a host's connection to the other hosts."""
     found = []
     if not usable_address(one, hosts):
         doubters = [other.name for other in hosts if not _finds(other, one)]
@@ -150,7 +150,7 @@ def _head(hosts: Sequence[Probed]) -> list[str]:
 
 
 def _software(facts: Sequence[HostFacts]) -> list[str]:
-    """What plans are told of the trainer's environment."""
+    """Return the lines about the trainer's environment."""
     lines = [
         f'  {name}: "{version}"'
         for name, version in _shared(facts).items()
@@ -160,7 +160,7 @@ def _software(facts: Sequence[HostFacts]) -> list[str]:
 
 
 def _shared(facts: Sequence[HostFacts]) -> dict[str, str]:
-    """The versions that all hosts share."""
+    """Return the versions that are the same on all hosts."""
     versions = facts[0].versions
     return {name: text for name, text in versions.items() if len({one.versions.get(name) for one in facts}) == 1}
 
@@ -191,7 +191,7 @@ def _gpu_lines(known: Gpu | None, driver_name: str, memory: int | None) -> list[
 def _nvlink(
     known: Gpu | None, gpus: Sequence[GpuFacts], facts: Sequence[HostFacts], findings: list[Result]
 ) -> list[str]:
-    """The line of NVLink, or why there is none; a finding where it is not whole."""
+    """Return the NVLink line, or the reason for its absence; append a finding if NVLink is incomplete."""
     slowest = min((gpu.nvlink_bytes_per_s for gpu in gpus if gpu.nvlink_bytes_per_s is not None), default=None)
     links = min((gpu.nvlink_count for gpu in gpus if gpu.nvlink_count is not None), default=None)
     usual = known.nvlink_bytes_per_s if known is not None else 0.0
@@ -215,7 +215,7 @@ def _nvlink(
 
 
 def _all_joined(facts: HostFacts) -> bool:
-    """Every two GPUs have NVLink between them; True where the matrix is not known."""
+    """Whether every two GPUs are connected by NVLink; True if the topology is unknown."""
     links = {
         pair: link for pair, link in (facts.topology or {}).items() if all(re.fullmatch(r"GPU\d+", d) for d in pair)
     }
@@ -223,7 +223,7 @@ def _all_joined(facts: HostFacts) -> bool:
 
 
 def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Result]) -> list[str]:
-    """The lines of the network between the hosts, and notes on what was left out."""
+    """Return the lines about the network between the hosts, with notes on what is not used."""
     kinds = {network.kind for network in networks.values()}
     kind: FabricKind = kinds.pop() if len(kinds) == 1 else "ethernet"
     is_socket = kind == "ethernet"
@@ -245,7 +245,7 @@ def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findi
 
 
 def _fabric(hosts: Sequence[Probed], kind: FabricKind, networks: dict[str, ComputeNetwork]) -> str:
-    """The line of the fabric: its kind, and what else all hosts show that NCCL has to know of it."""
+    """Return the fabric line: the kind, and what else NCCL needs to know, as far as all hosts agree."""
     fabric: dict[str, Any] = {"kind": kind}
     machines = {machine_of(one.facts.firmware, one.facts.pci) for one in hosts}
     machine = machines.pop() if len(machines) == 1 else None
@@ -259,7 +259,7 @@ def _fabric(hosts: Sequence[Probed], kind: FabricKind, networks: dict[str, Compu
 
 
 def _left_out(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) -> list[str]:
-    """Adapters that are not used, with the reason; those with the same one, on the same hosts, on one line."""
+    """Return comments on unused adapters; those with the same reason on the same hosts share a line."""
     owners: dict[tuple[str, str], list[str]] = {}
     for one in hosts:
         for device, why in networks[one.name].left_out:
@@ -301,7 +301,7 @@ def _machine(hosts: Sequence[Probed], gpus: Sequence[GpuFacts], is_rack: bool) -
     if sockets := most_common(sorted(one.sockets for one in facts if one.sockets)):
         lines.append(spec_line("sockets", sockets))
     pcie = min((gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s), default=None)
-    # The GPUs of a rack reach their CPU over NVLink, and their PCIe link is another one.
+    # The GPUs of a rack reach their CPU over NVLink, so their PCIe link is a different one.
     if pcie and not is_rack:
         lines.append(
             spec_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link")
@@ -313,11 +313,11 @@ def _host_lines(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) ->
     lines = ["hosts:  # rank 0 first"]
     for one in hosts:
         address = usable_address(one, hosts) or one.host.address
-        # A name of the SSH configuration brings its user and port; an address in its place does not.
+        # A name of the SSH configuration implies user and port; an address that replaces it does not.
         is_own = address == one.host.address
         user, port = (one.host.user, one.host.port) if is_own else (one.user, one.port)
         network = networks[one.name]
-        # Ethernet is for the whole cluster: RDMA that only some hosts have is not used.
+        # Ethernet applies to the whole cluster: RDMA that only some hosts have is not used.
         mixed = len({other.kind for other in networks.values()}) > 1
         fields: dict[str, Any] = {
             "address": address,
@@ -336,5 +336,5 @@ def _host_lines(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) ->
 
 
 def _slug(name: str) -> str:
-    """A driver's name as the name of a card or a cluster: `nvidia-a40`."""
+    """Return a driver's name in the form of a card or cluster name, such as `nvidia-a40`."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40] or "gpu"

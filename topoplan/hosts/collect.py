@@ -1,7 +1,7 @@
-"""One round to a host: the script that asks everything, and its output as `HostFacts`.
+"""Collect the facts about a host in one round: the script that queries everything, and its output as `HostFacts`.
 
 The script is a text for `Connection.run`. It runs in any POSIX shell, only reads, and gives every tool a time limit of
-its own; all tools run at the same time, so that a host takes as long as its slowest one, some 25 s at the worst.
+its own. Slow tools run concurrently, so a host takes about as long as its slowest tool.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ from topoplan.terminal import plain_values
 T = TypeVar("T")
 
 COLLECT_S = 40.0
-"""A deadline for the script that it keeps unless the host itself does not answer."""
+"""A deadline that the script meets unless the host itself does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to ask a host, beside what is always asked."""
+    """What to ask a host in addition to what is always asked."""
 
     paths: tuple[str, ...] = ()
-    """Paths whose files matter: they are counted, and fingerprinted by names and sizes."""
+    """Paths whose files matter: the files are counted, and fingerprinted by names and sizes."""
     places: tuple[str, ...] = ()
-    """Paths that are only looked at from outside: whether they are there, writable and on a disk with room."""
+    """Paths of which only existence, write permission and free space matter."""
     routes: tuple[str, ...] = ()
-    """Names or addresses: what they mean on the host, and which interface leads there."""
+    """Names or addresses to resolve on the host, and to look up the route to."""
     python: str | None = None
-    """The Python to ask for versions; None is the one on the PATH."""
+    """The Python to ask for versions; None for the one on PATH."""
     versions: bool = True
     gpus: bool = True
 
 
 COLLECT = program("hosts", "collect.sh")
 VERSIONS = program("hosts", "versions.py").replace("@names@", " ".join(LIBRARIES))
-"""The script that asks a host, for `Connection.run` with `COLLECT_S` and `collect_words`; what it runs with Python."""
+"""`COLLECT` is the script for `Connection.run`, with `COLLECT_S` and `collect_words`; it runs `VERSIONS` with
+Python."""
 
 
 def collect_words(wanted: Wanted) -> tuple[str, ...]:
-    """What the script is asked for."""
+    """Return the script's arguments."""
     words = ["machine"]
     if wanted.gpus:
         words.append("gpus")
@@ -75,9 +76,9 @@ def collect_words(wanted: Wanted) -> tuple[str, ...]:
 
 
 def host_facts(output: bytes) -> HostFacts:
-    """What the script's output says. Never raises: what cannot be read is None, and `missing` says why.
+    """Parse the script's output. Never raises: what cannot be read is None, and `missing` gives the reason.
 
-    All text in it is plain, so that it can be shown.
+    All text in the result is sanitized, so that it can be shown.
     """
     said = _Said(output)
     found = HostFacts(
@@ -94,7 +95,7 @@ def host_facts(output: bytes) -> HostFacts:
 
 
 class _Said:
-    """The sections of an answer."""
+    """The sections of a host's answer."""
 
     def __init__(self, output: bytes) -> None:
         self._sections = read_sections(output)
@@ -103,7 +104,7 @@ class _Said:
         self.is_whole = "end" in self._by_name
 
     def text(self, name: str, *fields: str, tool: str = "") -> str | None:
-        """What a section says; None where there is nothing to read, which is noted for the fields."""
+        """Return the text of a section, or None if there is none, which is recorded as missing for `fields`."""
         section = self._by_name.get(name)
         why = _why_not(section)
         if section is None or why:
@@ -112,12 +113,12 @@ class _Said:
         return section.text
 
     def read(self, parse: Callable[[str], T], name: str, field: str, *, tool: str = "") -> T | None:
-        """What a parser makes of a section."""
+        """Return the parsed text of a section, or None if there is none."""
         text = self.text(name, field, tool=tool)
         return None if text is None else parse(text)
 
     def all(self, name: str) -> Iterator[str]:
-        """The texts of all sections of a name; what they have is good even where the rest took too long."""
+        """Yield the texts of all sections with a name; they are valid even if later ones took too long."""
         return (section.text for section in self._sections if section.name == name)
 
 
@@ -196,7 +197,7 @@ def _why_not(section: Section | None) -> str:
 
 
 def _placed(gpus: tuple[GpuFacts, ...], places: str, nodes: Mapping[int, int]) -> tuple[GpuFacts, ...]:
-    """The cards with their NUMA nodes: sysfs's, else those of the matrix."""
+    """Return the GPUs with their NUMA nodes from sysfs, or else from the topology matrix."""
     by_bus = {bus: node for bus, value in pairs(places) if (node := number(value)) is not None and node >= 0}
     return tuple(replace(gpu, numa_node=by_bus.get(gpu.pci_bus, nodes.get(gpu.index))) for gpu in gpus)
 

@@ -1,4 +1,4 @@
-"""Which adapters of a machine its GPUs use for training, and which are for storage or management."""
+"""Which adapters of a machine its GPUs use for training, as opposed to storage or management."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from topoplan.hosts.facts import AdapterFacts, HostFacts
 from topoplan.specs.cluster import Fabric
 
 _NEAR = ("PIX", "PXB")
-"""Between a GPU and an adapter that share PCIe switches: data need not cross the CPU."""
+"""Topology between a GPU and an adapter that share PCIe switches, so that data need not cross the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeNetwork:
-    """What carries a host's training traffic."""
+    """The network that carries a host's training traffic."""
 
     kind: FabricKind
     adapters: tuple[AdapterFacts, ...] = ()
-    """The RDMA ports in use; none with ethernet and tcpxo."""
+    """The RDMA ports in use; empty for ethernet and tcpxo."""
     nics: int = 1
-    """As many as `adapters`, or else the NICs of the GPUs, or the one interface of plain sockets."""
+    """The number of `adapters`; without any, the number of the GPUs' NICs, or 1 for plain sockets."""
     left_out: tuple[tuple[str, str], ...] = ()
-    """(device, why it is not used) of all others."""
+    """(device, reason) of all ports that are not used."""
     rate_bytes_per_s: float | None = None
-    """Of one NIC, each way: that of the slowest one in use."""
+    """Rate of one NIC, each way: that of the slowest one in use."""
     near_gpus: bool = False
-    """The adapters share PCIe switches with GPUs; False where the matrix does not say, or they hang off the CPU."""
+    """Whether the adapters share PCIe switches with GPUs; False if unknown, or if they are attached to the CPU."""
 
     @property
     def hcas(self) -> tuple[str, ...]:
-        """As NCCL_IB_HCA wants them: `mlx5_0:1`. Empty where NCCL does not go through verbs (AWS's EFA)."""
+        """The adapters in the form of NCCL_IB_HCA, `mlx5_0:1`; empty if NCCL does not use verbs (AWS's EFA)."""
         if not Fabric(kind=self.kind).uses_verbs:
             return ()
         return tuple(f"{one.device}:{one.port}" for one in self.adapters)
 
 
 def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
-    """The network of a host whose sockets go through `interface`.
+    """Return the network of a host whose sockets use `interface`.
 
-    Of the active ports, those that share PCIe switches with a GPU; where none does or the driver does not say, all.
-    Of these, the ones with the link layer and the rate of most of the bandwidth. Without adapters, what the machine of
-    a cloud is known to have.
+    These are the active ports that share PCIe switches with a GPU, or all active ports if none does or the driver does
+    not tell; of them, the ports with the link layer and rate that account for most of the bandwidth. Without adapters,
+    the known network of the cloud's machine type is returned.
     """
     left_out: list[tuple[str, str]] = []
     active: list[AdapterFacts] = []
@@ -74,7 +74,7 @@ def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
     weights: Counter[tuple[str, float]] = Counter()
     for one in chosen:
         weights[one.link_layer, one.rate_bytes_per_s or 0.0] += round(one.rate_bytes_per_s or 0.0)
-    # The first of equals by rate, so that the order of devices does not matter.
+    # Ties are resolved by rate, so that the order of devices does not matter.
     layer, rate = max(weights, key=lambda pair: (weights[pair], pair[1], pair[0]))
     same = [one for one in chosen if (one.link_layer, one.rate_bytes_per_s) == (layer, rate)]
     left_out += [(one.device, _unlike(one, layer)) for one in chosen if one not in same]
@@ -95,7 +95,7 @@ def _unlike(adapter: AdapterFacts, layer: str) -> str:
 
 
 def _distance(facts: HostFacts, adapter: AdapterFacts) -> str:
-    """The shortest way from the adapter to any GPU, as the matrix names it; empty where it does not."""
+    """Return the closest topology from the adapter to any GPU, as the matrix names it; empty if unknown."""
     order = ("PIX", "PXB", "PHB", "NODE", "SYS")
     found = {
         link

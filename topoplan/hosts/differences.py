@@ -1,4 +1,4 @@
-"""In what hosts differ that should be alike."""
+"""Differences between hosts that should be alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_NAMED = 4
 
 
 def differences(hosts: Sequence[Probed]) -> tuple[Result, ...]:
-    """One finding for each property that is not the same on all hosts; it is about all, so its host is empty."""
+    """Return a finding for each property that differs; it concerns all hosts, so its `host` is empty."""
     if len(hosts) < 2:
         return ()
 
@@ -66,12 +66,12 @@ def differences(hosts: Sequence[Probed]) -> tuple[Result, ...]:
 
 
 def gpu_names(facts: HostFacts) -> str:
-    """The cards of a host by their drivers' names, each once."""
+    """Return the names of a host's GPUs according to the driver, each once."""
     return _each(gpu.name for gpu in facts.gpus or ())
 
 
 def _each(values: Iterable[T | None], words: Callable[[T], str] = str) -> str:
-    """Each that is known, once, the least first."""
+    """Join the known values, each once, in ascending order."""
     return " and ".join(map(words, sorted({value for value in values if value is not None})))
 
 
@@ -83,7 +83,7 @@ def _compare(
         by_value[value(one)].append(one.name)
     if len(by_value) < 2:
         return None
-    # The most common one first: what follows is odd.
+    # The most common value first; the ones after it are odd.
     groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), group[0]))
     what = "; ".join(f"{shown or 'not known'} on {named(names)}" for shown, names in groups)
     made = failure if name == "gpu-kind" else warning
@@ -91,12 +91,12 @@ def _compare(
 
 
 def named(names: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
+    """Return some of the names, and how many more there are."""
     return units.named(names, _MOST_NAMED)
 
 
 def _same_machine(hosts: Sequence[Probed]) -> tuple[Result, ...]:
-    """Two names of one machine, told by the number of its boot and its host name."""
+    """Return a failure for each machine with several names, recognized by its boot id and host name."""
     by_machine: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in hosts:
         if one.facts.boot_id:
@@ -125,7 +125,7 @@ def _pcie(facts: HostFacts) -> str:
 
 
 def _memory(facts: HostFacts) -> str:
-    """To 2%: firmware and kernels reserve a little more or less."""
+    """Return the memory size rounded to 2%: firmware and kernels reserve slightly different amounts."""
     size = memory_of(facts)
     if not size:
         return ""
@@ -134,7 +134,7 @@ def _memory(facts: HostFacts) -> str:
 
 
 def memory_of(facts: HostFacts) -> int | None:
-    """What a run on the host may use: its memory, or the limit of the container that the session is in."""
+    """Return the memory that a run may use on the host: physical memory, or the limit of the session's container."""
     known = [size for size in (facts.memory_bytes, facts.cgroup_memory_bytes) if size]
     return min(known, default=None)
 

@@ -1,6 +1,6 @@
-"""What one host said of itself, in bytes and seconds. A field is None where the host could not say it.
+"""The facts that a host reports about itself, in bytes and seconds. A field is None if the host could not tell.
 
-`HostFacts.missing` says why: a tool that is not installed, a file that may not be read.
+`HostFacts.missing` gives the reason: a tool that is not installed, a file without read permission.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from topoplan.catalog.packages import packages
 
 LIBRARIES = tuple(dict.fromkeys(("torch", "nccl", *packages())))
-"""Packages of trainers whose versions are asked for, and have to be the same on all hosts."""
+"""Packages of trainers whose versions are collected, and must be the same on all hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,22 +20,22 @@ class GpuFacts:
 
     index: int
     name: str
-    """As the driver calls it: `NVIDIA H100 80GB HBM3`."""
+    """The driver's name for the card: `NVIDIA H100 80GB HBM3`."""
     uuid: str = ""
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
     mig: bool = False
-    """Cut into instances."""
+    """Whether the GPU is partitioned into MIG instances."""
     pci_bus: str = ""
     numa_node: int | None = None
     pcie_bytes_per_s: float | None = None
-    """Of its link at its widest, each way."""
+    """Rate of its PCIe link at full width and speed, each way."""
     nvlink_count: int | None = None
-    """Active links."""
+    """Number of active links."""
     nvlink_bytes_per_s: float | None = None
-    """All active links together, each way."""
+    """Total rate of the active links, each way."""
     utilization: float | None = None
-    """Share of time in use, 0 to 1."""
+    """Fraction of time in use, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class AdapterFacts:
     """One port of an RDMA adapter, from /sys/class/infiniband."""
 
     device: str
-    """`mlx5_0`."""
+    """Device name, such as `mlx5_0`."""
     port: int
     link_layer: str
     """InfiniBand or Ethernet."""
@@ -64,14 +64,14 @@ class AdapterFacts:
     rate_bytes_per_s: float | None = None
     """Each way."""
     interface: str = ""
-    """The network interface of the same function, where there is one."""
+    """Network interface of the same PCI function, if there is one."""
     numa_node: int | None = None
     pci_bus: str = ""
     gids: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    """Index -> (GID, type: `RoCE v2`, `IB/RoCE v1`); empty ones are left out."""
+    """Index -> (GID, type: `RoCE v2`, `IB/RoCE v1`); empty GIDs are left out."""
     active_mtu_bytes: int | None = None
     traffic_class: int | None = None
-    """That the host gives to all that the port sends, whatever programs ask for; None: what they ask for."""
+    """Traffic class that the host forces on everything the port sends; None if programs choose it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class InterfaceFacts:
 
     name: str
     addresses: tuple[str, ...] = ()
-    """IPv4 and IPv6 without the prefix length."""
+    """IPv4 and IPv6 addresses without the prefix length."""
     mtu_bytes: int | None = None
     is_up: bool = False
     speed_bytes_per_s: float | None = None
@@ -88,84 +88,84 @@ class InterfaceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathFacts:
-    """A path that was asked about."""
+    """Facts about a path."""
 
     path: str
     exists: bool
     is_writable: bool | None = None
-    """Of it, or of the nearest directory above it that exists."""
+    """Whether the path is writable, or else its nearest existing parent directory."""
     file_system: str = ""
-    """Type: ext4, nfs, lustre ..."""
+    """Type of the file system: ext4, nfs, lustre ..."""
     mount: str = ""
-    """Source of the mount: the same on two hosts means storage that they share (for network file systems)."""
+    """Source of the mount; for network file systems, the same source on two hosts means shared storage."""
     free_bytes: int | None = None
     fingerprint: str = ""
-    """Names and sizes of the files in it, as one digest; of config.json and the like the content too."""
+    """Digest of the names and sizes of the files below the path, and of the content of config.json and the like."""
     size_bytes: int | None = None
     files: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteFacts:
-    """Which way leads to an address."""
+    """The route to an address."""
 
     address: str
-    """As it was asked for."""
+    """The name or address that was looked up."""
     resolved: tuple[str, ...] = ()
-    """What `getent ahostsv4` makes of it."""
+    """Its addresses according to `getent ahostsv4`."""
     interface: str = ""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """One host."""
+    """The facts about one host."""
 
     hostname: str = ""
     gpus: tuple[GpuFacts, ...] | None = None
     gpu_processes: tuple[GpuProcess, ...] | None = None
     topology: Mapping[tuple[str, str], str] | None = None
-    """(device, device) -> NV18, PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo -m` has them; NICs by device name."""
+    """(device, device) -> NV18, PIX, PXB, PHB, NODE or SYS, as in `nvidia-smi topo -m`; NICs by device name."""
     adapters: tuple[AdapterFacts, ...] | None = None
     interfaces: tuple[InterfaceFacts, ...] | None = None
     routes: tuple[RouteFacts, ...] = ()
     default_interface: str = ""
     sockets: int | None = None
     cpu_cores: int | None = None
-    """Physical ones."""
+    """Number of physical cores."""
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
     memlock_bytes: int | None = None
-    """Of this very session; -1: unlimited."""
+    """Limit of the SSH session that collects the facts; -1: unlimited."""
     open_files: int | None = None
-    """Soft limit."""
+    """Soft limit of the SSH session."""
     port_range: tuple[int, int] | None = None
     """net.ipv4.ip_local_port_range."""
     listening_ports: frozenset[int] | None = None
     peermem: bool | None = None
-    """nvidia_peermem or nv_peer_mem is loaded."""
+    """Whether nvidia_peermem or nv_peer_mem is loaded."""
     kernel: str = ""
     boot_id: str = ""
     clock_s: float | None = None
-    """Seconds since 1970, when it was asked."""
+    """Seconds since 1970 by the host's clock, when the facts were collected."""
     paths: Mapping[str, PathFacts] = field(default_factory=dict)
-    """What each path that was asked about is."""
+    """Facts about each requested path."""
     python: str = ""
-    """The Python that was asked for versions."""
+    """The Python that reported the versions."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of driver, cuda, python, and of LIBRARIES what is installed."""
+    """Versions of driver, cuda, python, and of the installed LIBRARIES."""
     nccl_settings: Mapping[str, str] = field(default_factory=dict)
-    """NCCL_* of the session's environment and of /etc/nccl.conf, ~/.nccl.conf."""
+    """NCCL_* variables of the session's environment, /etc/nccl.conf and ~/.nccl.conf."""
     cgroup_memory_bytes: int | None = None
-    """Limit of the container or slice that the session is in."""
+    """Memory limit of the container or slice in which the session runs."""
     in_container: bool | None = None
     firmware: Mapping[str, str] = field(default_factory=dict)
-    """Of /sys/class/dmi/id: sys_vendor, product_name, chassis_asset_tag; what cannot be read is left out."""
+    """From /sys/class/dmi/id: sys_vendor, product_name, chassis_asset_tag; unreadable ones are left out."""
     pci: tuple[str, ...] = ()
-    """Kinds of PCI devices, `vendor:device` in hexadecimal."""
+    """Types of PCI devices, `vendor:device` in hexadecimal."""
     daemons: tuple[str, ...] = ()
-    """Of those that a network wants, the ones that run."""
+    """The running daemons, of those that a network needs."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Field -> why it is not known."""
+    """Field -> why it is unknown."""

@@ -1,6 +1,6 @@
-"""Timing what plans are made of on the hosts themselves: products, attention, copies, and collectives between them.
+"""Time the operations that plans consist of on the hosts themselves: matrix products, attention, copies, collectives.
 
-The program is `scripts/measure.py`. It runs as long as its connection lives: nothing stays behind on a host.
+The program is `scripts/measure.py`. It runs only as long as its connection lives, so nothing stays behind on a host.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from topoplan.specs.cluster import Cluster
 from topoplan.trainers.environment import node_environment
 
 LIMIT_S = 240.0
-"""After which nothing new is timed."""
+"""Time after which no new measurement begins."""
 _STARTS_S = 90.0
-"""For torch to be imported and all processes to meet."""
+"""Time for torch to be imported and all processes to meet."""
 _MIB = 2**20
 _PROGRAM = program("hosts", "measure.py")
 _PORTS = (20000, 30000)
-"""Below those that Linux hands out."""
-# Rows, columns and inner length of products, as in layers of 1B to 100B models; heads, tokens and width of attention.
+"""Below the range from which Linux takes ephemeral ports."""
+# Rows, columns and inner dimension of products, as in layers of 1B to 100B models; heads, tokens and width of
+# attention.
 _PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 4096), (4096, 14336, 4096), (2048, 2048, 8192))
 _ATTENTION = ((32, 4096, 128), (16, 8192, 128))
 _COPIES = (256 * _MIB, 1024 * _MIB)
@@ -37,11 +38,11 @@ _SMALL: Mapping[str, Any] = {
     "copies": (4 * _MIB,),
     "messages": (_MIB // 4, _MIB),
 }
-"""For processors, on which it shows that all of it works."""
+"""Sizes for CPUs, on which only the functioning is tested."""
 
 
 def groups_of(cluster: Cluster) -> tuple[tuple[int, int], ...]:
-    """(size, stride) of the groups that plans use: inside a node, one GPU of each node, and all of them."""
+    """Return (size, stride) of the groups that plans use: within a node, one GPU of each node, and all GPUs."""
     gpus, nodes = cluster.gpus_per_node, cluster.nodes
     inside = [(size, 1) for size in (2, 4, 8, 16, 32) if size < gpus and gpus % size == 0]
     inside += [(gpus, 1)] if gpus > 1 else []
@@ -57,10 +58,11 @@ def measure(
     limit_s: float = LIMIT_S,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
-    """What the first rank said: of the machine, and a row for each thing that was timed; `told` hears how many are.
+    """Return rank 0's description of the machine and a row for each measurement.
 
-    `connections` are in the order of the cluster's hosts. Raises HostError: `command` where a host has no torch, other
-    GPUs than the spec says, or a program that failed; `deadline`; `lost`.
+    `told` is called with the number of finished measurements and their total. `connections` are in the order of the
+    cluster's hosts. Raises HostError: `command` if a host lacks torch, has other GPUs than the spec says, or the
+    program failed there; `deadline`; `lost`.
     """
     streams: dict[str, Stream] = {}
     port = random.randint(*_PORTS)
@@ -123,7 +125,7 @@ def _read(
 def _documents(
     streams: Mapping[str, Stream], connections: Mapping[str, Connection], deadline: Deadline
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Lines of JSON as they come, until all programs have ended well. Raises HostError."""
+    """Yield lines of JSON as they arrive, until all programs have ended well. Raises HostError."""
     left = dict(streams)
     kept = {name: {"stdout": b"", "stderr": b""} for name in streams}
     while left:

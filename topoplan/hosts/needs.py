@@ -1,4 +1,4 @@
-"""What a run wants of its hosts: paths, port, packages and sizes, worked out from its plan."""
+"""What a run needs on its hosts: paths, port, packages and sizes, derived from its plan."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNeeds:
-    """What a run wants of every host."""
+    """What a run needs on every host."""
 
     run: TrainerRun
-    """Its paths, absolute or relative to the working directory, packages and checkpoints."""
+    """The trainer's paths, absolute or relative to the working directory, its packages and its checkpoints."""
     model_bytes: int
-    """Of its weights in bf16."""
+    """Size of the model's weights in bf16."""
     master_port: int
     gpu_bytes: float
-    """What nvidia-smi shows of the fullest GPU at the peak."""
+    """Predicted peak usage of the fullest GPU, as nvidia-smi shows it."""
     host_bytes: float
-    """Pinned host memory of a node: what is offloaded to it."""
+    """Pinned host memory of a node, for what is offloaded to it."""
 
     @property
     def has_dataset(self) -> bool:
-        """False where the spec names none, and train.yaml has a placeholder."""
+        """Whether the spec names a data set; if not, train.yaml has a placeholder."""
         return self.run.dataset != DATASET_TO_FILL_IN
 
 
@@ -48,10 +48,10 @@ def needs_of(
     *,
     own: TrainerFiles | None = None,
 ) -> RunNeeds:
-    """What the bundle of a plan wants; `edited` are the keys of its train.yaml, where a person may have changed it, and
-    `own` the trainer's files, where they are there already.
+    """Return the needs of a plan's bundle.
 
-    Raises what `bundle.bundle.generate` raises.
+    `edited` are the keys of its train.yaml, which the user may have changed, and `own` are the trainer's files if they
+    exist already. Raises what `bundle.bundle.generate` raises.
     """
     _, way = writer_of(spec, plan.layout, trainer)
     own = own or way.written(spec, plan.layout)
@@ -68,9 +68,9 @@ def needs_of(
 
 
 def path_on(host: Host, path: str) -> str | None:
-    """The absolute path on a host; None for a relative one where the spec names no working directory.
+    """Return the absolute path on a host; None for a relative path if the spec names no working directory.
 
-    There the run starts in a directory of its own, which is new each time and so cannot hold anything yet.
+    The run then starts in a directory of its own, which is new each time and therefore empty.
     """
     if path.startswith("/"):
         return path
@@ -78,7 +78,7 @@ def path_on(host: Host, path: str) -> str | None:
 
 
 def paths_on(host: Host, needs: RunNeeds | None) -> tuple[str, ...]:
-    """All paths to ask a host about."""
+    """Return all paths to check on a host."""
     wanted = [host.workdir]
     if needs is not None:
         directories = filter(None, (needs.run.model_dir, needs.run.dataset_dir, needs.run.output_dir))
@@ -87,5 +87,5 @@ def paths_on(host: Host, needs: RunNeeds | None) -> tuple[str, ...]:
 
 
 def python_on(host: Host) -> str | None:
-    """The Python that a node script starts there; None: the first python3 on PATH."""
+    """Return the Python that the node script starts on a host; None stands for the first python3 on PATH."""
     return None if host.venv is None else str(PurePosixPath(host.venv, "bin", "python"))

@@ -1,4 +1,4 @@
-"""RDMA adapters, from what the collecting script read in /sys/class/infiniband, and from `ibv_devinfo`."""
+"""Parse RDMA adapters, as the collecting script read them in /sys/class/infiniband, and the output of `ibv_devinfo`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topoplan.hosts.sections import number, pairs
 
 
 def parse_adapters(text: str, mtus: Mapping[tuple[str, int], int] | None = None) -> tuple[AdapterFacts, ...]:
-    """The ports of all adapters, by device and port; `mtus` are those of `parse_mtus`."""
+    """Return the ports of all adapters, sorted by device and port; `mtus` are those of `parse_mtus`."""
     own: dict[str, dict[str, str]] = defaultdict(dict)
     nets: dict[tuple[str, int], str] = {}
     ports: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
@@ -50,13 +50,13 @@ def parse_adapters(text: str, mtus: Mapping[tuple[str, int], int] | None = None)
 
 
 def parse_rate(text: str) -> float | None:
-    """Bytes per second, each way, of `400 Gb/sec (4X NDR)`; None where it is anything else, or 0."""
+    """Parse `400 Gb/sec (4X NDR)` into bytes per second, each way; None for anything else, or 0."""
     match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", text, re.ASCII)
     return (float(match[1]) * 1e9 / 8 or None) if match else None
 
 
 def parse_mtus(text: str) -> Mapping[tuple[str, int], int]:
-    """(device, port) -> the active MTU in bytes, from `ibv_devinfo`."""
+    """Return (device, port) -> active MTU in bytes, from `ibv_devinfo`."""
     found: dict[tuple[str, int], int] = {}
     device, port = "", 0
     for line in text.splitlines():
@@ -70,22 +70,22 @@ def parse_mtus(text: str) -> Mapping[tuple[str, int], int]:
 
 
 def _interface(gids: Mapping[int, list[str]], nets: Mapping[tuple[str, int], str], device: str, port: int) -> str:
-    """The interface that the port's GIDs belong to (a bond, for one), else the one of the same function and port."""
+    """Return the interface that the port's GIDs belong to (e.g. a bond), else that of the same function and port."""
     return next((net for _, (_, _, net) in sorted(gids.items()) if net), "") or nets.get((device, port - 1), "")
 
 
 def _traffic_class(text: str) -> int | None:
-    """Of `Global tclass=106`: NVIDIA's driver shows it where an administrator has set one (tc/PORT/traffic_class)."""
+    """Parse `Global tclass=106`, which NVIDIA's driver shows for a port with tc/PORT/traffic_class set."""
     match = re.match(r"\s*Global tclass=(\d{1,3})\b", text, re.ASCII)
     return int(match[1]) if match and int(match[1]) < 256 else None
 
 
 def _numa(text: str) -> int | None:
-    """-1 says that the firmware does not know."""
+    """Return the NUMA node; -1 means that the firmware does not know it."""
     node = number(text)
     return node if node is not None and node >= 0 else None
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """mlx5_2 before mlx5_10."""
+    """Return a sort key that puts mlx5_2 before mlx5_10."""
     return [(int(part) if part.isdigit() and part.isascii() else -1, part) for part in re.split(r"(\d+)", name[:64])]

@@ -1,4 +1,4 @@
-"""Interfaces, routes, names and listening ports, as `ip`, `getent` and /proc/net/tcp have them."""
+"""Parse interfaces, routes, names and listening ports from the output of `ip`, `getent` and /proc/net/tcp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topoplan.hosts.sections import address_of, number, pairs
 
 
 def parse_interfaces(text: str, speeds: str = "") -> tuple[InterfaceFacts, ...]:
-    """The interfaces of `ip -j addr show`; `speeds` are the `interface<TAB>Mb/s` lines of /sys/class/net."""
+    """Parse `ip -j addr show`; `speeds` are the `interface<TAB>Mb/s` lines of /sys/class/net."""
     mbits = {name: speed for name, value in pairs(speeds) if (speed := number(value)) is not None and speed > 0}
     found = []
     for entry in _json_list(text):
@@ -36,7 +36,7 @@ def parse_interfaces(text: str, speeds: str = "") -> tuple[InterfaceFacts, ...]:
 
 
 def parse_default_interface(text: str) -> str:
-    """The interface of the default route with the lowest metric."""
+    """Return the interface of the default route with the lowest metric."""
 
     def metric(entry: Mapping[str, Any]) -> int:
         return number(str(entry.get("metric", 0))) or 0
@@ -46,7 +46,7 @@ def parse_default_interface(text: str) -> str:
 
 
 def parse_route(text: str) -> RouteFacts | None:
-    """One section of the collecting script: the name that was asked for, `getent`'s answer, and `ip route get`'s."""
+    """Parse a route section of the collecting script: the requested name, the output of `getent` and `ip route get`."""
     names, _, route = text.partition("@route")
     asked = dict(pairs(names)).get("asked")
     if asked is None:
@@ -64,12 +64,12 @@ def parse_route(text: str) -> RouteFacts | None:
 
 
 def parse_listening(text: str) -> frozenset[int]:
-    """The ports of addresses as /proc/net/tcp writes them: `0100007F:733C`."""
+    """Return the ports of addresses in the format of /proc/net/tcp: `0100007F:733C`."""
     return frozenset(int(port, 16) for port in re.findall(r":([0-9A-Fa-f]{4})$", text, re.MULTILINE))
 
 
 def _json_list(text: str) -> list[dict[str, Any]]:
-    """The blocks of a JSON list; `ip -j` prints nothing at all for an empty one."""
+    """Return the objects of a JSON list; `ip -j` prints nothing at all for an empty list."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

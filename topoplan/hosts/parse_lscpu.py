@@ -1,4 +1,4 @@
-"""CPUs, from `lscpu`."""
+"""Parse the output of `lscpu`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from topoplan.hosts.sections import number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpus:
-    """Of one machine."""
+    """The CPUs of one machine."""
 
     sockets: int | None = None
     cores: int | None = None
-    """Physical ones, over all sockets."""
+    """Number of physical cores over all sockets."""
 
 
 def parse_cpus(text: str) -> Cpus:
-    """Sockets and physical cores. Machines without sockets in the usual sense (`-`, or clusters on Arm) give what they
-    have."""
+    """Return the number of sockets and physical cores.
+
+    Machines that report no sockets (`-`, or clusters on Arm) give the numbers that they have.
+    """
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")

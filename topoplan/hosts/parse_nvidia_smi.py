@@ -1,6 +1,6 @@
-"""What nvidia-smi says: the cards, the processes on them, their NVLinks.
+"""Parse the output of nvidia-smi: the cards, the processes on them, their NVLinks.
 
-A value that a card or a driver does not have is written `N/A`, `[N/A]`, `[Not Supported]`, `[Unknown Error]` or
+A value that a card or a driver does not provide is written `N/A`, `[N/A]`, `[Not Supported]`, `[Unknown Error]` or
 `[Insufficient Permissions]`, and becomes None.
 """
 
@@ -15,7 +15,7 @@ from topoplan.hosts.facts import GpuFacts, GpuProcess
 from topoplan.hosts.sections import number
 
 _MIB = 2**20
-# A lane of PCI Express, each way, after its encoding: 2.5 and 5 GT/s at 8b/10b, 8 to 32 GT/s at 128b/130b, 64 GT/s in
+# Rate of a PCI Express lane, each way, after encoding: 2.5 and 5 GT/s at 8b/10b, 8 to 32 GT/s at 128b/130b, 64 GT/s in
 # flits of 242 of 256 bytes (PCI Express Base Specification 6.0, section 1.2 and 4.2.3).
 _LANE_BYTES_PER_S = {
     1: 0.25e9,
@@ -25,13 +25,13 @@ _LANE_BYTES_PER_S = {
     5: 32e9 / 8 * 128 / 130,
     6: 64e9 / 8 * 242 / 256,
 }
-# What vendors quote for a link, each way. The driver shows the rate of the signal, which is a little above: 25.781 for
-# NVLink 2, 26.562 for NVLink 4, 53.125 for NVLink 5.
+# Rates that vendors quote for a link, each way. The driver shows the signaling rate, which is slightly higher: 25.781
+# for NVLink 2, 26.562 for NVLink 4, 53.125 for NVLink 5.
 _LINK_GB_PER_S = (20.0, 25.0, 50.0, 100.0)
 
 
 def parse_gpus(text: str) -> tuple[GpuFacts, ...]:
-    """The cards of `nvidia-smi --query-gpu=... --format=csv`, by their index."""
+    """Parse the cards of `nvidia-smi --query-gpu=... --format=csv`, sorted by index."""
     found: dict[int, GpuFacts] = {}
     for row in _rows(text):
         index, name = number(row.get("index", "")), row.get("name", "")
@@ -53,12 +53,12 @@ def parse_gpus(text: str) -> tuple[GpuFacts, ...]:
 
 
 def parse_driver(text: str) -> str:
-    """The driver's version from the same output, or an empty string."""
+    """Return the driver's version from the output that `parse_gpus` reads, or an empty string."""
     return next((version for row in _rows(text) if (version := _known(row.get("driver_version", "")))), "")
 
 
 def parse_processes(text: str) -> tuple[GpuProcess, ...]:
-    """The processes of `nvidia-smi --query-compute-apps=... --format=csv`, with what `ps` said below `@owners`."""
+    """Parse the processes of `nvidia-smi --query-compute-apps=... --format=csv`, with `ps` output below `@owners`."""
     table, _, owners = text.partition("@owners")
     known: dict[int, tuple[str, int | None]] = {}
     for line in owners.splitlines():
@@ -84,9 +84,9 @@ def parse_processes(text: str) -> tuple[GpuProcess, ...]:
 
 
 def parse_nvlink(text: str) -> Mapping[int, tuple[int, float]]:
-    """Index of a card -> its active links and their rate together, each way, from `nvidia-smi nvlink -s`.
+    """Return the number of active links and their total rate, each way, by card, from `nvidia-smi nvlink -s`.
 
-    Rates are those that vendors quote: 25 GB/s for a link whose signal the driver calls 26.562 GB/s.
+    Rates are those that vendors quote: 25 GB/s for a link whose signaling rate the driver shows as 26.562 GB/s.
     """
     found: dict[int, tuple[int, float]] = {}
     card: int | None = None
@@ -103,7 +103,7 @@ def parse_nvlink(text: str) -> Mapping[int, tuple[int, float]]:
 
 
 def with_nvlink(gpus: tuple[GpuFacts, ...], links: Mapping[int, tuple[int, float]]) -> tuple[GpuFacts, ...]:
-    """The cards with their links; a card that `links` lacks stays as it is."""
+    """Return the cards with their links; a card that is not in `links` is unchanged."""
     return tuple(
         replace(gpu, nvlink_count=links[gpu.index][0], nvlink_bytes_per_s=links[gpu.index][1])
         if gpu.index in links
@@ -113,17 +113,17 @@ def with_nvlink(gpus: tuple[GpuFacts, ...], links: Mapping[int, tuple[int, float
 
 
 def pci_address(text: str) -> str:
-    """`00000000:18:00.0`, as nvidia-smi writes it, in the form of sysfs: `0000:18:00.0`."""
+    """Convert nvidia-smi's `00000000:18:00.0` to the form of sysfs, `0000:18:00.0`."""
     match = re.fullmatch(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])", text.strip().lower())
     return match[1] if match else ""
 
 
 def _rows(text: str) -> list[dict[str, str]]:
-    """The lines below the first one that is a header, as column -> value; a header's unit (`[MiB]`) is left out."""
+    """Return the lines below the first header as column -> value; the units of the header (`[MiB]`) are dropped."""
     columns: list[str] = []
     rows: list[dict[str, str]] = []
     for line in text.splitlines():
-        # One line at a time: a stray quotation mark must not swallow the rest.
+        # Parsed line by line: a stray quotation mark must not swallow the rest.
         try:
             cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
         except csv.Error:
@@ -132,14 +132,14 @@ def _rows(text: str) -> list[dict[str, str]]:
             names = [cell.partition(" [")[0].lower() for cell in cells]
             columns = names if names and names[0] in ("index", "pid") else []
         elif len(cells) >= len(columns):
-            # Only the last column, a process's name, may hold a comma.
+            # Only the last column, the process name, may contain a comma.
             cells[len(columns) - 1 :] = [", ".join(cells[len(columns) - 1 :])]
             rows.append(dict(zip(columns, cells, strict=True)))
     return rows
 
 
 def _known(text: str) -> str:
-    """`text`, or an empty string where it stands for nothing."""
+    """Return `text`, or an empty string if it means that there is no value."""
     return "" if text.startswith("[") or text.upper() in ("N/A", "NONE", "ERR!", "UNKNOWN") else text
 
 

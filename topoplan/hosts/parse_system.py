@@ -1,4 +1,4 @@
-"""Memory, limits and file systems, as /proc, ulimit, cgroups and df show them."""
+"""Parse memory, limits and file systems from the output of /proc, ulimit, cgroups and df."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topoplan.hosts.sections import number, pairs
 
 UNLIMITED = -1
 _NO_LIMIT_BYTES = 2**60
-"""cgroups of version 1 write a number near 2^63 for no limit."""
+"""cgroups of version 1 use a number near 2^63 for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,19 +20,19 @@ class FileSystem:
 
     source: str
     kind: str
-    """Type; empty without -T."""
+    """Type of the file system; empty without -T."""
     size_bytes: int
     free_bytes: int
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """MemTotal, MemAvailable and the like, in bytes."""
+    """Return MemTotal, MemAvailable and the other sizes of /proc/meminfo in bytes."""
     lines = re.findall(r"^(\w{1,40}): +(\d{1,15}) kB", text, re.MULTILINE | re.ASCII)
     return {name: int(kib) * 1024 for name, kib in lines}
 
 
 def parse_df(text: str, *, has_type: bool) -> FileSystem | None:
-    """The last line of `df -PkT` (which has types), or of `df -Pk`; names may hold blanks."""
+    """Parse the last line of `df -PkT` (which has types) or `df -Pk`; names may contain blanks."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kind = r"\s+(\S+)" if has_type else "()"
     sizes = r"\s+(\d{1,18})\s+(?:\d{1,18}|-)\s+(-?\d{1,18})\s+(?:\d+%|-)\s+/.*"
@@ -45,7 +45,7 @@ def parse_df(text: str, *, has_type: bool) -> FileSystem | None:
 
 
 def parse_limits(text: str) -> tuple[int | None, int | None]:
-    """Locked memory in bytes and open files, of `ulimit`; -1 for no limit."""
+    """Return the limits of `ulimit` for locked memory in bytes and for open files; -1 for no limit."""
     said = dict(pairs(text))
 
     def limit(name: str, unit: int) -> int | None:
@@ -57,13 +57,13 @@ def parse_limits(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_cgroup_memory(text: str) -> int | None:
-    """The tightest limit in bytes of all groups that the session is in; None without one."""
+    """Return the tightest memory limit in bytes of all cgroups that contain the session; None if there is none."""
     limits = [limit for _, value in pairs(text) if (limit := number(value)) is not None and 0 < limit < _NO_LIMIT_BYTES]
     return min(limits, default=None)
 
 
 def parse_port_range(text: str) -> tuple[int, int] | None:
-    """The two ports of net.ipv4.ip_local_port_range."""
+    """Return the two ports of net.ipv4.ip_local_port_range."""
     ports = [number(word) for word in text.split()]
     if len(ports) == 2 and ports[0] is not None and ports[1] is not None and 0 <= ports[0] <= ports[1] < 65536:
         return ports[0], ports[1]
@@ -71,7 +71,7 @@ def parse_port_range(text: str) -> tuple[int, int] | None:
 
 
 def parse_path(text: str) -> PathFacts | None:
-    """One section of the collecting script about a path; what was cut off is None."""
+    """Parse a path section of the collecting script; what was cut off is None."""
     said = dict(pairs(text))
     path = said.get("path")
     if path is None or "exists" not in said:
@@ -93,7 +93,7 @@ def parse_path(text: str) -> PathFacts | None:
 
 
 def parse_nccl_settings(text: str) -> Mapping[str, str]:
-    """NCCL_* of the environment and of NCCL's own files, which count for what the environment does not set."""
+    """Return the NCCL_* settings of the environment and of NCCL's own files; the environment takes precedence."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if match := re.fullmatch(r"\s*(NCCL_[A-Z0-9_]{1,60})\s*=\s*(.*?)\s*", line):

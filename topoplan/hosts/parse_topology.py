@@ -1,4 +1,4 @@
-"""The matrix of `nvidia-smi topo -m`: how far each two devices are from each other."""
+"""Parse the matrix of `nvidia-smi topo -m`: the kind of path between each two devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ _DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What the matrix says."""
+    """The contents of the matrix."""
 
     links: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """(device, device) -> NV18, PIX, PXB, PHB, NODE, SYS. GPUs are `GPU0`; NICs have their device names."""
     numa_nodes: Mapping[int, int] = field(default_factory=dict)
-    """Index of a GPU -> NUMA node."""
+    """GPU index -> NUMA node."""
 
 
 def parse_topology(text: str) -> Topology:
-    """Read the matrix of any driver since 2014: NICs in columns of their own names or as NIC0 with a legend below, with
-    tabs or with blanks, and with columns that have run into each other (`SYSSYS`)."""
+    """Parse the matrix of any driver since 2014.
+
+    NICs may be columns with their own names or NIC0 with a legend below, separators may be tabs or blanks, and columns
+    may have run into each other (`SYSSYS`).
+    """
     lines = [_ESCAPE.sub("", line) for line in text.splitlines()]
     legend = [re.fullmatch(r"\s*(NIC\d+): +(\S{1,64})\s*", line, re.ASCII) for line in lines]
     names = {match[1]: match[2] for match in legend if match}
@@ -47,7 +50,7 @@ def parse_topology(text: str) -> Topology:
             if device != words[0] and cell not in ("X", "N/A"):
                 links[own, names.get(device, device)] = "SYS" if cell == "SOC" else cell
         gpu = re.fullmatch(r"GPU(\d{1,4})", words[0], re.ASCII)
-        # Behind the links: the CPUs, then their NUMA nodes; on a Grace CPU the first of these is the one with the CPUs.
+        # After the links come the CPUs, then the NUMA nodes; for a Grace CPU, the first one is the node with the CPUs.
         after = rest.split()
         if gpu and len(after) > 1 and (node := re.match(r"\d{1,4}\b", after[1], re.ASCII)):
             numa_nodes[int(gpu[1])] = int(node[0])
@@ -55,7 +58,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def _cells(text: str, count: int) -> tuple[list[str], str]:
-    """The first `count` links of a row, and the rest of the row."""
+    """Return the first `count` links of a row, and the rest of the row."""
     cells: list[str] = []
     position = 0
     while len(cells) < count:

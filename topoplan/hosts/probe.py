@@ -1,4 +1,4 @@
-"""A probe: hosts are asked what they are, in one login and one script each, all at the same time."""
+"""Probe hosts: each is asked about its hardware and software with one login and one script, all hosts concurrently."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from topoplan.specs.cluster import Host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """One host of a probe."""
+    """A probed host."""
 
     name: str
-    """What the user calls it; the key of results and messages."""
+    """The user's name for the host; the key of results and messages."""
     host: Host
-    """As the user gave it."""
+    """The host as the user gave it."""
     hostname: str
-    """Name or address that SSH connected to, which an SSH configuration may have made of the user's."""
+    """Name or address that SSH connected to, which may come from the SSH configuration."""
     user: str
     port: int
     facts: HostFacts
@@ -34,7 +34,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What came of asking."""
+    """The results of probing hosts."""
 
     reached: tuple[Probed, ...]
     failed: Mapping[str, HostError]
@@ -45,7 +45,7 @@ def ask_hosts(
     targets: Mapping[str, Target],
     access: Access,
 ) -> Asked:
-    """What the hosts say; `targets` are those of `hosts`, in their order. A host that fails stops no other."""
+    """Probe hosts; `targets` are those of `hosts`, in the same order. A failed host does not affect the others."""
     routes = asked_addresses(
         [(host.address, target.hostname) for host, target in zip(hosts, targets.values(), strict=True)]
     )
@@ -80,15 +80,16 @@ def ask_hosts(
 
 
 def asked_addresses(hosts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """What to ask every host the route to: of all hosts, (the user's address, the one that SSH connects to)."""
+    """Return the addresses to which every host is asked the route, from pairs of the user's and SSH's address."""
     return tuple(dict.fromkeys(word for pair in hosts for word in pair if word))
 
 
 def usable_address(one: Probed, among: Sequence[Probed]) -> str:
-    """The name or address of a host by which all hosts find it; empty where there is none.
+    """Return the name or address by which all hosts find a host; empty if there is none.
 
-    The user's own where it means the same on every host, since SSH's configuration knows it; else the one that SSH
-    connected to. A name that a host takes for a loopback address (127.0.1.1 in /etc/hosts) is of no use to the others.
+    The user's own is preferred, if it means the same on every host, because the SSH configuration knows it; otherwise
+    the one that SSH connected to. A name that a host resolves to a loopback address (127.0.1.1 in /etc/hosts) is of no
+    use to the others.
     """
     for address in dict.fromkeys((one.host.address, one.hostname)):
         found = [resolved for other in among if (resolved := _resolved(other.facts, address)) is not None]
@@ -102,9 +103,9 @@ def usable_address(one: Probed, among: Sequence[Probed]) -> str:
 
 
 def socket_interface(one: Probed, among: Sequence[Probed]) -> tuple[str, tuple[str, ...]]:
-    """The interface of `one` that leads to the other hosts, and all of them where they lead through several.
+    """Return the interface of `one` that leads to the other hosts, and all such interfaces if there are several.
 
-    Alone, a host has that of its default route. Empty where nothing is known.
+    A single host gives the interface of its default route. Empty if nothing is known.
     """
     names = [
         route.interface
@@ -118,7 +119,7 @@ def socket_interface(one: Probed, among: Sequence[Probed]) -> tuple[str, tuple[s
 
 
 def network_of(one: Probed, among: Sequence[Probed]) -> ComputeNetwork:
-    """The training network of a host."""
+    """Return the training network of a host."""
     return compute_network(one.facts, socket_interface(one, among)[0])
 
 

@@ -1,4 +1,4 @@
-"""What came out of looking at a host, or at all of them."""
+"""The result of checking a host, or all hosts together."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ Outcome = Literal["ok", "warning", "failure", "skipped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of one look at one host."""
+    """The result of one check on one host."""
 
     name: str = ""
-    """What was looked at. Kebab-case, the same on all hosts: `gpus-free`."""
+    """Name of the check in kebab case, the same on all hosts: `gpus-free`."""
     host: str = ""
-    """As the spec names it; empty for what concerns all of them together."""
+    """The host as the spec names it; empty if the result concerns all hosts together."""
     outcome: Outcome
     what: str
-    """What was found, in one phrase without a full stop."""
+    """What was found, as a phrase without a full stop."""
     remedy: str = ""
-    """What to do; empty where all is well."""
+    """What to do; empty if all is well."""
 
 
 def ok(what: str) -> Result:
-    """All is well."""
+    """Return a result without a problem."""
     return Result(outcome="ok", what=what)
 
 
 def warning(what: str, remedy: str, *, name: str = "", host: str = "") -> Result:
-    """The run may be slow, or fail."""
+    """Return a result for a problem that may slow the run or make it fail."""
     return Result(name=name, host=host, outcome="warning", what=what, remedy=remedy)
 
 
 def failure(what: str, remedy: str, *, name: str = "", host: str = "") -> Result:
-    """The run would stop or hang, or train something else than was asked for."""
+    """Return a result for a problem that would stop or hang the run, or make it train something else than intended."""
     return Result(name=name, host=host, outcome="failure", what=what, remedy=remedy)
 
 
 def skipped(why: str) -> Result:
-    """It could not be looked at."""
+    """Return a result for a check that was not possible."""
     return Result(outcome="skipped", what=why)

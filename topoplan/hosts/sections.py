@@ -1,4 +1,4 @@
-"""The output of the collecting script, back into its sections."""
+"""Split the output of the collecting script into its sections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 OVERTIME = 124
-"""Code of a section whose tool was not done in time, or said too much."""
+"""Exit code of a section whose tool exceeded its time limit or its output limit."""
 NOT_INSTALLED = 127
 
 _HEADER = re.compile(rb"^@@topoplan ([A-Za-z0-9_-]{1,40}) ([0-9]{1,3}) ([0-9]{1,9})\n", re.MULTILINE)
@@ -15,19 +15,19 @@ _HEADER = re.compile(rb"^@@topoplan ([A-Za-z0-9_-]{1,40}) ([0-9]{1,3}) ([0-9]{1,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What one tool said."""
+    """The output of one tool."""
 
     name: str
     code: int
-    """Its exit code."""
+    """Exit code of the tool."""
     text: str
-    """Its output; bytes that are not UTF-8 are replaced."""
+    """Output of the tool; bytes that are not UTF-8 are replaced."""
     is_whole: bool = True
-    """None of it was lost on the way."""
+    """Whether none of the output was lost on the way."""
 
     @property
     def problem(self) -> str:
-        """Why there is nothing to read, as a phrase; empty where the tool worked."""
+        """Why there is no usable output, as a phrase; empty if the tool worked."""
         if self.code == NOT_INSTALLED:
             return "not installed"
         if self.code == OVERTIME:
@@ -39,16 +39,16 @@ class Section:
 
 
 def read_sections(output: bytes) -> tuple[Section, ...]:
-    """The sections in `output`, in order. What a login prints before, between or after them is passed over.
+    """Return the sections in `output`, in order. Output of the login shell before, between or after them is skipped.
 
-    A section that is cut (by a limit on the output, or by the end of the connection) is not whole, and has what there
-    is of it.
+    A section that is cut (by an output limit, or by the end of the connection) is marked as not whole and has the part
+    that is there.
     """
     found: list[Section] = []
     position = 0
     while header := _HEADER.search(output, position):
         start, end = header.end(), header.end() + int(header[3])
-        # A length that leads past the next header, or not to the end of a line, tells that bytes are missing.
+        # A length that leads past the next header, or not to the end of a line, shows that bytes are missing.
         whole = end < len(output) and output[end : end + 1] == b"\n"
         position = end
         if not whole:
@@ -66,18 +66,18 @@ def read_sections(output: bytes) -> tuple[Section, ...]:
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """The `label<TAB>value` lines of a section."""
+    """Return the `label<TAB>value` lines of a section."""
     return [(label, value.strip()) for label, tab, value in (line.partition("\t") for line in text.splitlines()) if tab]
 
 
 def number(text: str) -> int | None:
-    """A whole number, or None for anything else; nothing longer than a machine can mean."""
+    """Return a whole number, or None for anything else, including numbers of more than 18 digits."""
     word = text.strip()
     return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word, re.ASCII) else None
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A numeric address, which may name its interface (`fe80::1%eth0`); None for anything else."""
+    """Parse a numeric address, which may name its interface (`fe80::1%eth0`); None for anything else."""
     try:
         return ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -136,8 +136,10 @@ class SshConfig:
             return {target.name: target for target in pool.map(self.target, hosts)}
 
     def _chain(self, jump: str, trail: tuple[str, ...]) -> tuple[Target, ...]:
-        """Return the hosts that a ProxyJump value leads through; as in ssh, only the first one's own ProxyJump
-        counts."""
+        """Return the hosts that a ProxyJump value leads through.
+
+        As in ssh, only the first host's own ProxyJump counts.
+        """
         if not jump:
             return ()
         if jump not in self._hops:

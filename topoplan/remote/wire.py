@@ -115,8 +115,7 @@ class TcpWire(Wire):
     """A TCP socket connected to a host."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Send small packets immediately, and notice a peer that is gone; options that this system lacks are
-        skipped."""
+        """Send small packets immediately, and notice a peer that is gone; skip options that this system lacks."""
         super().__init__(connection)
         self._connection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

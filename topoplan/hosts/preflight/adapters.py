@@ -1,4 +1,4 @@
-"""RDMA adapters: up, fast, addressed, and with a way to the GPUs."""
+"""Checks of RDMA adapters: up, fast, with addresses, and with a path to the GPUs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from topoplan.hosts.sections import address_of, number
 from topoplan.units import format_bit_rate, named
 
 _FULL_RATE = 0.95
-"""Of the rate in the spec: what is below has trained to fewer lanes or a slower speed."""
+"""Fraction of the rate in the spec; a lower rate means that the link trained to fewer lanes or a slower speed."""
 _DMABUF_KERNEL = (5, 12)
-"""Linux can export GPU memory since (NCCL user guide, GPUDirect RDMA); no nvidia_peermem is needed then."""
+"""First Linux version that can export GPU memory (NCCL user guide, GPUDirect RDMA); nvidia_peermem is then not
+needed."""
 _DYNAMIC_GID_NCCL = (2, 21)
-"""NCCL picks the GID itself since (NCCL user guide, NCCL_IB_GID_INDEX)."""
+"""First NCCL version that selects the GID itself (NCCL user guide, NCCL_IB_GID_INDEX)."""
 _ROCE_V2 = "RoCE v2"
 
 
 def adapters(scene: Scene, node: Node) -> Result | None:
-    """Row 16: RDMA adapters that are down, missing or slow: NCCL says nothing and takes the others, or sockets."""
+    """Row 16: RDMA adapters that are down, missing or slow; NCCL silently uses the others, or sockets."""
     if not scene.uses_rdma:
         return None
     if node.facts.adapters is None:
@@ -56,7 +57,7 @@ def adapters(scene: Scene, node: Node) -> Result | None:
 
 
 def gid(scene: Scene, node: Node) -> Result | None:
-    """Row 17: RoCE without a routable address (RoCE v2, IPv4), or with a fixed index that is another one here."""
+    """Row 17: RoCE without a routable address (RoCE v2, IPv4), or with a fixed index that means another one here."""
     if not scene.uses_rdma or node.facts.adapters is None:
         return None
     ports = [one for one in active_adapters(node) if one.link_layer.lower() == "ethernet"]
@@ -90,8 +91,10 @@ def gid(scene: Scene, node: Node) -> Result | None:
 
 
 def traffic_class(scene: Scene, node: Node) -> Result | None:
-    """RoCE in another queue than the one that drops nothing. What an administrator has set for a port
-    (tc/PORT/traffic_class) takes the place of what NCCL asks for, in queue pairs that the kernel sets up (nccl#2383).
+    """RoCE in another queue than the lossless one.
+
+    What an administrator has set for a port (tc/PORT/traffic_class) overrides what NCCL requests, in queue pairs that
+    the kernel sets up (nccl#2383).
     """
     if scene.cluster.nodes == 1 or scene.cluster.fabric.kind != "roce" or node.facts.adapters is None:
         return None
@@ -129,7 +132,7 @@ def _forced(node: Node) -> int | None:
 def peermem(scene: Scene, node: Node) -> Result | None:
     """Row 19: without GPUDirect RDMA all traffic between nodes goes through host memory."""
     if scene.cluster.nodes == 1 or not scene.cluster.fabric.uses_verbs:
-        return None  # the driver of EFA has a module of its own for it
+        return None  # EFA's driver has a module of its own for this
     if node.facts.peermem:
         return ok("nvidia_peermem is loaded")
     if version(node.facts.kernel) >= _DMABUF_KERNEL:
@@ -141,14 +144,14 @@ def peermem(scene: Scene, node: Node) -> Result | None:
 
 
 def _chosen(node: Node) -> Iterator[AdapterFacts]:
-    """The adapters of the spec, else all."""
+    """Yield the adapters named in the spec, or else all."""
     for one in node.facts.adapters or ():
         if not node.host.hcas or any(_is_named(one, name) for name in node.host.hcas):
             yield one
 
 
 def active_adapters(node: Node) -> list[AdapterFacts]:
-    """Those of the spec, or all, as far as they are up."""
+    """Return the adapters that are up, of those named in the spec or else of all."""
     return [one for one in _chosen(node) if one.state == "ACTIVE"]
 
 
@@ -158,7 +161,7 @@ def _is_named(one: AdapterFacts, name: str) -> bool:
 
 
 def _routable(one: AdapterFacts) -> Mapping[int, str]:
-    """Index -> GID of type RoCE v2 that stands for an IPv4 address (::ffff:a.b.c.d)."""
+    """Return index -> GID of the RoCE v2 GIDs that represent an IPv4 address (::ffff:a.b.c.d)."""
     return {
         index: text
         for index, (text, kind) in sorted(one.gids.items())

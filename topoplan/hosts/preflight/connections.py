@@ -1,8 +1,9 @@
 """The second stage of a preflight: can every host open a connection to every other one?
 
-Most hangs are between two hosts: a firewall that lets the rendezvous through and none of the ports that NCCL and Gloo
-choose afterwards. So each host listens on some ports of the range that the system takes them from, node 0 on the
-rendezvous port too, and each connects to all others. Pure: scripts and what they are told, and their answers as checks.
+Most hangs are between two hosts: a firewall admits the rendezvous, but not the ports that NCCL and Gloo choose
+afterwards. So each host listens on some ports of the range from which the system takes them, node 0 also on the
+rendezvous port, and each connects to all others. Everything here is pure: the scripts and their arguments, and their
+answers as results.
 """
 
 from __future__ import annotations
@@ -24,31 +25,33 @@ from topoplan.terminal import plain_values
 from topoplan.units import named
 
 CONNECT_S = 4.0
-"""For one connection: a lost first packet is sent again after 1 and after 3 seconds (RFC 6298, tcp_syn_retries)."""
+"""Time limit per connection: a lost first packet is retransmitted after 1 and after 3 seconds (RFC 6298,
+tcp_syn_retries).
+"""
 LIMIT_S = 45.0
-"""After which a host's program ends, whatever happens."""
+"""Time after which a host's program ends in any case."""
 PORTS = 2
-"""That each host listens on."""
+"""Number of ports on which each host listens."""
 SCRIPT, PROGRAM = program("hosts", "meet.sh"), program("hosts", "ports.py")
-"""What runs on a host, and what that runs with Python."""
+"""The program that runs on a host, and the one that it runs with Python."""
 _CANDIDATES = 12
 _AT_ONCE = 128
 _RANGE = (32768, 60999)
-"""Linux's own, where a host does not say."""
+"""Linux's default, for hosts that do not report their range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """What a host listens on."""
+    """The ports on which a host listens."""
 
     ports: tuple[int, ...]
     master: str | None = None
-    """Empty where it listens on the rendezvous port too, else why it cannot; None where it was not to."""
+    """Empty if the host listens on the rendezvous port too, else why it cannot; None if it was not asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A port of a host that another one connects to."""
+    """A port of a host to which another host connects."""
 
     name: str
     address: str
@@ -57,7 +60,7 @@ class Peer:
 
 
 def arguments(scene: Scene, node: Node, choice: random.Random) -> tuple[str, str, str]:
-    """What SCRIPT is given on a host: $1, $2, $3."""
+    """Return the arguments $1, $2, $3 of SCRIPT on a host."""
     low, high = node.facts.port_range or _RANGE
     taken = node.facts.listening_ports or frozenset()
     drawn = choice.sample(range(low, high + 1), min(4 * _CANDIDATES, max(0, high + 1 - low)))
@@ -75,7 +78,7 @@ def arguments(scene: Scene, node: Node, choice: random.Random) -> tuple[str, str
 
 
 def read_listening(line: bytes) -> Listening | str:
-    """The first line of a host; a text says why there is none."""
+    """Parse the first line of a host's output; a string says why the host does not listen."""
     document = _document(line)
     if document.get("lacks"):
         return "no python3 (3.6 or later) there to try it with"
@@ -86,7 +89,7 @@ def read_listening(line: bytes) -> Listening | str:
 
 
 def peers_of(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> Iterator[Peer]:
-    """What a host connects to: the ports of all others, and the rendezvous as the node scripts name it."""
+    """Yield what a host connects to: the ports of all others, and the rendezvous as named in the node scripts."""
     for other in scene.nodes:
         there = listening.get(other.name)
         if not isinstance(there, Listening):
@@ -100,12 +103,12 @@ def peers_of(scene: Scene, node: Node, listening: Mapping[str, Listening | str |
 
 
 def told(peers: Sequence[Peer]) -> bytes:
-    """The line that tells a host what to connect to."""
+    """Return the line that tells a host what to connect to."""
     return json.dumps([[peer.address, peer.port, _token(peer.name)] for peer in peers]).encode() + b"\n"
 
 
 def read_results(line: bytes, peers: Sequence[Peer]) -> Mapping[Peer, str] | None:
-    """Why each connection failed, empty where it did not; None where the host did not get that far."""
+    """Return why each connection failed, empty if it did not; None if the host did not get that far."""
     results = _document(line).get("results")
     if not isinstance(results, list) or len(results) != len(peers):
         return None
@@ -119,7 +122,7 @@ def connection_results(
     *,
     skip: Collection[str] = (),
 ) -> tuple[Result, ...]:
-    """What to say of all hosts that took part."""
+    """Return the results for all hosts that took part."""
     looks = {MASTER_REACHABLE: _master, PORTS_OPEN: _pairs}
     return tuple(
         replace(found, name=name, host=node.name)
@@ -186,7 +189,7 @@ def _pairs(scene: Scene, node: Node, own: _Listens, results: _Results) -> Result
 
 
 def _why_not(own: _Listens, results: _Results) -> Result | None:
-    """The outcome where a host could not try."""
+    """Return the result for a host that could not try, if it could not."""
     for answer in (own, results):
         if isinstance(answer, HostError):
             return failure(answer.what, answer.remedy)
@@ -196,7 +199,7 @@ def _why_not(own: _Listens, results: _Results) -> Result | None:
 
 
 def _token(name: str) -> str:
-    """What the program on a host answers, so that another one on its port or address is told from it."""
+    """Return what the program on a host answers, to tell it from another program on its port or address."""
     return f"topoplan preflight of {name}"
 
 

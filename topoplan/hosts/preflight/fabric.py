@@ -1,4 +1,4 @@
-"""What a network asks of its hosts beside NCCL, and of machines of clouds that the spec does not know of."""
+"""Checks of what a network needs on hosts besides NCCL, and for cloud machines that the spec does not know of."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from topoplan.hosts.result import Result, failure, ok, skipped, warning
 
 
 def cloud(scene: Scene, node: Node) -> Result | None:
-    """A machine of a cloud whose network needs a key that the spec does not have: NCCL would take another, or pair
-    GPUs and NICs wrongly."""
+    """A cloud machine whose network needs a key that the spec lacks.
+
+    NCCL would use another network, or pair GPUs and NICs wrongly.
+    """
     cluster, facts = scene.cluster, node.facts
     machine = machine_of(facts.firmware, facts.pci)
     if cluster.nodes == 1 or machine is None:
@@ -31,14 +33,14 @@ def cloud(scene: Scene, node: Node) -> Result | None:
 
 
 def fabric_files(scene: Scene, node: Node) -> Result | None:
-    """Plugins, profiles and topology files that the node script stops without."""
+    """Plugins, profiles and topology files without which the node script stops."""
     needs = [need for need in fabric_needs(scene.cluster) if all(path.startswith("/") for path in need.paths)]
     if not needs:
         return None
     found, missing = [], []
     for need in needs:
         if need.use == "library" and need.variable in node.facts.nccl_settings:
-            continue  # another plugin, as the session says
+            continue  # the session names another plugin
         paths = [node.facts.paths[path] for path in need.paths if path in node.facts.paths]
         if not paths:
             return skipped("the host does not say what is there")

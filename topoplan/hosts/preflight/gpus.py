@@ -1,4 +1,4 @@
-"""GPUs: there, of the right kind, free, and each on one host alone."""
+"""Checks of GPUs: present, of the right kind, free, and not shared by two hosts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from topoplan.hosts.result import Result, failure, ok, warning
 from topoplan.units import format_gib, format_seconds, named
 
 _IDLE_BYTES = 2**30
-"""More than this on a GPU is somebody's: a driver without a process holds some hundred MiB."""
+"""Above this, a GPU is in use: a driver without a process takes some hundred MiB."""
 _SAME_MEMORY = 0.03
-"""By so much two reports of the same card's memory differ: drivers reserve a little more or less (ECC, firmware)."""
+"""Two reports of the memory of one card differ by up to this fraction, because drivers reserve different amounts (ECC,
+firmware).
+"""
 _CONSUMER = re.compile(r"GeForce|RTX [2345]0\d\d", re.IGNORECASE)
 
 
 def gpus_present(scene: Scene, node: Node) -> Result:
-    """Row 22: fewer GPUs than the spec says, or cut into MIG instances, which NCCL does not connect."""
+    """Row 22: fewer GPUs than in the spec, or MIG instances, which NCCL does not connect."""
     wanted = scene.cluster.gpus_per_node
     gpus = node.facts.gpus
     if gpus is None:
@@ -34,7 +36,7 @@ def gpus_present(scene: Scene, node: Node) -> Result:
 
 
 def gpus_kind(scene: Scene, node: Node) -> Result | None:
-    """Row 22: another card than the plan was made for, with other memory and other speed."""
+    """Row 22: another card than the plan was made for, with other memory and speed."""
     gpu, gpus = scene.cluster.gpu, _used(scene, node)
     if not gpus:
         return None
@@ -57,10 +59,10 @@ def gpus_kind(scene: Scene, node: Node) -> Result | None:
 
 
 def is_kind(driver_name: str, catalog_name: str) -> bool:
-    """Whether a card that the driver calls so may be the one of the spec: `NVIDIA H100 80GB HBM3`, `h100-sxm-80gb`.
+    """Whether the driver's name for a card, `NVIDIA H100 80GB HBM3`, may mean the spec's, `h100-sxm-80gb`.
 
-    True where the spec's name is nobody's model number, so that there is nothing to compare. H200 is not H20, GB200
-    not B200, and a PCIe card is told from an SXM one where the driver says so.
+    True if the spec's name is no known model number, so that there is nothing to compare. H200 is not H20, GB200 is not
+    B200, and a PCIe card is distinguished from an SXM one if the driver's name tells.
     """
     model, *rest = catalog_name.lower().split("-")
     parts = re.fullmatch(r"([a-z]+)(\d+)([a-z]?)", model)
@@ -75,7 +77,7 @@ def is_kind(driver_name: str, catalog_name: str) -> bool:
 
 
 def gpus_free(scene: Scene, node: Node) -> Result | None:
-    """Rows 22 and 23: GPUs that somebody else uses, or that an earlier run has left its processes on."""
+    """Rows 22 and 23: GPUs in use by somebody else, or by processes that an earlier run has left."""
     busy, over = [], []
     gpus = _used(scene, node)
     if not gpus:
@@ -107,7 +109,7 @@ def gpus_free(scene: Scene, node: Node) -> Result | None:
 
 
 def gpus_distinct(scene: Scene, node: Node) -> Result | None:
-    """One machine under two names of the spec: both would start their ranks on the same GPUs."""
+    """One machine under two names in the spec: both would start their ranks on the same GPUs."""
     own = {gpu.uuid for gpu in _used(scene, node) if gpu.uuid}
     if not own:
         return None
@@ -121,7 +123,7 @@ def gpus_distinct(scene: Scene, node: Node) -> Result | None:
 
 
 def peer_access(scene: Scene, node: Node) -> Result | None:
-    """Row 20: direct access between consumer cards hangs where PCIe sends it through an IOMMU or ACS."""
+    """Row 20: direct access between consumer cards hangs if PCIe routes it through an IOMMU or ACS."""
     gpus = _used(scene, node)
     if len(gpus) < 2 or not _CONSUMER.search(gpus[0].name):
         return None
@@ -141,7 +143,7 @@ def peer_access(scene: Scene, node: Node) -> Result | None:
 
 
 def _used(scene: Scene, node: Node) -> tuple[GpuFacts, ...]:
-    """Those that torchrun gives a rank: the first ones."""
+    """Return the GPUs to which torchrun assigns a rank: the first ones."""
     return (node.facts.gpus or ())[: scene.cluster.gpus_per_node]
 
 

@@ -1,4 +1,4 @@
-"""Names, interfaces and ports, as far as one host can say; `connections` tries them."""
+"""Checks of names, interfaces and ports, as far as a single host can tell; `connections` tries them out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from topoplan.units import format_bit_rate, named
 _DOCKER = ipaddress.IPv4Network("172.17.0.0/16")
 _LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
 _FULL_RATE = 0.95
-"""Of the rate in the spec: what is below has trained to fewer lanes or a slower speed."""
+"""Fraction of the rate in the spec; a lower rate means that the link trained to fewer lanes or a slower speed."""
 _FEW_PORTS = 1000
-"""A rank listens on some ports, and has a connection to each peer of its groups."""
+"""A rank listens on several ports, and has a connection to each peer of its groups."""
 
 
 def master_name(scene: Scene, node: Node) -> Result | None:
-    """Row 5: the name of node 0 is unknown, or means the host itself (Debian's 127.0.1.1), or another machine."""
+    """Row 5: the name of node 0 is unknown, or means the host itself (Debian's 127.0.1.1) or another machine."""
     if scene.cluster.nodes == 1:
         return None
     address = scene.master_address
@@ -50,7 +50,7 @@ def master_name(scene: Scene, node: Node) -> Result | None:
 
 
 def interface(scene: Scene, node: Node) -> Result | None:
-    """Rows 1 and 2: NCCL and Gloo take an interface that is not there, or not the one that leads to the others."""
+    """Rows 1 and 2: NCCL and Gloo use an interface that does not exist, or does not lead to the other hosts."""
     if scene.cluster.nodes == 1:
         return None
     wanted, facts = node.host.socket_interface, node.facts
@@ -77,7 +77,7 @@ def interface(scene: Scene, node: Node) -> Result | None:
 
 
 def _rate_of(scene: Scene, node: Node, name: str) -> Result | None:
-    """Where plain sockets are the network, an interface that is slower than the spec says."""
+    """Return a warning if plain sockets are the network and the interface is slower than in the spec."""
     own = next((one for one in node.facts.interfaces or () if one.name == name), None)
     wanted = scene.cluster.nic_bytes_per_s
     if scene.cluster.fabric.kind != "ethernet" or own is None or own.speed_bytes_per_s is None:
@@ -91,7 +91,7 @@ def _rate_of(scene: Scene, node: Node, name: str) -> Result | None:
 
 
 def address(scene: Scene, node: Node) -> Result | None:
-    """Row 3: the address that the others are told is that of Docker's bridge, which each host has."""
+    """Row 3: the address that peers are given is that of Docker's bridge, which is the same on every host."""
     if scene.cluster.nodes == 1:
         return None
     if node.facts.interfaces is None:
@@ -120,7 +120,7 @@ def address(scene: Scene, node: Node) -> Result | None:
 
 
 def mtu(scene: Scene, node: Node) -> Result | None:
-    """Row 18: frames of another size than on the other hosts: small messages pass, large ones hang."""
+    """Row 18: another frame size than on the other hosts: small messages pass, large ones hang."""
     if scene.cluster.nodes == 1:
         return None
     if node.facts.interfaces is None and node.facts.adapters is None:
@@ -146,7 +146,7 @@ def mtu(scene: Scene, node: Node) -> Result | None:
 
 
 def master_port(scene: Scene, node: Node) -> Result | None:
-    """Row 6: something listens on the port of the rendezvous already."""
+    """Row 6: the rendezvous port is already in use."""
     if scene.needs is None or node.number != 0:
         return None
     port, ports = scene.needs.master_port, node.facts.listening_ports
@@ -179,7 +179,11 @@ def port_range(scene: Scene, node: Node) -> Result | None:
 
 
 def fabric_address(scene: Scene, node: Node) -> str:
-    """The address by which the others reach it: the one from which it reaches node 0, else that of the spec."""
+    """Return the address at which the other hosts reach a node.
+
+    This is an address of the spec's interface, else the one from which the node reaches node 0, else the spec's
+    address.
+    """
     route = _route(scene, node)
     own = next((one for one in node.facts.interfaces or () if one.name == node.host.socket_interface), None)
     numeric = next((address for address in own.addresses if _is_global(address)), "") if own is not None else ""
@@ -192,7 +196,10 @@ def _route(scene: Scene, node: Node) -> RouteFacts | None:
 
 
 def _socket_interface(scene: Scene, node: Node) -> str:
-    """The interface of its sockets, as the spec says or as it leads to node 0; of node 0, the one with its address."""
+    """Return the interface for a node's sockets.
+
+    It is the one in the spec, else the one that leads to node 0; on node 0, the one with its address.
+    """
     if node.host.socket_interface:
         return node.host.socket_interface
     route = _route(scene, node)
@@ -205,7 +212,7 @@ def _socket_interface(scene: Scene, node: Node) -> str:
 
 
 def _candidates(node: Node) -> Iterator[InterfaceFacts]:
-    """Interfaces that NCCL may take: the one of the spec, else all that are up but lo and docker (NCCL user guide)."""
+    """Yield the interfaces that NCCL may use: the spec's, or all that are up except lo and docker (NCCL user guide)."""
     for one in node.facts.interfaces or ():
         if node.host.socket_interface:
             if one.name == node.host.socket_interface:
@@ -220,6 +227,6 @@ def _is_in(text: str, network: ipaddress.IPv4Network) -> bool:
 
 
 def _is_global(text: str) -> bool:
-    """An address that other machines may use: neither loopback nor link-local."""
+    """Whether other machines may use an address: it is neither loopback nor link-local."""
     found = address_of(text)
     return found is not None and not (found.is_loopback or found.is_link_local or found.is_unspecified)

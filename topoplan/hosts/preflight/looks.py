@@ -1,8 +1,8 @@
-"""What would stop, hang or slow a run, read from what its hosts say of themselves.
+"""Checks for what would stop, hang or slow a run, based on the facts that its hosts report.
 
-A failure would stop or hang the run, or train something else than was asked for; a warning may do so, or slows it; what
-a host does not say is skipped, with the reason. Pure: hosts are asked by `preflight`. Rows are those of the table of
-failures in docs/preflight.md.
+A failure would stop or hang the run, or make it train something else than intended; a warning may do so, or slows it;
+what a host does not report is skipped, with the reason. These functions are pure: `preflight` asks the hosts. Row
+numbers refer to the table of failures in docs/preflight.md.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ LOOKS: Mapping[str, Look] = {
     "output": storage.output,
     "disk": storage.disk,
 }
-"""The looks at what a host says, by name, in the order in which they are shown."""
+"""The checks of a host's facts by name, in the order in which they are shown."""
 MASTER_REACHABLE, PORTS_OPEN = "master-port", "high-ports"
-"""Those of `connections`."""
+"""The checks of `connections`."""
 SECRETS = "secrets"
-"""That at this machine's own environment."""
+"""The check of this machine's own environment."""
 NAMES = (SECRETS, REACHABLE, *LOOKS, MASTER_REACHABLE, PORTS_OPEN)
 
 
 def look_at(
     scene: Scene, said: Mapping[str, HostFacts | HostError], *, skip: Collection[str] = ()
 ) -> tuple[Result, ...]:
-    """What to say of the hosts, look by look and host by host.
+    """Return the results, check by check and host by host.
 
-    `said` has one entry a host in the order of the cluster's; those that answered are the nodes of `scene`. Looks named
-    in `skip` are left out.
+    `said` has one entry per host in the order of the cluster's hosts; those that answered are the nodes of `scene`.
+    Checks named in `skip` are left out.
     """
     results = [] if REACHABLE in skip else [_reachable(name, one) for name, one in said.items()]
     for name, look in LOOKS.items():
@@ -83,10 +83,10 @@ def scene_of(
     *,
     asked: Mapping[str, tuple[float, float]] | None = None,
 ) -> Scene:
-    """The hosts that answered, in the order of `cluster.hosts`.
+    """Return the hosts that answered, in the order of `cluster.hosts`.
 
-    `said` has one entry a host, by the name that it goes by; `asked` when each was asked and had answered, in seconds
-    since 1970 by our clock.
+    `said` has one entry per host, keyed by its name; `asked` gives the times at which each was asked and had answered,
+    in seconds since 1970 by our clock.
     """
     nodes = tuple(
         Node(number=number, name=name, host=host, facts=one, asked=(asked or {}).get(name))
@@ -97,7 +97,7 @@ def scene_of(
 
 
 def refuse_unknown(names: Sequence[str], *, option: str) -> None:
-    """Raises InputError for what is not the name of a check."""
+    """Raise InputError for a name that is not the name of a check."""
     for name in names:
         if name not in NAMES:
             raise InputError(
@@ -108,7 +108,7 @@ def refuse_unknown(names: Sequence[str], *, option: str) -> None:
 
 
 def _reachable(name: str, one: HostFacts | HostError) -> Result:
-    """Row 9: a host that cannot be logged in to, or does not answer."""
+    """Row 9: a host that refuses the login, or does not answer."""
     if isinstance(one, HostError):
         what = one.what if one.host in ("", name) else f"{one.host}: {one.what}"
         return Result(name=REACHABLE, host=name, outcome="failure", what=what, remedy=one.remedy)

@@ -1,4 +1,4 @@
-"""Settings of NCCL that a session or a file of the host has."""
+"""Checks of NCCL settings in the session or in files of the host."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DEBUG_SETTINGS = {
     "NCCL_CUMEM_ENABLE": "takes away multi-node NVLink where 0",
     "NCCL_LAUNCH_MODE": "changes how its kernels start",
 }
-"""Of the debugging section of NCCL's user guide: "should not be used in production". With what each does."""
+"""Settings from the debugging section of NCCL's user guide ("should not be used in production"), with their effects."""
 _UNLESS_SET = {"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0", "NCCL_IB_DISABLE": "0", "NCCL_CUMEM_ENABLE": "1"}
 """Values that change nothing."""
 
 
 def nccl_settings(scene: Scene, node: Node) -> Result:
-    """Settings of the session and of NCCL's files that take its good defaults away, or that hosts differ in."""
+    """Settings of the session and of NCCL's files that disable good defaults, or that differ between hosts."""
     own = {name: value for name, value in node.facts.nccl_settings.items() if name not in scene.cluster.env}
     vendors = profile_of(own)
     wrong = [

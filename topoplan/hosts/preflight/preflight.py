@@ -1,5 +1,4 @@
-"""The preflight over connections: one round in which every host says what it is, and one in which they connect to each
-other."""
+"""The preflight over SSH: one round in which hosts report facts, and one in which they connect to each other."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ from topoplan.remote.waiting import Deadline
 from topoplan.specs.cluster import Cluster, Host
 
 _START_S = 10.0
-"""For a Python to start and to listen, on a busy machine too."""
+"""Time for Python to start and to listen, also on a busy machine."""
 _END_S = 3.0
 _SPARE_S = 5.0
-"""What a host has beyond its own deadline, before its connection is closed."""
+"""Time granted to a host beyond its own deadline before its connection is closed."""
 _LINE_BYTES = 2**22
 
 _Asked = tuple[float, HostFacts, float]
@@ -49,10 +48,10 @@ def preflight(
     *,
     skip: Collection[str] = (),
 ) -> tuple[Result, ...]:
-    """Result the hosts of a cluster for a run, or with `needs` None for any run.
+    """Check the hosts of a cluster for a run, or with `needs` None for any run.
 
-    `connections` has an entry a host in the order of `cluster.hosts`; one that could not be made is a failure of
-    `reachable`. Takes some seconds; nothing is changed on the hosts, and nothing is left running there. The
+    `connections` has one entry per host in the order of `cluster.hosts`; a connection that could not be made is a
+    failure of `reachable`. Takes some seconds; nothing is changed on the hosts, and nothing is left running there. The
     connections stay open.
     """
     hosts = dict(zip(connections, cluster.hosts, strict=True))
@@ -79,7 +78,7 @@ def preflight(
 
 
 def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
-    """What a host is asked in the first round."""
+    """Return what to ask a host in the first round."""
     paths = paths_on(host, needs)
     network = (path for need in fabric_needs(cluster) for path in need.paths if path.startswith("/"))
     return Wanted(
@@ -112,7 +111,7 @@ def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collecti
         if not isinstance(listening[name], Listening):
             return peers, b""
         streams[name].write(told(peers))
-        # Some connections wait for others where there are hundreds of hosts.
+        # With hundreds of hosts, some connections have to wait for others.
         return peers, _line(streams[name], 3 * CONNECT_S + _START_S)
 
     def end(name: str, _: Connection) -> None:
@@ -135,7 +134,7 @@ def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collecti
 
 
 def _line(stream: Stream, limit_s: float) -> bytes:
-    """The next line of its output; what there is of it where the output ends, or after a while."""
+    """Return the next line of the output, or a part of it if the output ends or the time limit is reached."""
     line = bytearray()
     for item in stream.read(Deadline(limit_s).left_s):
         if isinstance(item, Chunk) and item.source == "stdout":

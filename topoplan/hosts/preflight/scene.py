@@ -1,4 +1,4 @@
-"""What a preflight looks at, and the words that its looks share."""
+"""The hosts that a preflight checks, and helpers for its checks."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ class Node:
     """A host that answered."""
 
     number: int
-    """Its node rank."""
+    """Node rank."""
     name: str
     host: Host
-    """As the spec has it."""
+    """The host as in the spec."""
     facts: HostFacts
     asked: tuple[float, float] | None = None
-    """When it was asked and when it had answered, by this machine's clock, in seconds since 1970."""
+    """When the host was asked and when it had answered, by this machine's clock, in seconds since 1970."""
 
     def silent(self, field: str, otherwise: str = "") -> Result:
-        """The outcome where a fact is missing: why, as far as is known."""
+        """Return the result for a missing fact: the reason, as far as it is known."""
         return skipped(self.facts.missing.get(field) or otherwise or f"the host does not say: {field}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """All hosts that answered, and what is wanted of them."""
+    """All hosts that answered, and what is needed of them."""
 
     cluster: Cluster
     needs: RunNeeds | None
-    """None where there is no plan yet."""
+    """None if there is no plan yet."""
     nodes: tuple[Node, ...]
 
     @property
     def uses_rdma(self) -> bool:
-        """InfiniBand, RoCE or EFA between nodes."""
+        """Whether InfiniBand, RoCE or EFA is used between nodes."""
         return self.cluster.nodes > 1 and self.cluster.fabric.uses_rdma
 
     @cached_property
     def master_address(self) -> str:
-        """The address of node 0 as the spec has it, without brackets."""
+        """The address of node 0 as in the spec, without brackets."""
         return self.cluster.hosts[0].address.strip("[]")
 
     def others(self, node: Node) -> tuple[Node, ...]:
-        """The other hosts."""
+        """Return the other hosts."""
         return tuple(other for other in self.nodes if other is not node)
 
     def unlike(self, node: Node, value: Callable[[Node], T | None]) -> tuple[Node, ...]:
-        """The hosts that have what most have, where this one has something else; else none.
+        """Return the hosts with the most common value if this host's value differs, otherwise none.
 
-        On a tie those are taken for most that come first. A host that does not know is left out.
+        On a tie, the value that comes first is taken as the most common one. Hosts whose value is unknown are left out.
         """
         usual = most_common(map(value, self.nodes))
         own = value(node)
@@ -72,22 +72,24 @@ class Scene:
 
 
 Look = Callable[[Scene, Node], Result | None]
-"""One look at one host; None where it does not apply."""
+"""One check of one host; returns None if it does not apply."""
 
 
 def most_common(values: Iterable[T | None]) -> T | None:
-    """The value that most have; the first one of several. None where nobody knows."""
+    """Return the most common value, the first one on a tie; None if no value is known."""
     counts = Counter(value for value in values if value is not None)
     return counts.most_common(1)[0][0] if counts else None
 
 
 def names(nodes: Iterable[Node]) -> str:
-    """`alpha, beta and 5 more`."""
+    """Return the names of nodes, such as `alpha, beta and 5 more`."""
     return named(node.name for node in nodes)
 
 
 def version(text: str) -> tuple[int, ...]:
-    """The numbers at the start of a version, for comparing: (5, 15, 0) of `5.15.0-105-generic`, (2, 21, 5) of
-    `2.21.5+cuda12.4`."""
+    """Return the leading numbers of a version for comparison.
+
+    (5, 15, 0) for `5.15.0-105-generic`, (2, 21, 5) for `2.21.5+cuda12.4`.
+    """
     found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", text.strip())
     return tuple(int(part) for part in found[0].split(".")) if found else ()

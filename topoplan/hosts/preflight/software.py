@@ -1,4 +1,4 @@
-"""The trainer's environment: there, whole, of versions that go together, and the same everywhere."""
+"""Checks of the trainer's environment: present, complete, of compatible versions, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import named
 
 _SAME = (*LIBRARIES, "python", "cuda")
-"""Packages whose versions must be one: ranks with others disagree on shapes, on defaults or on NCCL's protocol."""
+"""Packages whose versions must agree: with different ones, ranks disagree on shapes, defaults or NCCL's protocol."""
 
 
 def python(scene: Scene, node: Node) -> Result:
@@ -32,7 +32,7 @@ def python(scene: Scene, node: Node) -> Result:
 
 
 def packages(scene: Scene, node: Node) -> Result | None:
-    """Rows 10 and 11: packages that the trainer imports, in versions that go together."""
+    """Rows 10 and 11: packages that the trainer imports, in compatible versions."""
     if scene.needs is None:
         return None
     have = node.facts.versions
@@ -78,6 +78,6 @@ def versions(scene: Scene, node: Node) -> Result | None:
 
 
 def _differs(scene: Scene, node: Node, name: str) -> str:
-    """`2.6.0 on alpha, beta`, where this host has another version than most; else empty."""
+    """Return `2.6.0 on alpha, beta` if this host has another version than most; otherwise an empty string."""
     others = scene.unlike(node, lambda other: other.facts.versions.get(name) or None)
     return f"{others[0].facts.versions[name]} on {names(others)}" if others else ""

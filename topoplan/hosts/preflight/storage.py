@@ -1,4 +1,4 @@
-"""Directories: there, writable, the same everywhere, and large enough."""
+"""Checks of directories: present, writable, the same everywhere, and large enough."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import format_gib
 
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "weka", "gluster", "juicefs", "pvfs", "orangefs")
-"""File systems that several hosts can mount, by how their types begin or end: nfs4, fuse.juicefs, fuse.ceph, smb3."""
+"""File systems that several hosts can mount, by the beginning of their type after `fuse.`: nfs4, fuse.juicefs, smb3."""
 _WHOLE = 0.95
-"""Of the weights' size: shards hold a little more, and a download that broke off less."""
+"""Fraction of the weights' size: shards take slightly more, an interrupted download less."""
 
 
 def workdir(scene: Scene, node: Node) -> Result | None:
-    """Row 10: a working directory that is not there, or not ours."""
+    """Row 10: a working directory that is missing, or belongs to somebody else."""
     path = node.host.workdir
     if path is None:
         return None
@@ -30,7 +30,7 @@ def workdir(scene: Scene, node: Node) -> Result | None:
 
 
 def model(scene: Scene, node: Node) -> Result | None:
-    """Row 10: the model is on every node, whole, and the same: ranks with other weights train garbage, unsaid."""
+    """Row 10: the model is on every node, complete, and the same: ranks with other weights silently train garbage."""
     if scene.needs is None:
         return None
     directory = scene.needs.run.model_dir
@@ -68,7 +68,7 @@ def data(scene: Scene, node: Node) -> Result | None:
 
 
 def output(scene: Scene, node: Node) -> Result | None:
-    """Checkpoints: a place to write to, empty, and shared, or their parts land on the disks of different nodes."""
+    """Checkpoints: a writable, empty and shared place; otherwise their parts end up on the disks of different nodes."""
     if scene.needs is None:
         return None
     directory = scene.needs.run.output_dir
@@ -99,7 +99,7 @@ def output(scene: Scene, node: Node) -> Result | None:
 
 
 def disk(scene: Scene, node: Node) -> Result | None:
-    """Space for the checkpoints (emit/storage.py): all of it on shared storage, the node's part on its own."""
+    """Space for the checkpoints (trainers/checkpoint_size.py): all of it on shared storage, or the node's own part."""
     if scene.needs is None:
         return None
     directory, checkpoint = scene.needs.run.output_dir, scene.needs.run.checkpoint
@@ -134,7 +134,7 @@ def _unknown(node: Node, path: str) -> Result:
 
 
 def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Result:
-    """What is known of a directory that must be there; else the failure."""
+    """Return the facts about a directory that must exist, or the failure."""
     path = path_on(node.host, directory)
     if path is None:
         return failure(
@@ -152,7 +152,7 @@ def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Res
 
 
 def _unlike(scene: Scene, node: Node, directory: str) -> str:
-    """The hosts that have other files there, where this one has others than most; else empty."""
+    """Return the hosts with other files there, if this host's files differ from most; otherwise empty."""
 
     def digest(one: Node) -> str | None:
         facts = _path(one, directory)
@@ -167,7 +167,7 @@ def _is_network(facts: PathFacts) -> bool:
 
 
 def _is_shared(scene: Scene, node: Node, directory: str) -> bool:
-    """The same mount of a network file system on all hosts."""
+    """Whether all hosts have mounted the same network file system there."""
     found = [_path(one, directory) for one in scene.nodes]
     mounts = {(one.mount, one.file_system) if one is not None and _is_network(one) else None for one in found}
     return len(mounts) == 1 and None not in mounts

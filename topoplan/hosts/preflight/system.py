@@ -1,4 +1,4 @@
-"""A machine's memory, limits and clock."""
+"""Checks of a machine's memory, limits and clock."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from topoplan.hosts.result import Result, failure, ok, warning
 from topoplan.units import format_gib, format_seconds
 
 _SHM_BYTES = 2**30
-"""NCCL and the data loader's workers share memory there; Docker gives a container 64 MiB (nccl#290, torchtitan#853)."""
+"""NCCL and data loader workers share memory in /dev/shm; Docker's default is 64 MiB (nccl#290, torchtitan#853)."""
 _MEMLOCK_BYTES = 64 * 2**20
-"""Below this not even NCCL's first queues of a few adapters can be registered; systemd gives a session 8 MiB."""
+"""Below this, not even NCCL's first queues of a few adapters can be registered; systemd's default is 8 MiB."""
 _SKEW_S = 5.0
-"""Training does not look at the clock; logs of several nodes side by side and caches on shared storage do."""
+"""Training does not depend on the clock, but comparing logs of several nodes and caches on shared storage do."""
 _CLOCK_STEP_S = 1.0
-"""What `date` may be behind."""
+"""Resolution of `date`: the clock may be ahead of its output by this much."""
 _SAME_MEMORY = 0.1
-"""By so much less the kernel shows than is built in."""
+"""The kernel shows up to this fraction less memory than is installed."""
 
 
 def cpu_cores(scene: Scene, node: Node) -> Result:
-    """Fewer cores than ranks, or than the spec says: OMP_NUM_THREADS in the node scripts goes by it."""
+    """Fewer cores than ranks, or than in the spec, from which the node scripts derive OMP_NUM_THREADS."""
     cores, wanted = node.facts.cpu_cores, scene.cluster.cpu_cores
     if cores is None:
         return node.silent("cpu_cores")
@@ -35,7 +35,7 @@ def cpu_cores(scene: Scene, node: Node) -> Result:
 
 
 def host_memory(scene: Scene, node: Node) -> Result:
-    """Host memory for what a plan offloads to it, within the limit of the container or slice (cgroup)."""
+    """Host memory for what a plan offloads, within the limit of the container or slice (cgroup)."""
     facts, needs, said = node.facts, scene.needs, scene.cluster.host_memory_bytes
     if facts.memory_available_bytes is None and facts.memory_bytes is None:
         return node.silent("memory_bytes")
@@ -58,7 +58,7 @@ def host_memory(scene: Scene, node: Node) -> Result:
 
 
 def shm(scene: Scene, node: Node) -> Result:
-    """Row 14: /dev/shm too small for NCCL and the data loader's workers."""
+    """Row 14: /dev/shm too small for NCCL and the data loader workers."""
     whole, free = node.facts.shm_bytes, node.facts.shm_free_bytes
     if whole is None:
         return node.silent("shm_bytes")
@@ -67,7 +67,7 @@ def shm(scene: Scene, node: Node) -> Result:
         if node.facts.in_container:
             remedy = "start the container with --ipc=host, or with --shm-size=16g"
         what = f"/dev/shm has {whole / 2**20:.0f} MiB, and NCCL and data loading take up to 1 GiB"
-        # One GPU shares nothing with another one in the same machine.
+        # A single GPU shares nothing with another one in the same machine.
         return (failure if scene.cluster.gpus_per_node > 1 else warning)(what, remedy)
     if free is not None and free < _SHM_BYTES:
         return failure(
@@ -78,9 +78,9 @@ def shm(scene: Scene, node: Node) -> Result:
 
 
 def memlock(scene: Scene, node: Node) -> Result | None:
-    """Row 15: RDMA pins memory, and the limit that counts is that of the session which starts the run.
+    """Row 15: RDMA pins memory, and the limit of the session that starts the run applies.
 
-    The fact is what is left after raising it as far as the session may, which a node script does first.
+    The fact is the limit after raising it as far as the session may, which a node script does first.
     """
     if not scene.uses_rdma:
         return None
@@ -97,7 +97,7 @@ def memlock(scene: Scene, node: Node) -> Result | None:
 
 
 def clock(scene: Scene, node: Node) -> Result | None:
-    """Clocks apart by more than the round trips explain."""
+    """Clocks that differ by more than the round trips explain."""
     if len(scene.nodes) < 2 or node.asked is None:
         return None
     if node.facts.clock_s is None:
@@ -113,7 +113,7 @@ def clock(scene: Scene, node: Node) -> Result | None:
 
 
 def _offset(node: Node) -> tuple[float, float] | None:
-    """Bounds of its clock less ours, in seconds: it was read between question and answer."""
+    """Return bounds of the host's clock minus ours, in seconds: it was read between question and answer."""
     if node.facts.clock_s is None or node.asked is None:
         return None
     sent, answered = node.asked

@@ -1,8 +1,8 @@
-"""What the GPUs of this host and the links between hosts do: products, attention, copies and collectives, timed.
+"""Time the GPUs of this host and the links between hosts: matrix products, attention, copies and collectives.
 
-Standard input: a line of JSON with the task, and then nothing until whoever asks is gone; all ranks end with it. The
-first process of a host starts one for each GPU, which is this program again. Rank 0 of all writes a line of JSON for
-each thing that was timed. Needs torch; where it is told to, it times processors and gloo.
+Standard input is one line of JSON with the task, and then stays open until the requester is gone, which ends all ranks.
+The first process of a host starts one process for each GPU, which is this program again. Global rank 0 writes a line of
+JSON for each measurement. Needs torch; on request, it times CPUs and Gloo.
 """
 
 import json
@@ -23,13 +23,16 @@ SPARE_S = 30.0
 
 
 def say(**document: Any) -> None:
-    """A line of JSON."""
+    """Print a line of JSON."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
 def start(program: str, task: Task) -> int:
-    """One process a GPU. They end with the first that fails, with standard input, or when it is late. An exit code."""
+    """Start one process per GPU and return an exit code.
+
+    The processes end with the first one that fails, with standard input, or at the time limit.
+    """
     try:
         import torch
     except ImportError as error:
@@ -67,10 +70,10 @@ def start(program: str, task: Task) -> int:
 
 
 class Rank:
-    """One process of all."""
+    """One of all processes."""
 
     def __init__(self, task: Task) -> None:
-        """Meet the others."""
+        """Join the process group."""
         import torch
         import torch.distributed as dist
 
@@ -88,12 +91,12 @@ class Rank:
         self.end_at = time.monotonic() + task["limit_s"]
 
     def sync(self) -> None:
-        """Wait for what the GPU still does."""
+        """Wait for pending GPU work."""
         if self.is_cuda:
             self.torch.cuda.synchronize()
 
     def timed(self, job: Job, loops: int) -> float:
-        """Median seconds over some rounds, after one that is not counted."""
+        """Return the median seconds over several rounds, after a warm-up round."""
         rounds = []
         for _ in range(self.task["rounds"] + 1):
             self.sync()
@@ -105,13 +108,13 @@ class Rank:
         return statistics.median(rounds[1:])
 
     def most(self, value: float) -> float:
-        """The largest that any rank has."""
+        """Return the largest value of any rank."""
         found = self.torch.tensor([value], device=self.device)
         self.dist.all_reduce(found, op=self.dist.ReduceOp.MAX)
         return float(found.item())
 
     def tell(self, kind: str, job: Job, **facts: int) -> None:
-        """Time it on all ranks at once, and have rank 0 say the median over them and the slowest one."""
+        """Time a job on all ranks concurrently; rank 0 reports the median over the ranks and the slowest one."""
         if self.most(float(time.monotonic() > self.end_at)):
             return
         loops = max(1, min(1000, int(ROUND_S / self.most(max(1e-6, self.timed(job, 1))))))
@@ -123,12 +126,12 @@ class Rank:
             say(kind=kind, seconds=statistics.median(seconds), slowest_s=seconds[-1], **facts)
 
     def make(self, *shape: int) -> Any:
-        """Random values, as most models are trained in."""
+        """Return random values in the data type that most models are trained in."""
         dtype = self.torch.bfloat16 if self.is_cuda else self.torch.float32
         return self.torch.randn(*shape, device=self.device, dtype=dtype)
 
     def kernels(self) -> None:
-        """What a GPU does by itself, on all of them at once, as in training."""
+        """Time what a GPU does by itself, on all GPUs concurrently, as in training."""
         torch, make = self.torch, self.make
         for rows, columns, inner in self.task["products"]:
             job = partial(torch.matmul, make(rows, inner), make(inner, columns))
@@ -149,7 +152,7 @@ class Rank:
             self.tell("copy", partial(torch.empty_like(source).copy_, source), bytes=size)
 
     def collectives(self) -> None:
-        """Groups of a kind all at once, as in training."""
+        """Time collectives, with all groups of a kind active concurrently, as in training."""
         torch, dist = self.torch, self.dist
         for size, stride in self.task["groups"]:
             firsts = [block + shift for block in range(0, self.world, size * stride) for shift in range(stride)]
@@ -165,7 +168,7 @@ class Rank:
                 self.tell("all-to-all", partial(dist.all_to_all_single, other, whole, group=group), **facts)
 
     def about(self) -> None:
-        """What it was measured with, and at which clocks the GPUs are after work."""
+        """Report what was measured on, and the GPU clocks after work."""
         said: Task = {"gpu": "", "gpus": self.gpus, "nodes": self.task["nodes"], "torch": self.torch.__version__}
         if self.is_cuda:
             version = self.torch.version
@@ -179,13 +182,13 @@ class Rank:
                     {one.strip() for one in told.decode().splitlines()}
                 )
             except (OSError, subprocess.SubprocessError):
-                pass  # of another make
+                pass  # from another vendor
         if self.rank == 0:
             say(about=said)
 
 
 def run(task: Task) -> None:
-    """As one rank."""
+    """Run as one rank."""
     rank = Rank(task)
     rank.kernels()
     rank.about()

@@ -1,5 +1,8 @@
-"""Listens on ports and connects to those of other machines. Runs on a host, on Python 3.6 or later, and ends when its
-standard input does, or after a while. Prints one line of JSON when it listens and one when it has connected."""
+"""Listens on ports and connects to those of other machines.
+
+Runs on a host, on Python 3.6 or later, and ends when its standard input does, or after a while. Prints one line of JSON
+when it listens and one when it has connected.
+"""
 
 import asyncio
 import contextlib
@@ -9,16 +12,16 @@ import sys
 
 task = json.loads(sys.argv[1])
 token = task["token"].encode()
-LATE = asyncio.TimeoutError  # another class than TimeoutError before Python 3.11
+LATE = asyncio.TimeoutError  # not the same class as TimeoutError before Python 3.11
 
 
 def why(error: OSError) -> str:
-    """`connection refused`; the text of a look-up that failed."""
+    """Return `connection refused`, or the text of a failed name lookup."""
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else (error.strerror or str(error))
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say who we are, and leave it to the other side to close: that side keeps the port for a minute."""
+    """Send our token, and let the other side close: the side that closes first keeps the port for a minute."""
     with contextlib.suppress(LATE, OSError):
         writer.write(token + b"\n")
         await asyncio.wait_for(reader.read(), task["connect_s"])
@@ -26,7 +29,7 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def listen(port: int) -> str:
-    """An empty text, or why not."""
+    """Listen on a port; return an empty string, or why that failed."""
     try:
         await asyncio.start_server(greet, "0.0.0.0", port)
     except OSError as error:
@@ -37,7 +40,7 @@ async def listen(port: int) -> str:
 
 
 async def connect(turn: asyncio.Semaphore, address: str, port: int, theirs: str) -> str:
-    """An empty text, or why there is no connection to the machine that has this token."""
+    """Connect to the machine with a token; return an empty string, or why that failed."""
     async with turn:
         writer = None
         try:
@@ -55,13 +58,14 @@ async def connect(turn: asyncio.Semaphore, address: str, port: int, theirs: str)
 
 
 def say(**what: object) -> None:
-    """One line of output."""
+    """Print one line of output."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 async def work() -> None:
-    """Listen, say so, connect to what the line on standard input names, say how that went, and wait for its end."""
+    """Listen, report the ports, connect to the peers named on standard input, report the results, and wait for its
+    end."""
     free = []  # type: list[int]
     for port in task["candidates"]:
         if len(free) < task["ports"] and not await listen(port):
@@ -77,7 +81,7 @@ async def work() -> None:
 
 
 async def main() -> None:
-    """All of it, within its time."""
+    """Do all of the work within the time limit."""
     with contextlib.suppress(LATE):
         await asyncio.wait_for(work(), task["limit_s"])
 
@@ -88,4 +92,4 @@ with contextlib.suppress(Exception):
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 asyncio.new_event_loop().run_until_complete(main())
-os._exit(0)  # a look-up of a name may still wait for its server
+os._exit(0)  # a name lookup may still be waiting for its server

@@ -1,4 +1,7 @@
-"""Prints the versions of what a run needs, a line each, and imports none of it. Runs on the host, on Python 3.8."""
+"""Prints the versions of what a run needs, one per line, without importing any of it.
+
+Runs on a host with Python 3.8 or later.
+"""
 
 import importlib.machinery
 import importlib.metadata
@@ -8,7 +11,7 @@ from pathlib import Path
 
 sys.path = [entry for entry in sys.path if entry]  # not the directory in which the session happens to be
 NAMES = "@names@"
-"""Put here by who sends this program. Distributions are found whichever of - and _ their names have."""
+"""Filled in by the sender of this program. Distributions are found whether their names contain - or _."""
 ALSO = {
     "transformer-engine": ("transformer_engine_torch",),
     "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
@@ -22,7 +25,7 @@ for name in NAMES.split():
         except Exception:
             continue
 try:
-    # Importing torch takes seconds, and may touch the GPUs.
+    # Importing torch takes seconds, and may access the GPUs.
     torch = importlib.machinery.PathFinder.find_spec("torch")
     text = Path(str(torch and torch.origin)).with_name("version.py").read_text()
     for name, variable in (("torch", "__version__"), ("cuda", "cuda")):
