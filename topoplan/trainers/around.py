@@ -1,4 +1,4 @@
-"""What stands around a configuration, for the expressions of relations: launch, model, sharding and cards."""
+"""The context of a configuration for the expressions of relations: launch, model, sharding and cards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from topoplan.trainers.models import model_at_hand
 
 UNKNOWN = object()
 _OPEN_WORD = re.compile(r"\$(?:[@*]|\{(\w+)\[[@*]\]\})")
-"""Arguments that a command gets from elsewhere: any key may be among them."""
+"""Arguments that a command takes from elsewhere, so that any key may be among them."""
 _TO_FILL_IN = re.compile(r"<[A-Za-z][\w ]*>")
-"""What a reader is to write, which the shell takes for files."""
+"""Placeholders for a reader to fill in, which the shell reads as redirections."""
 _SLURM_GPU = re.compile(
     r"^#SBATCH[^\n]*?(?:--gpus(?:-per-node)?[= ]|--gres[= ]gpu:|--constraint[= ]|--partition[= ]|-[Cp] )"
     r"([A-Za-z][\w.-]*)",
@@ -38,11 +38,11 @@ NAMES_AROUND = frozenset(
 
 
 def around(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
-    """What a launch and a model say: processes, and the model's sizes; UNKNOWN where nothing says it."""
+    """Return what launch and model determine, such as process counts and model sizes; UNKNOWN for the rest."""
     started, launch = processes_for(setup, configuration), launch_of(setup, configuration)
     nodes, each = (started.nodes, started.gpus_per_node) if started else (None, None)
     if nodes == 1 and launch and "nnodes" in launch.options and launch.options["nnodes"].assumed:
-        nodes = None  # `${SLURM_NNODES:-1}`
+        nodes = None  # the default in `${SLURM_NNODES:-1}` says nothing about the job
     found: dict[str, Any] = {
         "nodes": nodes or UNKNOWN,
         "processes_per_node": each or UNKNOWN,
@@ -74,7 +74,7 @@ def around(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
 
 
 def _zero_stage(setup: Setup, configuration: Configuration) -> Any:
-    """None without DeepSpeed, UNKNOWN where its file is not at hand and has a name that says nothing."""
+    """Return the ZeRO stage; None without DeepSpeed, UNKNOWN if its file is missing and has an uninformative name."""
     written = configuration.get("deepspeed")
     if written is None:
         return None if setup.is_whole(configuration) else UNKNOWN
@@ -86,7 +86,7 @@ def _zero_stage(setup: Setup, configuration: Configuration) -> Any:
 
 
 def _fsdp_states(setup: Setup, launch: Launch | None) -> str | None:
-    """How FSDP saves, as the only file of `accelerate launch` says; None without that."""
+    """Return how FSDP saves its state, from the only file of `accelerate launch`; None without one."""
     told = [one for one in setup.of("accelerate") if one.get("distributed_type") == "FSDP"]
     if launch is None or launch.starter != "accelerate" or len(told) != 1:
         return None
@@ -95,7 +95,7 @@ def _fsdp_states(setup: Setup, launch: Launch | None) -> str | None:
 
 
 def _cards(launch: Launch | None) -> Mapping[str, Any]:
-    """The type of GPU that a Slurm job asks for, and its architecture."""
+    """Return the type of GPU that a Slurm job requests, and its architecture."""
     asked = {one.lower() for one in _SLURM_GPU.findall(launch.part.text)} if launch else set()
     rows = ((name, row["architecture"]) for name, row in gpu_table().items())
     found = {(name.split("-")[0], architecture) for name, architecture in rows if asked & {name, name.split("-")[0]}}
@@ -104,7 +104,7 @@ def _cards(launch: Launch | None) -> Mapping[str, Any]:
 
 
 def _is_open(launch: Launch) -> bool:
-    """Whether a command has arguments that nobody knows before it runs."""
+    """Whether a command has arguments that are unknown before it runs."""
     text = "\n".join(launch.part.text.split("\n")[launch.first_line - 1 : launch.last_line])
     arrays = {match[1] for match in _OPEN_WORD.finditer(text)}
     is_set = all(name and re.search(rf"\b{name}\+?=", launch.part.text) for name in arrays)

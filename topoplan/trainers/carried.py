@@ -1,4 +1,4 @@
-"""What of a person's file goes along with its job, whichever plan is taken, beside what memory and speed depend on."""
+"""Keys of a user's file that go along with its job whatever plan is chosen, since memory and speed ignore them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topoplan.specs.job import Job
 
 
 def common(keys: Keys, _: Job) -> Mapping[str, Any]:
-    """Keys of a spec's job that transformers' trainers name alike."""
+    """Return the keys of a spec's job that transformers' trainers share."""
     names = keys.value("dataset")
     found: dict[str, Any] = {
         "dataset": ",".join(map(str, names)) if isinstance(names, list) else names,

@@ -8,5 +8,5 @@ from topoplan.trainers.registry import traits_of
 
 
 def case_of(spec: Spec, backend: str) -> Case:
-    """What is asked of a backend: the spec, the constants of its GPU, and how the backend's trainer computes."""
+    """Return the case of a spec under a backend: the spec with the traits of the backend's trainer."""
     return case_with(spec, traits_of(backend, spec.trainer))

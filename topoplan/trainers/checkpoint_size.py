@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSize:
-    """Bytes of one checkpoint, over all its files; without logs and tokenizer, which are small."""
+    """Bytes of one checkpoint over all its files, without logs and tokenizer, which are small."""
 
     megatron_bytes: int
-    """Weights as Megatron loads them; 0 where they are not saved."""
+    """Weights in Megatron's format; 0 if they are not saved."""
     hf_bytes: int
-    """Weights for Hugging Face; 0 where they are not saved."""
+    """Weights in Hugging Face's format; 0 if they are not saved."""
     optimizer_bytes: int
-    """The optimizer's state; 0 where it is not saved."""
+    """Optimizer states; 0 if they are not saved."""
     at_once: int | None
-    """Checkpoints that exist at a time, at most: an old one is removed when a new one is whole. None without a limit, 0
-    where only the weights at the end are saved."""
+    """Maximum number of checkpoints that exist at a time, counting an old one that is only removed once its successor
+    is complete. None without a limit; 0 if only the final weights are saved."""
 
     what: str = "weights"
-    """What it has beside the optimizer's state: of adapters not the weights."""
+    """What a checkpoint holds besides optimizer states; with LoRA, adapters rather than weights."""
 
     saves_at_end: bool = True
-    """Whether the weights are saved once more at the end, into output_dir itself."""
+    """Whether the weights are saved again at the end, in output_dir itself."""
 
     @property
     def final_bytes(self) -> int:
-        """Weights that are saved once more at the end."""
+        """Bytes of the weights that are saved again at the end."""
         return self.megatron_bytes + self.hf_bytes if self.saves_at_end else 0
 
     @property
     def total_bytes(self) -> int:
-        """One checkpoint."""
+        """Bytes of one checkpoint."""
         return self.megatron_bytes + self.hf_bytes + self.optimizer_bytes

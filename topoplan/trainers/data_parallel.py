@@ -1,4 +1,4 @@
-"""What the trainers that split data alone have in common: the layout of a sharding, and what is not predicted."""
+"""What data-parallel trainers have in common: the layout of a sharding, and what is not predicted."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from topoplan.trainers.usual import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, sa
 from topoplan.units import shown
 
 USUAL_SEQ_LEN = 2048
-"""Tokens of a sequence where nothing says how many: LLaMA-Factory's default of cutoff_len."""
+"""Assumed sequence length in tokens if none is given: LLaMA-Factory's default of cutoff_len."""
 CHECKPOINTING = Recompute(granularity="full", method="uniform", num_layers=1)
 """Gradient checkpointing: each layer is recomputed."""
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _OTHER_LAUNCHERS = frozenset(["mpirun", "mpiexec"])
-"""They start processes themselves, by options that are not read."""
+"""Launchers that start the processes themselves, with options that are not read here."""
 
 _OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw_8bit"),
 }
-"""Of transformers' names (`training_args.py::OptimizerNames`), those whose memory is known."""
+"""Optimizers by their names in transformers (`training_args.py::OptimizerNames`), as far as their memory is known."""
 
 
 def read_layout(rows: Rows, reading: Reading) -> Layout:
-    """The layout of a sharding. Raises what the rows' `read` raises."""
+    """Return the layout of a sharding. Raises what the rows' `read` raises."""
     sharding = reading.sharding
     parts = ("backend", "zero_stage", "offload_optimizer", "offload_param", "sharding", "offload")
     return layout_of(
@@ -42,7 +42,7 @@ def read_layout(rows: Rows, reading: Reading) -> Layout:
         reading,
         **{part: getattr(sharding, part) for part in parts},
         distributed_optimizer=False,
-        grad_reduce_in_fp32=sharding.backend != "fsdp2",  # accelerate reduces in the type of the products
+        grad_reduce_in_fp32=sharding.backend != "fsdp2",  # accelerate reduces in the compute dtype
     )
 
 
@@ -50,7 +50,7 @@ def read_layout(rows: Rows, reading: Reading) -> Layout:
 
 
 def recompute_row(key: str, comment: Comment = "", *, off: bool = False) -> Row:
-    """Gradient checkpointing; `off` where the key switches it off."""
+    """Return the row for gradient checkpointing; `off` if the key disables it."""
 
     def read(reading: Reading, key: str) -> Recompute:
         checkpoints = reading.sharding.checkpoints or reading.keys.flag(key) is not off
@@ -60,7 +60,10 @@ def recompute_row(key: str, comment: Comment = "", *, off: bool = False) -> Row:
 
 
 def liger_row(key: str, types: Collection[str], whole: Callable[[Keys], bool], comment: str) -> Row:
-    """Liger's loss: of these model types, and not where `whole` says that the trainer needs the logits as a whole."""
+    """Return the row for Liger's fused loss.
+
+    It applies to these model types, unless `whole` says that the trainer needs the full logits.
+    """
     part = "fused_linear_cross_entropy"
 
     def read(reading: Reading, key: str) -> bool:
@@ -71,7 +74,7 @@ def liger_row(key: str, types: Collection[str], whole: Callable[[Keys], bool], c
 
 
 def sharding_rows(presets: Callable[[Layout], tuple[str | None, str | None]]) -> tuple[Row, ...]:
-    """What both trainers call the same. `presets` are the names of the files that DeepSpeed and FSDP2 are told by."""
+    """Return rows for keys that both trainers share. `presets` gives the names of the DeepSpeed and FSDP2 files."""
     return (
         Row("deepspeed", show=lambda _, layout: presets(layout)[0] if layout.backend == "deepspeed" else None),
         Row("fsdp", show=lambda _, layout: presets(layout)[1] if layout.backend == "fsdp2" else None),
@@ -99,17 +102,17 @@ ALLOCATOR_ROW = Row(
     write=nothing,
     show=lambda _, layout: "expandable_segments:True" if layout.expandable_segments else None,
 )
-"""A variable, not a key: shown beside them."""
+"""Row of an environment variable rather than a key; displayed with the keys."""
 
 
 def zero_words(layout: Layout) -> str:
-    """`stage 2, offload_optimizer on cpu`."""
+    """Return a ZeRO setup in words: `stage 2, offload_optimizer on cpu`."""
     offloads = [key for key in ("offload_optimizer", "offload_param") if getattr(layout, key)]
     return f"stage {layout.zero_stage}" + (f", {' and '.join(offloads)} on cpu" if offloads else "")
 
 
 def zero_preset(layout: Layout, name: str, ending: str = "", *, stages: Collection[int] = (1, 2, 3)) -> str:
-    """The file of a trainer's own for a stage, `name` and `ending` around it, or what a file has to say."""
+    """Return the trainer's preset for a ZeRO stage, with `name` and `ending` around it, or else what a file needs."""
     stage, offloads = layout.zero_stage, layout.offload_optimizer
     all_of_it = layout.offload_param or stage < 3
     if stage in stages and (all_of_it or not offloads) and not (stage == 1 and offloads):
@@ -121,9 +124,10 @@ def zero_preset(layout: Layout, name: str, ending: str = "", *, stages: Collecti
 
 
 def sharding_of(keys: Keys, setup: Setup) -> Sharding:
-    """The sharding of a configuration.
+    """Return the sharding of a configuration.
 
-    Raises NotPredictedError where files or a launcher that are not known decide it, and for what no layout has.
+    Raises NotPredictedError if it depends on files or a launcher that are not available, or has no corresponding
+    layout.
     """
     configuration = keys.configuration
     if written := keys.given("deepspeed"):
@@ -146,13 +150,13 @@ def sharding_of(keys: Keys, setup: Setup) -> Sharding:
         keys.not_predicted((key,), f"what `{min(others)}` starts, and how many processes,")
     is_alone = launch is not None and visible_gpus(launch) == 1
     if configuration.trainer == "swift" and not (starter or is_alone or (launch and launch.variable("NPROC_PER_NODE"))):
-        # cli/main.py starts one process; several visible GPUs share the layers of the model (device_map auto).
+        # cli/main.py starts one process; it spreads the model's layers over several visible GPUs (device_map auto).
         keys.not_predicted((key,), "one process that spreads the model over all GPUs that it sees (no NPROC_PER_NODE)")
     return Sharding()
 
 
 def syncs_each_batch(keys: Keys) -> bool:
-    """Whether the trainer reduces gradients after every micro batch (transformers `trainer.py`, accelerate no_sync)."""
+    """Whether the trainer reduces gradients after every micro-batch (transformers `trainer.py`, accelerate no_sync)."""
     config = keys.given("accelerator_config")
     if isinstance(config, str) and config.lstrip().startswith("{"):
         try:
@@ -163,7 +167,7 @@ def syncs_each_batch(keys: Keys) -> bool:
 
 
 def optimizer_of(keys: Keys) -> str:
-    """The job's optimizer. Raises NotPredictedError for one whose states are not known."""
+    """Return the job's optimizer. Raises NotPredictedError for one whose state size is unknown."""
     name = str(keys.value("optim"))
     if name not in _OPTIMIZERS:
         keys.not_predicted(("optim",))
@@ -171,7 +175,7 @@ def optimizer_of(keys: Keys) -> str:
 
 
 def refuse(keys: Keys, off: Mapping[str, Sequence[Any]]) -> None:
-    """Raise NotPredictedError, for all keys at once, that have a value other than those that leave them off."""
+    """Raise NotPredictedError if any of these keys has a value other than those that disable it."""
     on = [key for key, values in off.items() if keys.given(key) is not None and keys.given(key) not in values]
     if on:
         words = " and ".join(f"{key} {_word(keys.given(key))}" for key in on)
@@ -183,6 +187,6 @@ def _word(value: Any) -> str:
 
 
 def expandable_segments(launch: Launch | None) -> bool | None:
-    """Whether a command's allocator has expandable segments; None where it does not say."""
+    """Whether a command enables the allocator's expandable segments; None if it does not say."""
     found = [found for name in _ALLOCATOR if launch and (found := launch.variable(name))]
     return "expandable_segments:true" in found[-1].value.lower() if found else None

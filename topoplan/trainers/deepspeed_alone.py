@@ -1,6 +1,6 @@
-"""A DeepSpeed configuration whose trainer is not given: what it means for full fine-tuning of a model.
+"""A DeepSpeed configuration without its trainer's: what it means for full fine-tuning of a model.
 
-It is taken to be run by LLaMA-Factory or ms-swift, which both checkpoint activations unless told not to.
+The trainer is assumed to be LLaMA-Factory or ms-swift, which both use gradient checkpointing by default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topoplan.units import shown
 
 
 def gpus_of(keys: Keys) -> int | None:
-    """The only number of GPUs that the three batch sizes allow; None where they leave it open."""
+    """Return the number of GPUs that follows from the three batch sizes; None if they leave it open."""
     total, micro, steps = (
         as_whole(keys.given(key))
         for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -38,7 +38,7 @@ def gpus_of(keys: Keys) -> int | None:
 
 
 def _size(reading: Reading, key: str) -> int:
-    """A part of the batch; taken to be 1 where it is `auto`."""
+    """Return a factor of the batch size; `auto` is taken to be 1."""
     size = as_whole(reading.keys.given(key)) or 1
     if not 0 < size < 10**6:
         reading.keys.fail(key, f"{key} is {shown(size)}")
@@ -88,7 +88,7 @@ def _model(configuration: Configuration, given: str, seq_len: int) -> tuple[Mode
 
 
 def model_in_text(part: Part) -> str | None:
-    """The one model of the catalog that the document around a configuration names, however often; None for more."""
+    """Return the only catalog model named in the document around a configuration; None if there are none or several."""
     if not part.label:
         return None
     try:

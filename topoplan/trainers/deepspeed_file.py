@@ -1,7 +1,7 @@
-"""The file that DeepSpeed is told by: as bundles have it, and as people do.
+"""DeepSpeed's configuration file, as written for bundles and as found in users' files.
 
-`auto` is filled in by transformers from train.yaml (integrations/deepspeed.py), which so stays the one place for them.
-Bucket sizes and switches are those of LLaMA-Factory's examples/deepspeed, which the prediction is made for.
+transformers fills in `auto` from train.yaml (integrations/deepspeed.py), so that those values are set in only one
+place. Bucket sizes and switches are those of LLaMA-Factory's examples/deepspeed, which the prediction assumes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUB_GROUP_ELEMENTS = 1_000_000_000
 
 
 def deepspeed_config(layout: Layout) -> dict[str, Any]:
-    """The configuration as a mapping."""
+    """Return the configuration as a mapping."""
     return {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
@@ -47,7 +47,7 @@ def deepspeed_config(layout: Layout) -> dict[str, Any]:
 
 
 def deepspeed_text(layout: Layout) -> str:
-    """The file."""
+    """Return the text of the file."""
     return json.dumps(deepspeed_config(layout), indent=2) + "\n"
 
 
@@ -84,13 +84,13 @@ def _buckets(layout: Layout) -> dict[str, Any]:
 # Read ----------------------------------------------------------------------------------------------------------------
 
 NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
-"""`zero2`, `zero3_offload` (ms-swift's own), `ds_z3_offload_config.json` (LLaMA-Factory's examples)."""
+"""Finds the stage in file names: `zero2`, ms-swift's `zero3_offload`, LLaMA-Factory's `ds_z3_offload_config.json`."""
 
 
 def of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Sharding:
-    """The sharding of a key that holds the document, or names a file or a preset.
+    """Return the sharding for a key that holds the document, or names a file or a preset.
 
-    Raises NotPredictedError for a file that is not here and whose name says nothing, and for what no layout has.
+    Raises NotPredictedError for a missing file whose name does not tell the stage, and for what has no layout.
     """
     document = written if isinstance(written, Mapping) else document_of(str(written), keys.configuration, setup)
     if document is not None:
@@ -102,7 +102,7 @@ def of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Sharding:
     stage, offloads = int(match[1]), "offload" in name
     if stage == 0:
         keys.not_predicted((key,), "ZeRO stage 0")
-    # ms-swift's zero3_offload and LLaMA-Factory's ds_z3_offload_config.json offload the parameters too.
+    # ms-swift's zero3_offload and LLaMA-Factory's ds_z3_offload_config.json offload the parameters as well.
     known = _is_preset(name)
     return Sharding(
         backend="deepspeed",
@@ -114,12 +114,12 @@ def of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Sharding:
 
 
 def _is_preset(name: str) -> bool:
-    """A preset of ms-swift (`swift/config/`), which is no file of the user's."""
+    """Whether a name is a preset of ms-swift (`swift/config/`) rather than a user's file."""
     return re.fullmatch(r"zero[0-3](_offload)?", name) is not None
 
 
 def of_document(document: Mapping[str, Any], keys: Keys, key: str) -> Sharding:
-    """What a DeepSpeed configuration says (`runtime/zero/config.py`, `offload_config.py`)."""
+    """Return the sharding in a DeepSpeed configuration (`runtime/zero/config.py`, `offload_config.py`)."""
     stage = at(document, ("zero_optimization", "stage"))
     zero = at(document, ("zero_optimization",))
     if isinstance(stage, bool) or as_whole(stage) not in (1, 2, 3):
@@ -153,8 +153,8 @@ def of_document(document: Mapping[str, Any], keys: Keys, key: str) -> Sharding:
 
 
 def document_of(name: str, configuration: Configuration, setup: Setup) -> Mapping[str, Any] | None:
-    """The configuration that a key names, among what was given or beside it."""
-    if name.lstrip().startswith("{"):  # ms-swift takes JSON text, too
+    """Return the configuration that a key names, from the given files or from disk."""
+    if name.lstrip().startswith("{"):  # ms-swift also accepts JSON text
         return _json(name)
     for one in setup.of("deepspeed"):
         if PurePath(one.part.file or one.part.name).name == PurePath(name).name:

@@ -1,9 +1,8 @@
-"""The environment of the trainer on one node: each variable with the reason that stands beside it in the script.
+"""The trainer's environment on one node: each variable with the reason that the script states next to it.
 
-NCCL's defaults are right for almost everything. NVIDIA keeps a list of variables that are for debugging only and
-"should not be used in production nor retained in scripts" (NCCL user guide, Environment Variables); none of them is
-set here, but for NCCL_IB_DISABLE=1 on a fabric that has no RDMA. A vendor's profile that a script reads before these
-(GPUDirect-TCPXO's) may set more.
+NCCL's defaults are right for almost everything. NVIDIA lists variables that are for debugging only and "should not be
+used in production nor retained in scripts" (NCCL user guide, Environment Variables); of these, only NCCL_IB_DISABLE=1
+is set here, for a fabric without RDMA. A vendor's profile that a script reads first (GPUDirect-TCPXO's) may set more.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class EnvVar:
 
 
 def node_environment(cluster: Cluster, trainer: tuple[EnvVar, ...], node: int) -> tuple[EnvVar, ...]:
-    """What node number `node` exports before it starts the trainer, whose own variables are given.
+    """Return what node number `node` exports before it starts the trainer, including the trainer's own variables.
 
-    The `env` of the spec comes last and wins.
+    The spec's `env` comes last and overrides the others.
     """
     chosen = {variable.name: variable for variable in (*trainer, *_processes(cluster), *_network(cluster, node))}
     for name, value in cluster.env.items():
@@ -97,7 +96,7 @@ def _verbs(fabric: Fabric, hcas: str) -> Iterator[EnvVar]:
 
 
 def _tcpxo(interface: str | None, interfaces: str) -> Iterator[EnvVar]:
-    """Names without `=`: the plugin reads them too, and its checker compares them with its profile's."""
+    """Yield interface names without `=`: the plugin reads them too, and its checker compares them with its profile."""
     if interface:
         reason = "socket_interface in the spec: for NCCL, for Google's plugin, and for Gloo"
         for name in ("NCCL_SOCKET_IFNAME", "NCCL_FASTRAK_CTRL_DEV", "GLOO_SOCKET_IFNAME"):

@@ -1,4 +1,4 @@
-"""Known faults of the packages that a layout meets: certain where a version is named beside the configuration."""
+"""Rules on known faults of packages that a layout triggers, certain if the files pin an affected version."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ _KEYS = {
 
 
 def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layout: Layout) -> Iterator[Finding]:
-    """A finding for each fault that a configuration meets; of versions that nobody names only for files of others, as
-    our own bundles look for them when they start."""
+    """Yield a finding for each fault that a configuration triggers.
+
+    If no version is pinned, only users' files are reported: bundles check the versions when they start.
+    """
     for fault in faults_of_keys(spec, layout, configuration.source.data):
         yield _of_keys(configuration, fault)
     pins = {pin.package: pin for pin in setup.pins}
@@ -68,7 +70,7 @@ def _of_layout(configuration: Configuration, fault: Fault) -> Finding:
 
 
 def _rule_of(fault: Fault) -> Rule:
-    """Its row of known_faults.py as a rule; the level is the one of a version that nobody names."""
+    """Return a fault as a rule; its level is that for an unknown version."""
     install = f"install '{fault.package}{fault.cure}'" if fault.cure else ""
     level: Severity = "error" if fault.keys else "warning" if fault.level == "stops" else "note"
     return Rule(

@@ -1,4 +1,4 @@
-"""The files that FSDP2 is told by: accelerate's and ms-swift's, as bundles have them, and as people do.
+"""FSDP2's configuration files, for accelerate and ms-swift, as written for bundles and as found in users' files.
 
 Sources: accelerate commands/config/config_args.py (ClusterConfig), utils/launch.py, utils/fsdp_utils.py.
 """
@@ -19,12 +19,12 @@ from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
 
 ACCELERATE_FILE = "accelerate.yaml"
-"""The same on every node: which one it is and where the first one is are options in the node scripts."""
+"""Identical on every node: the node's rank and the address of the first one are options in the node scripts."""
 _YES = frozenset(["1", "true", "y", "yes", "on"])
 
 
 def accelerate_text(spec: Spec, layout: Layout) -> str:
-    """What `accelerate launch --config_file` reads."""
+    """Return the file for `accelerate launch --config_file`."""
     head = (f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}", "For `accelerate launch --config_file`.")
     return mapping_text(head, (_processes(spec), _shards(layout)))
 
@@ -69,16 +69,16 @@ def _shards(layout: Layout) -> Section:
 
 
 def fsdp_config(job: Job, layout: Layout) -> dict[str, Any]:
-    """What `--fsdp FILE` reads (swift/arguments/sft_args.py, _init_fsdp)."""
+    """Return the file for ms-swift's `--fsdp FILE` (swift/arguments/sft_args.py, _init_fsdp)."""
     return {
         "fsdp": "full_shard auto_wrap offload" if layout.offload else "full_shard auto_wrap",
         "fsdp_config": {
             "fsdp_version": 2,
             "reshard_after_forward": True,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            # accelerate utils/fsdp_utils.py, fsdp2_prepare_model sends nothing from rank 0 where weights are in 4 bits.
+            # accelerate utils/fsdp_utils.py, fsdp2_prepare_model does not broadcast 4-bit weights from rank 0.
             "cpu_ram_efficient_loading": job.finetuning != "qlora",
-            # Whole checkpoints, which Hugging Face and PEFT read; with sharded ones no weights are saved for them.
+            # Full checkpoints, which Hugging Face and PEFT can read; sharded ones lack such weights.
             "state_dict_type": "FULL_STATE_DICT",
             "activation_checkpointing": layout.recompute.granularity == "full",
         },
@@ -91,9 +91,9 @@ _FSDP1 = "FSDP's first version is predicted as FSDP2, which shards the same stat
 
 
 def of_keys(written: Any, keys: Keys) -> Sharding:
-    """The trainer's own keys: transformers' `fsdp` and `fsdp_config`, or what ms-swift's `--fsdp` names.
+    """Return the sharding in the trainer's own keys: transformers' `fsdp` and `fsdp_config`, or ms-swift's `--fsdp`.
 
-    ms-swift's preset fsdp2 recomputes by itself (`swift/config/fsdp2.json`).
+    ms-swift's preset fsdp2 enables recomputation (`swift/config/fsdp2.json`).
     """
     is_swift = keys.configuration.trainer == "swift"
     if is_swift and written == "fsdp2":
@@ -123,7 +123,7 @@ def of_keys(written: Any, keys: Keys) -> Sharding:
 
 
 def of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> Sharding:
-    """What `accelerate launch` reads (accelerate `commands/config/config_args.py`, `utils/launch.py`)."""
+    """Return the sharding in accelerate's file (accelerate `commands/config/config_args.py`, `utils/launch.py`)."""
     kind = str(told.get("distributed_type", "NO"))
     of_file = Keys(told, {})
     if kind == "DEEPSPEED":

@@ -1,6 +1,6 @@
-"""Keys and values of configurations that classes say, one a block: what a trainer does not take, or does not read.
+"""Checks keys and values against classes, one per block: keys that a trainer does not accept, and keys it ignores.
 
-The classes are key lists of the catalog: the fields of each, with the kind of their value or the class that it is.
+The classes are key lists of the catalog: the fields of each class, with the kind of their value or the class it holds.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from topoplan.specs.source import KeyPath, plain_scalar
 from topoplan.units import quote, shown
 
 _MISSPELT = 0.85
-"""How alike two names are, of which one is the other misspelt."""
+"""Minimum similarity, from 0 to 1, at which a name counts as a misspelling of another."""
 _OFF_AT_MINUS_ONE = ("eval_steps", "save_steps", "logging_steps", "top_k")
 _YES_OR_NO = frozenset(["true", "false", "yes", "no", "on", "off", "y", "n", "1", "0"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyClasses:
-    """One trainer's, and what its rules say of them."""
+    """The classes of one trainer, and the rules that report on its keys."""
 
     listed: str
     """Name of the key list."""
@@ -36,14 +36,14 @@ class KeyClasses:
     """The class of the whole document."""
     unknown: Rule
     others: Rule | None = None
-    """For keys that are close to no known one, where a program of somebody's own may read them."""
+    """Rule for keys that resemble no known one, if another program might read them."""
     wrong: Rule
     removed: Rule | None = None
     ignores_others: bool = False
-    """Other keys are not read, or are variables of the file's own: only one that is close to a known key is told."""
+    """True if other keys are ignored or are variables of the file; only keys close to a known one are then reported."""
 
     def findings(self, configuration: Configuration) -> Iterator[Finding]:
-        """What is wrong with each key by itself."""
+        """Report faults of single keys."""
         yield from self._block(configuration, (), (self.top,))
 
     @property
@@ -56,7 +56,7 @@ class KeyClasses:
         if not isinstance(block, Mapping):
             return
         known: dict[str, str] = {}
-        for name in reversed(classes):  # the newest version's last
+        for name in reversed(classes):  # the newest version comes first and overrides the others
             known |= self._classes[name]
         for key, value in block.items():
             place = (*path, key)
@@ -73,7 +73,7 @@ class KeyClasses:
     def _unknown(self, configuration: Configuration, place: KeyPath, known: Mapping[str, str]) -> Iterator[Finding]:
         key, path = str(place[-1]), place[:-1]
         if configuration.from_command and sum(name.startswith(key) for name in known) == 1:
-            return  # argparse takes a beginning that fits one option alone for it
+            return  # argparse accepts an unambiguous abbreviation of an option
         remedy = nearest(key, known)
         if self.ignores_others and (
             not get_close_matches(key, known, cutoff=_MISSPELT)
@@ -86,7 +86,7 @@ class KeyClasses:
         yield rule.at(configuration, place, where=where, name=shown(key), flag=flag, remedy=remedy)
 
     def _inner(self, configuration: Configuration, path: KeyPath, kind: str) -> Iterator[Finding]:
-        """What a key holds: a class, or a list or a mapping of one."""
+        """Check the value of a key that is a class, or a list or mapping of one."""
         classes = tuple(name for name in re.findall(r"\w+", kind) if name in self._classes)
         if not classes:
             return
@@ -135,7 +135,7 @@ class KeyClasses:
 
     @staticmethod
     def _value_of_a_switch(configuration: Configuration, path: KeyPath) -> bool:
-        """`--bf16 true`: what is read as a value is a word too many for argparse."""
+        """Whether a flag without a value is followed by one: `--bf16 true`, where argparse refuses the extra word."""
         flag = str(path[-1]).replace("_", "[-_]")
         lines = configuration.part.text.split("\n")
         return re.search(rf"--{flag}[ =]+[^-\s\\#;&|<>\"'$`)]", lines[(configuration.line(*path) or 1) - 1]) is not None

@@ -1,13 +1,14 @@
-"""Known faults of the packages that trainers run on: which versions have them, in which layouts, and what they do.
+"""Known faults of the packages that trainers run on: affected versions and layouts, and the consequences.
 
-A fault is told once, here. The environment that a bundle asks for avoids those that some version is free of
-(`topoplan/trainers/requirements.py`), the rest are warnings of a plan; those that keys of the trainer bring about are
-refused where files are written; and `check` finds all of them in other people's files.
+Each fault is recorded once, here. The environment that a bundle requires avoids the faults that some version is free of
+(`topoplan/trainers/requirements.py`); the others become warnings of a plan. Faults triggered by trainer keys are
+refused when files are written. `check` finds all of them in users' files.
 
-Not here, as no layout or file of ours meets it: of Megatron-LM issue 7452 (silent faults of parallelism, as of
-September 2026) the findings on gathered logits, masks of padding handed to the model, Megatron-FSDP, and losses that
-are normalised on each context parallel rank alone, which mcore_adapter sums over them (`trainer/trainer.py`,
-_post_compute_loss); PR 5047 (auxiliary losses with per-token losses and tp > 1), as trainers leave those losses at 0.
+Omitted are faults that no layout or file written here triggers. Of Megatron-LM issue 7452 (silent faults of
+parallelism, as of September 2026): the findings on gathered logits, padding masks passed to the model, Megatron-FSDP,
+and losses normalized on each context-parallel rank alone, which mcore_adapter sums over the ranks
+(`trainer/trainer.py`, _post_compute_loss). PR 5047 (auxiliary losses with per-token losses and tp > 1): trainers leave
+those losses at 0.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
 
 Level = Literal["stops", "warns"]
-"""stops: another version is asked for, or, where keys bring it about, they are refused. warns: a run goes on and does
-something less than is written."""
+"""stops: another version is required or, if keys trigger the fault, the keys are refused. warns: the run continues, but
+does less than is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,39 +35,39 @@ class Fault:
     """One fault of a package."""
 
     name: str
-    """For programs: part of the name of `check`'s rule."""
+    """Identifier, and part of the name of `check`'s rule."""
     package: str
-    """As pip lists it."""
+    """Name of the package in pip."""
     versions: str = ""
-    """Those that have it, as pip writes them; empty: all that are known."""
+    """Affected versions in pip's syntax; empty for all known versions."""
     cure: str = ""
-    """Those that are free of it; empty where none is known to be."""
+    """Unaffected versions; empty if none are known."""
     level: Level = "warns"
     backends: tuple[str, ...] = ("mca", "megatron")
-    """Where the package is used so."""
+    """Backends that use the package in the affected way."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Values of trainer keys that bring it about, in a layout that `meets` it; empty: the layout alone does."""
+    """Values of trainer keys that trigger it in a layout that `meets` it; empty if the layout alone does."""
     layout_key: str
-    """The key of a layout that decides whether it is met."""
+    """The key of a layout that decides whether the fault occurs."""
     meets: Callable[[Spec, Layout], bool]
     spared_by: tuple[str, ...] = ()
-    """A key of DeepSpeed's file, block by block, that keeps a run clear of it."""
+    """Path of a key in DeepSpeed's file that avoids the fault."""
     when: str
-    """What is met."""
+    """The condition, in words."""
     what: str
-    """What comes of it, with {package} for its name and versions."""
+    """The consequence, with {package} for the package's name and versions."""
     remedy: str
-    """What helps beside other versions."""
+    """What helps besides other versions."""
     source: str
 
     @property
     def text(self) -> str:
-        """What comes of it, in full."""
+        """The consequence, with the package filled in."""
         package = f"{self.package} {in_words(self.versions)}" if self.versions else self.package
         return self.what.format(package=package)
 
     def met(self, spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> bool:
-        """Whether a layout meets it, with these keys of the trainer."""
+        """Whether a layout with these trainer keys triggers the fault."""
         if layout.backend not in self.backends:
             return False
         asked = not self.keys or all(name in keys and keys[name] == value for name, value in self.keys.items())
@@ -74,14 +75,14 @@ class Fault:
 
 
 def faults_of_keys(spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> Iterator[Fault]:
-    """Those that keys of the trainer bring about, at the top of its file or among Megatron-core's own settings."""
+    """Yield the faults that trainer keys trigger, whether at the top of the file or in Megatron-core's own settings."""
     own = keys.get("additional_configs")
     keys = {**own, **keys} if isinstance(own, Mapping) else keys
     yield from (fault for fault in FAULTS if fault.keys and fault.met(spec, layout, keys))
 
 
 def refused_keys(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """Keys of the trainer in the spec that would train something else than is written."""
+    """Refuse trainer keys in the spec that would make training differ from what is configured."""
     for fault in faults_of_keys(spec, layout, spec.job.trainer):
         yield Refusal(
             fault.name,
@@ -93,7 +94,7 @@ def refused_keys(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def can_export(spec: Spec, layout: Layout) -> bool:
-    """Whether LLaMA-Factory's Megatron path can save Hugging Face weights beside its own."""
+    """Whether LLaMA-Factory's Megatron path can save Hugging Face weights in addition to its own."""
     return not any(faults_of_keys(spec, layout, {"save_hf_model": True}))
 
 
@@ -102,8 +103,9 @@ def _experts(spec: Spec) -> bool:
 
 
 def _gathers_experts(spec: Spec, layout: Layout) -> bool:
-    """Whether the adapter exports experts by a way of its own: models/converter/model_converter.py,
-    _needs_moe_allgather."""
+    """Whether the adapter exports this model's experts by gathering them (models/converter/model_converter.py,
+    _needs_moe_allgather).
+    """
     return spec.model.model_type in ("qwen3_vl_moe", "qwen3_5_moe") and layout.ep > 1
 
 
@@ -120,7 +122,7 @@ def _gates(spec: Spec) -> bool:
 
 
 def _partial_norms(spec: Spec, layout: Layout) -> bool:
-    """Layers whose one norm is shared by the heads that tp splits, with sequences that are whole on every rank."""
+    """Whether the heads that tp splits share one norm while every rank has whole sequences."""
     linear = any(isinstance(layer.attention, LinearAttention) for layer in spec.model.layers)
     return linear and layout.tp > 1 and not layout.sequence_parallel
 
@@ -142,9 +144,9 @@ _GATHERED_TOGETHER = {
         ]
     ),
 }
-"""Trainer -> types of models whose experts it has DeepSpeed gather a layer at a time."""
+"""Trainer -> model types for which it makes DeepSpeed gather the experts of a layer together."""
 _BY_DEEPSPEED = frozenset(["mixtral", "qwen2_moe", "qwen3_moe"])
-"""The same without a word, from DeepSpeed 0.18 on (runtime/zero/leaf_module_config.py)."""
+"""Model types for which DeepSpeed does so by default from 0.18 on (runtime/zero/leaf_module_config.py)."""
 
 
 def _gathers_experts_one_by_one(spec: Spec, layout: Layout) -> bool:
@@ -192,7 +194,7 @@ FAULTS = (
         cure=">=0.18",
         level="stops",
         layout_key="vpp",
-        # As many micro batches as stages are all warm-up, whose sends are waited for.
+        # With as many micro-batches as stages, all are in the warm-up phase, whose sends are waited for.
         meets=lambda spec, layout: layout.vpp > 1 and layout.gradient_accumulation_steps > layout.pp,
         when="vpp > 1",
         what="{package} frees the output of a stage while it is being sent, which is NaN or a wrong loss wherever"
@@ -322,4 +324,4 @@ FAULTS = (
         source="Megatron-LM PR 7498, open in September 2026",
     ),
 )
-"""All of them."""
+"""All known faults."""

@@ -1,4 +1,4 @@
-"""The keys of a layout, as both Megatron trainers call them, and the layout rules that they decide."""
+"""Trainer keys responsible for each layout rule, as the Megatron and data-parallel trainers name them."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "quantised": ("quantization_bit", "quant_bits"),
     "tuning": ("pure_bf16", "mtp_num_layers"),
 }
-"""The trainer keys that decide a rule of `topoplan.engines.megatron.rules`; the first one that a file has is named."""
+"""Layout rule -> the trainer keys that decide it; the first one present in a file is reported."""
 
 
 def key_line(configuration: Configuration, keys: tuple[str, ...]) -> int | None:
-    """Line of the first of these keys that the configuration has."""
+    """Return the line of the first of these keys that the configuration has."""
     return next((configuration.line(key) for key in keys if key in configuration.source.data), None)

@@ -1,7 +1,7 @@
-"""Samples that nobody wrote, for a trial where the user's own are not ready: as long as the plan takes them to be.
+"""Generated samples for a trial whose real dataset is not ready, as long as the plan assumes samples to be.
 
-They are common English words in no order, which nearly every tokenizer has as a token each. So lengths are right to a
-few tokens, and tokens differ, as they must for a mixture of experts.
+They consist of common English words in random order, each a single token in nearly every tokenizer. Lengths are
+therefore right to within a few tokens, and tokens vary, as a mixture of experts requires.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
 MADE_UP = "topoplan_samples"
-"""As `job.dataset`, stands for them."""
+"""Value of `job.dataset` that stands for generated samples."""
 DIRECTORY = "samples"
-"""Of a bundle."""
+"""Directory of the samples in a bundle."""
 _WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand"
     " part place case week company system program question work government number night point home water room mother"
@@ -30,32 +30,32 @@ _WORDS = (
     " research girl guy moment air teacher force education"
 )
 _DIFFERENT, _DIFFERENT_LENGTHS = 8, 32
-"""Samples in the file, where all are alike in length and where they are not."""
+"""Number of samples in the file if all have the same length, and if lengths vary."""
 _MOST_WORDS = 1_500_000
-"""Of the file, some 9 MB; two samples there are at least."""
+"""Upper limit of the file's words, about 9 MB; there are always at least two samples."""
 _MOST_TOKENS = 20_000_000
-"""That a node tokenises, in well under a minute."""
+"""Upper limit of the tokens that a node tokenizes, in well under a minute."""
 _BATCHES = 64
 _TEMPLATE_TOKENS = 16
-"""Of a chat template, about."""
+"""Approximate length of a chat template in tokens."""
 
 
 def is_made_up(job: Job) -> bool:
-    """Whether a job trains on such samples."""
+    """Whether a job trains on generated samples."""
     return job.dataset == MADE_UP
 
 
 def refuse_images(spec: Spec) -> None:
-    """Raise SpecError for a job whose samples have images."""
+    """Raise SpecError for a job whose samples contain images."""
     if spec.model.vision is not None and spec.job.images_per_sequence:
         remedy = "name job.dataset in the spec, or set images_per_sequence: 0 to try the layouts on text"
         raise SpecError(f"samples with images are not made up for {spec.model.name}", where="job", remedy=remedy)
 
 
 def records(spec: Spec, *, shorter_by: int = 0) -> list[dict[str, Any]]:
-    """The samples of a file: what a user and an assistant say; in stage pt a text, in dpo two answers.
+    """Return the samples of a file: messages of user and assistant; a text for stage pt, two answers for dpo.
 
-    Where nobody says how long samples are, they fill seq_len, less `shorter_by`, and are cut to it.
+    If the length of samples is unknown, they fill seq_len minus `shorter_by`, and are cut to it.
     """
     job = spec.job
     texts = iter(_texts(tuple(_lengths(job, shorter_by))))
@@ -69,12 +69,12 @@ def records(spec: Spec, *, shorter_by: int = 0) -> list[dict[str, Any]]:
 
 
 def lines(made: Sequence[dict[str, Any]]) -> str:
-    """A file of JSON lines."""
+    """Return the text of a JSON Lines file."""
     return "".join(f"{json.dumps(one)}\n" for one in made)
 
 
 def how_many(spec: Spec) -> int:
-    """Samples of the data set, in which those of the file come again and again: enough for a trial."""
+    """Return the size of a dataset that is enough for a trial, repeating the file's samples."""
     job = spec.job
     mean = min(job.lengths.mean, job.seq_len) if job.lengths else job.seq_len
     step = job.global_batch_size * (math.ceil(job.seq_len / mean) if job.packs else 1)
@@ -82,7 +82,7 @@ def how_many(spec: Spec) -> int:
 
 
 def _lengths(job: Job, shorter_by: int) -> Iterator[int]:
-    """Words of each sample."""
+    """Yield the number of words of each sample."""
     spare = 0 if job.stage == "pt" else _TEMPLATE_TOKENS
     if job.lengths is None:
         for _ in range(max(2, min(_DIFFERENT, _MOST_WORDS // job.seq_len))):

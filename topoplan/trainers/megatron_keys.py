@@ -1,4 +1,4 @@
-"""Keys that both Megatron trainers have under one name, and the parts of a layout that they stand for."""
+"""Keys that both Megatron trainers share, and the parts of a layout that they stand for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _virtual_stages(reading: Reading, key: str) -> int:
 
 
 def _pipeline_layout(reading: Reading, key: str) -> str | None:
-    """The split that is written, or the one that the sizes of the first and the last stage come to."""
+    """Return the pipeline split as written, or computed from the sizes of the first and last stages."""
     keys, pp, vpp = reading.keys, reading.parts["pp"], reading.parts["vpp"]
     said = {name: keys.count(name) for name in (FIRST, LAST)} | {name: keys.flag(name) for name in (EMBEDDING, LOSS)}
     sizes, text = stage_sizes_in(said), keys.text(key)
@@ -61,7 +61,7 @@ def _recompute(reading: Reading, key: str) -> Recompute:
     if granularity in (None, "none") and not in_moe:
         return Recompute()
     if in_moe and granularity != "full":
-        # MLM transformer_config.py: the old name of selective recomputation of `moe`
+        # MLM transformer_config.py: a deprecated alias for selective recomputation of `moe`
         names = modules if isinstance(modules, list) else str(modules or "core_attn").split(",")
         modules, granularity = [*(names if granularity == "selective" else ()), "moe"], "selective"
     form = {"granularity": granularity}
@@ -80,18 +80,18 @@ def _recompute(reading: Reading, key: str) -> Recompute:
 
 
 def expert_tensor(spec: Spec, layout: Layout) -> int | None:
-    """Tensor parallel size of the experts; None where there are none."""
+    """Return the tensor-parallel size of the experts; None without experts."""
     return layout.etp if facts_of(spec.model).is_moe else None
 
 
 def modules(_: Spec, layout: Layout) -> str | None:
-    """What is recomputed selectively: one string without spaces, which mcore_adapter splits at commas alone."""
+    """Return the modules recomputed selectively, in one string without spaces: mcore_adapter only splits at commas."""
     recompute = layout.recompute
     return ",".join(recompute.modules) or "core_attn" if recompute.granularity == "selective" else None
 
 
 def in_full(value: Write) -> Write:
-    """What is said of full recomputation alone."""
+    """Restrict a value to full recomputation; None otherwise."""
     return lambda spec, layout: value(spec, layout) if layout.recompute.granularity == "full" else None
 
 
@@ -160,21 +160,21 @@ MEMORY_KEYS = (
     *("use_distributed_optimizer", "recompute_granularity", "recompute_method", "recompute_num_layers"),
     *("recompute_modules", "optimizer_cpu_offload", "optimizer_offload_fraction", "moe_expert_capacity_factor"),
 )
-"""In the order of the section of train.yaml."""
+"""Keys in the order of their section of train.yaml."""
 
 
 def with_comment(key: str, comment: Comment) -> Row:
-    """The row of a shared key, with a trainer's own reason."""
+    """Return the row of a shared key with another comment."""
     return replace((MEMORY if key in MEMORY else DEGREES)[key], comment=comment)
 
 
 def title(layout: Layout) -> str:
-    """Of the section of train.yaml that splits the GPUs."""
+    """Return the title of train.yaml's section on the layout."""
     return f"Layout: dp {layout.dp} = {layout.world_size} GPUs / (tp {layout.tp} * pp {layout.pp} * cp {layout.cp})"
 
 
 def dispatcher_assumption(keys: Keys, layout: Layout) -> str:
-    """A sentence where tokens are sent otherwise than predicted; else empty."""
+    """Return a sentence if tokens are dispatched in a way that is only approximated; else empty."""
     dispatcher = keys.value(DISPATCHER)
     if layout.ep == 1 or dispatcher in ("alltoall", "flex"):
         return ""
@@ -182,13 +182,13 @@ def dispatcher_assumption(keys: Keys, layout: Layout) -> str:
 
 
 def check_something_trained(keys: Keys, key: str, job: Job) -> None:
-    """Raise SpecError at `key` where every part of the model is frozen."""
+    """Raise SpecError at `key` if every part of the model is frozen."""
     if job.freeze_language_model and job.freeze_vision_tower and job.freeze_multi_modal_projector:
         keys.fail(key, "everything is frozen, so nothing would be trained")
 
 
 def targets(keys: Keys, key: str) -> tuple[str, ...]:
-    """The linear layers that get adapters: a list, or text with commas or blanks between them; empty for none."""
+    """Return the linear layers that get adapters, from a list or text separated by commas or blanks; empty for none."""
     written = keys.value(key)
     names = map(str, written) if isinstance(written, list) else str(written or "").replace(",", " ").split()
     found = tuple(name.strip() for name in names if name.strip())

@@ -1,6 +1,6 @@
 """Megatron-LM's own commands: `torchrun ... pretrain_gpt.py --tensor-model-parallel-size 4 ...`.
 
-Its flags are the keys of ms-swift's `megatron sft` with its own defaults, and describe the model as well. Source:
+The flags are the keys of ms-swift's `megatron sft` with defaults of their own, and also describe the model. Source:
 Megatron-LM `megatron/training/arguments.py` (main of August 2026).
 """
 
@@ -72,7 +72,7 @@ ROWS = by_key(
 
 
 def _view(configuration: Configuration, setup: Setup) -> Configuration:
-    """The flags that say a key of ms-swift otherwise, as that key."""
+    """Return the configuration with flags that correspond to keys of ms-swift converted to those keys."""
     launch = launch_of(setup, configuration)
     unknown = [one for one in launch.arguments if one.startswith("${") and one.endswith("[@]}")] if launch else []
     if unknown:
@@ -104,7 +104,7 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Pretraining: every sample is as long as seq_length."""
+    """Return the job, which is pretraining: every sample is seq_length tokens long."""
     keys = reading.keys
     dtype = keys.value("torch_dtype")
     if dtype == "float32":
@@ -124,7 +124,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
 
 
 def _model(configuration: Configuration, given: str, seq_len: int) -> tuple[Model, str]:
-    """The model that the flags describe; a name that a user gives takes its place. Raises ModelError."""
+    """Return the model that the flags describe, or the one that the user names instead. Raises ModelError."""
     if catalog.knows_model(given):
         return known.model(given), ""
     keys = Keys(configuration, _DEFAULTS)
@@ -140,7 +140,7 @@ def _dense(keys: Keys) -> dict[str, Any]:
     hidden, heads, gated = keys.count("hidden_size"), keys.count("num_attention_heads"), keys.flag("swiglu")
     if hidden is None or heads is None:
         keys.not_predicted(("num_layers",), "a model that the flags do not describe")
-    # arguments.py, validate_args: two thirds of the width for each of a gated MLP's two matrices, by 64.
+    # arguments.py, validate_args: with a gated MLP, two thirds of the usual width, rounded down to a multiple of 64.
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     learned = keys.given("position_embedding_type") in (None, "learned_absolute")
     return {
@@ -194,7 +194,7 @@ def _latent(keys: Keys) -> dict[str, Any]:
 
 
 def _vocabulary(keys: Keys) -> tuple[int, str]:
-    """How many tokens there are, and a sentence where that is not written."""
+    """Return the size of the vocabulary, and a sentence on how it was found if it is not given."""
     if (size := keys.count("vocab_size")) is not None:
         return size, ""
     tokenizer = str(keys.given("tokenizer_model") or "")

@@ -1,4 +1,4 @@
-"""Where the model lies on the nodes."""
+"""The location of the model on the nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def model_directory(model: Model) -> str:
-    """Where the model lies on every node: its own directory, or below the working directory for a hub id."""
+    """Return the model's directory on every node: its own path, or for a hub id one below the working directory."""
     if model.config_path is not None:
         path = PurePosixPath(model.config_path)
         return str(path.parent if path.name == "config.json" else path)
@@ -19,5 +19,5 @@ def model_directory(model: Model) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """True for `org/name`, an id of the hub, which no trainer on Megatron loads by itself."""
+    """Whether a name is a hub id `org/name`, which no Megatron trainer loads by itself."""
     return _HUB_ID.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Which model a configuration means: one of the catalog, or a directory that may be on another machine."""
+"""Finds the model that a configuration names: a catalog entry, or a directory that may be on another machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_NAME = 500
 
 
 def model_of(configuration: Configuration, reference: str, default_positions: int | None = None) -> tuple[Model, str]:
-    """The model that a configuration names so, and what was assumed to find it. Raises ModelError."""
+    """Return the model that a configuration refers to, and what was assumed to find it. Raises ModelError."""
     bases = (Path.cwd(), Path(configuration.part.name).parent)
     return _at_hand(reference, bases, default_positions) or (
         load_model(reference, base=Path.cwd(), default_positions=default_positions),
@@ -30,7 +30,7 @@ def model_of(configuration: Configuration, reference: str, default_positions: in
 
 
 def model_at_hand(reference: Any, part: Part) -> Model | None:
-    """The model of a name or path that a part holds; None for anything that is not known on this machine."""
+    """Return the model that a part names; None if it is not available on this machine."""
     if not isinstance(reference, str) or not 0 < len(reference) <= _LONGEST_NAME:
         return None
     try:
@@ -41,7 +41,7 @@ def model_at_hand(reference: Any, part: Part) -> Model | None:
 
 
 def is_directory(reference: str, part: Part) -> bool:
-    """Whether it is a directory on this machine."""
+    """Whether a reference is a directory on this machine."""
     try:
         return any((base / reference).is_dir() for base in (Path(), Path(part.name).parent))
     except (OSError, ValueError):
@@ -49,10 +49,10 @@ def is_directory(reference: str, part: Part) -> bool:
 
 
 def _at_hand(reference: str, bases: tuple[Path, ...], default_positions: int | None) -> tuple[Model, str] | None:
-    """The model, and a sentence on what was assumed to find it, empty where nothing was; None where it is not here.
+    """Return the model, and a sentence on assumptions, empty if there are none; None if the model is not available.
 
-    In this order: a name of the catalog, a directory or file on this machine, a path whose end is a name of the
-    catalog. Raises ModelError for a directory that holds something else.
+    Tried in this order: a catalog name, a directory or file on this machine, a path that ends in a catalog name. Raises
+    ModelError for a directory that holds something else.
     """
     if catalog.knows_model(reference):
         return known.model(reference), ""

@@ -1,4 +1,4 @@
-"""What programs print that topoplan writes no files for, and that its trainers are built on."""
+"""Log formats of programs that topoplan writes no files for, but that its trainers build on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MEGATRON_LM = Log(
     batch=re.compile(r"global batch size:\s+(?P<batch>[0-9]{1,12})"),
     aside=re.compile(r"validation loss at |saving checkpoint at "),
 )
-"""A line for each `--log-interval` iterations, with their mean time (megatron/training/training.py, training_log); the
-peaks of the ranks without data parallelism once, after the first of them (report_memory)."""
+"""One line per `--log-interval` iterations, with their mean time (megatron/training/training.py, training_log). The
+memory peaks of the ranks with data-parallel rank 0 are printed once, after the first such line (report_memory)."""
 
 VERL = Log(
     loss=re.compile(rf"train/loss:(?P<loss>{FIGURE})"),
@@ -27,10 +27,10 @@ VERL = Log(
     allocated=re.compile(rf"perf/max_memory_allocated_gb:(?:np\.float64\()?(?P<gib>{FIGURE})"),
     reserved=re.compile(rf"perf/max_memory_reserved_gb:(?:np\.float64\()?(?P<gib>{FIGURE})"),
 )
-"""`step:N - key:value - ...` (verl/utils/logger/aggregate_logger.py); its `gb` are GiB (verl/utils/memory_utils.py).
-Of reinforcement learning, a step has more parts than training."""
+"""`step:N - key:value - ...` (verl/utils/logger/aggregate_logger.py); its `gb` are GiB (verl/utils/memory_utils.py). In
+reinforcement learning, a step includes more than training."""
 
 OTHER_LOGS = {"Megatron-LM": MEGATRON_LM, "verl": VERL}
 
 WRITTEN_BY = {"Megatron-LM": ("swift",), "verl": ("trinity",)}
-"""Trainers in whose logs such lines may stand."""
+"""Program -> trainers whose logs may contain its lines."""

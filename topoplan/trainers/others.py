@@ -1,7 +1,7 @@
-"""Trainers whose files and commands are known by their form and named, and neither judged nor predicted.
+"""Trainers that are recognized and named, but neither checked nor predicted: the rows of others.toml.
 
-They are the rows of others.toml. Sources of the keys: Axolotl 0.19.0 `utils/schemas/config.py`; verl 0.9.1
-`trainer/config/`; NeMo-RL `examples/configs/`; ms-swift 4.6.0 `swift/ray/`.
+Sources of the keys: Axolotl 0.19.0 `utils/schemas/config.py`; verl 0.9.1 `trainer/config/`; NeMo-RL
+`examples/configs/`; ms-swift 4.6.0 `swift/ray/`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Other:
 
     name: str
     title: str
-    """Of its files or commands, as a sentence has it."""
+    """Name of its files or commands, for use in a sentence."""
     needs: tuple[tuple[str, ...], ...]
-    """Keys that are there: all of one of these."""
+    """Groups of keys that identify it: all keys of any one group must be present."""
     model: tuple[str, ...]
     """Keys that may name the model."""
     says: Mapping[str, str]
-    """Words with a place for the value -> its key."""
+    """Phrase with a placeholder -> the key whose value fills it."""
     why: str
     """Why nothing is predicted."""
     programs: str = ""
@@ -41,13 +41,13 @@ class Other:
     files: tuple[str, ...] = ()
     """Options of its programs that name the file."""
     keys_are_options: bool = False
-    """Its programs take their keys as `--key value`; else as `block.key=value`."""
+    """True if its programs take keys as `--key value`, False for `block.key=value`."""
     part: bool = False
-    """What a command of another trainer names."""
+    """True for a file that a command of another trainer names."""
     recognised: Recogniser = field(init=False)
 
     def __post_init__(self) -> None:
-        """With how its files and commands are known."""
+        """Derive the recogniser of its files and commands."""
         one = Recogniser(
             trainer=self.name,
             claim=self._claim,
@@ -56,7 +56,7 @@ class Other:
             programs=self.programs,
             command=self.command,
             methods="train",
-            family=self.command or "\0",  # which is in the name of no program
+            family=self.command or "\0",  # a character that occurs in no program's name
             file_options=self.files,
             has_blocks=bool(self.programs) and not self.keys_are_options,
             unpredicted=(f"{self.title} is not predicted", self.why, ""),
@@ -68,7 +68,7 @@ class Other:
         return SURE if is_there else 0.0
 
     def words(self, configuration: Configuration, setup: Setup) -> Iterator[str]:
-        """What it says of its training, piece by piece."""
+        """Yield what a configuration says about its training, in phrases."""
         if model := setup.named_model(configuration):
             yield model
         data = configuration.source.data
@@ -80,7 +80,7 @@ class Other:
 
 @cache
 def others() -> Mapping[str, Other]:
-    """Name -> row of the table."""
+    """Return the rows of the table by name."""
     text = files("topoplan.trainers").joinpath("others.toml").read_text(encoding="utf-8")
     rows: dict[str, Other] = {}
     for name, row in tomllib.loads(text).items():

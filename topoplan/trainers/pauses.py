@@ -1,4 +1,4 @@
-"""How often a run stops training, to save or to evaluate."""
+"""How often a run interrupts training to save or evaluate."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from typing import Any
 from topoplan.specs.job import Job
 
 _USUAL_EVERY = 500
-"""Steps; of transformers' `training_args.py`, save_steps."""
+"""Default of save_steps in transformers' `training_args.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """Of one run. Steps are optimizer steps."""
+    """The pauses of one run, in optimizer steps."""
 
     save_every: int | None = None
-    """Steps from one checkpoint to the next; None: none is saved before the end."""
+    """Steps between checkpoints; None if none is saved before the end."""
     evaluate_every: int | None = None
-    """Steps from one evaluation to the next; None: there is none."""
+    """Steps between evaluations; None if there are none."""
     evaluated_sequences: int = 0
-    """Of each evaluation; 0 too where nobody knows how many there are."""
+    """Sequences per evaluation; 0 also if the number is unknown."""
 
     def saves(self, steps: int) -> int:
-        """Checkpoints of so many steps."""
+        """Return the number of checkpoints in `steps`."""
         return steps // self.save_every if self.save_every else 0
 
     def evaluations(self, steps: int) -> int:
-        """Evaluations of so many steps."""
+        """Return the number of evaluations in `steps`."""
         return steps // self.evaluate_every if self.evaluate_every else 0
 
 
 def pauses_of(values: Mapping[str, Any], job: Job, steps: int | None) -> Pauses:
-    """With keys of a trainer that is built on transformers' (trainer_callback.py, DefaultFlowCallback)."""
+    """Return the pauses for keys of a trainer that builds on transformers (trainer_callback.py,
+    DefaultFlowCallback)."""
     save_every = _every(values, "save", "steps", job, steps)
     part = values.get("val_size", values.get("split_dataset_ratio")) or 0
     count = part * (job.samples or 0) if part < 1 else part

@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint without Megatron: what transformers, DeepSpeed, accelerate and PEFT save in it."""
+"""Checkpoint sizes without Megatron: what transformers, DeepSpeed, accelerate and PEFT save."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.traits import MCA
 
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0}
-"""Bytes of Adam's two moments, a trained parameter."""
+"""Bytes of Adam's two moments per trained parameter."""
 
 
 def plain_checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> CheckpointSize:
-    """The checkpoints of a run with these trainer keys.
+    """Return the checkpoint sizes of a run with these trainer keys.
 
-    transformers trainer.py, _save_checkpoint: weights for Hugging Face (of LoRA the adapters alone) in the type that
-    they are trained in, and the optimizer's state. DeepSpeed saves an fp32 copy of what is trained and the weights of
-    its engine with it (runtime/engine.py, save_checkpoint); accelerate the weights once more with FSDP
-    (utils/fsdp_utils.py, save_fsdp_model), both in their own form.
+    transformers (trainer.py, _save_checkpoint) saves Hugging Face weights, with LoRA only the adapters, in the dtype of
+    training, and optimizer states. DeepSpeed adds an fp32 copy of the trained parameters and its engine's weights
+    (runtime/engine.py, save_checkpoint). accelerate with FSDP adds a second copy of the weights (utils/fsdp_utils.py,
+    save_fsdp_model). Both use formats of their own.
     """
     job = spec.job
     trained = elements_of(spec.model, job).trained
@@ -43,6 +43,6 @@ def plain_checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any])
 
 
 def megatron_trained_parameters(spec: Spec) -> int:
-    """Parameters of Megatron's model that get a gradient: adapters are on its own linear layers, experts among them."""
+    """Return the trained parameters of Megatron's model; adapters are on its linear layers, including experts."""
     parameters = stage_parameters(case_with(spec, MCA), Layout(), 0)
     return parameters.dense + parameters.expert

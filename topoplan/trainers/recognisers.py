@@ -1,4 +1,4 @@
-"""How the files and commands of all trainers are known, and of what they are started with; and what they mean."""
+"""Recognition of all trainers' and launchers' files and commands, and the codecs that interpret them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _CODECS = (
     *(deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC),
     *(megatron_lm.CODEC, bridge_job.CODEC, v1_job.CODEC),
 )
-"""Of files that no trainer here writes."""
+"""Codecs of files that are only read, never written."""
 
 
 def recognisers() -> Recognisers:
-    """Of what starts trainers, of trainers that files are only read of, then of each trainer."""
+    """Return the recognisers of launchers, of trainers that are only read, and of each trainer."""
     return (
         *_STARTERS,
         *_ONLY_READ,
@@ -53,13 +53,13 @@ def recognisers() -> Recognisers:
 
 
 def trainer_of(configuration: Configuration) -> Trainer:
-    """Whose configuration it is; a file of DeepSpeed's alone is taken for one of the first trainer's."""
+    """Return the trainer of a configuration; a lone DeepSpeed file is attributed to the first trainer."""
     name, (first, *_) = configuration.trainer, registry.TRAINERS
     return next((one for one in registry.TRAINERS if name in {each.trainer for each in one.recognisers}), first)
 
 
 def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:
-    """The codec of a configuration; None for what is not predicted."""
+    """Return the codec of a configuration; None if it is not predicted."""
     name = setup.path_of(configuration) or configuration.trainer
     codecs = (way.codec for trainer in registry.TRAINERS for way in trainer.ways)
     return next((one for one in (*codecs, *_CODECS) if one is not None and one.reads == name), None)

@@ -1,4 +1,4 @@
-"""`${a.b}` of a file that OmegaConf resolves: what stands nowhere in it."""
+"""OmegaConf references `${a.b}` to keys that a file does not contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
 
 def undefined(configuration: Configuration, rule: Rule) -> Iterator[Finding]:
-    """References to keys that a file has not; none for one that is put together of several (`defaults:` of Hydra)."""
+    """Report references to missing keys, except in a file composed of several (Hydra's `defaults:`)."""
     data = configuration.source.data
     if "defaults" in data or configuration.part.is_piece:
         return

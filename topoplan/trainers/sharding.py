@@ -1,4 +1,4 @@
-"""How a data-parallel configuration shares out its states."""
+"""How a data-parallel configuration shards its states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """DeepSpeed, FSDP2, or not at all: in the keys of a layout."""
+    """Sharding by DeepSpeed, by FSDP2, or none (DDP), in terms of a layout's keys."""
 
     backend: str = "ddp"
     zero_stage: int = 0
@@ -16,7 +16,7 @@ class Sharding:
     sharding: str = "full"
     offload: bool = False
     checkpoints: bool = False
-    """FSDP recomputes activations by itself, whatever the trainer's own key says."""
+    """True if FSDP recomputes activations regardless of the trainer's own key."""
     casts: bool = True
-    """FSDP keeps what it trains in fp32; not where it is given no mixed precision."""
+    """True if FSDP keeps trained parameters in fp32, as it does with mixed precision."""
     assumption: str = ""

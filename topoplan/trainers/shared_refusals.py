@@ -1,4 +1,4 @@
-"""What several trainers refuse in the same words."""
+"""Refusals that several trainers share, wording included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FP8_RECIPES = {"hopper": "blockwise", "blackwell": "mxfp8"}
 
 
 def missing_precision(spec: Spec) -> Iterator[Refusal]:
-    """A precision that the card lacks, whoever trains."""
+    """Refuse a precision that the card lacks, whatever the trainer."""
     gpu, precision = spec.cluster.gpu, spec.job.precision
     if precision == "bf16" and gpu.bf16_flops < gpu.fp16_flops / 2:
         lacks, remedy = "bf16 tensor cores", "set precision: fp16 in the job"
@@ -30,7 +30,7 @@ def missing_precision(spec: Spec) -> Iterator[Refusal]:
 
 
 def mca_finetuning(job: Job, where: str = "") -> Iterator[Refusal]:
-    """All but full fine-tuning on mcore_adapter, which builds no adapter and freezes no layers."""
+    """Refuse anything but full fine-tuning on mcore_adapter, which supports neither adapters nor frozen layers."""
     if job.finetuning == "full":
         return
     swift = "megatron (ms-swift's), " if job.finetuning == "lora" else ""
@@ -45,7 +45,7 @@ def mca_finetuning(job: Job, where: str = "") -> Iterator[Refusal]:
 
 
 def megatron_optimizer(job: Job, where: str = "") -> Iterator[Refusal]:
-    """States of the optimizer that no trainer on Megatron keeps."""
+    """Refuse optimizers that Megatron-based trainers do not support."""
     if job.pure_bf16 or job.optimizer != "adamw":
         what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
         what = f"{what}: Megatron's optimizer has no such mode"
@@ -53,14 +53,14 @@ def megatron_optimizer(job: Job, where: str = "") -> Iterator[Refusal]:
 
 
 def pure_fp16(job: Job) -> Iterator[Refusal]:
-    """Two precisions at once."""
+    """Refuse pure_bf16 combined with another precision."""
     if job.pure_bf16 and job.precision != "bf16":
         what = "pure_bf16 with precision fp16"
         yield Refusal("pure-bf16", what, where="job.pure_bf16", remedy="leave one of them out")
 
 
 def quantized_weights(job: Job) -> Iterator[Refusal]:
-    """Packed weights that would have to be trained themselves."""
+    """Refuse quantized weights without adapters, since quantized weights cannot be trained."""
     if job.quantization_bit is not None and job.finetuning != "qlora":
         yield Refusal(
             "quantized-weights",
@@ -72,7 +72,7 @@ def quantized_weights(job: Job) -> Iterator[Refusal]:
 
 
 def offload(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """Parts in host memory that nobody knows to have room."""
+    """Refuse offloading if the spec does not state the host memory."""
     if (layout.offload_optimizer or layout.offload_param or layout.offload) and spec.cluster.host_memory_bytes is None:
         yield Refusal(
             "host-memory",

@@ -1,4 +1,4 @@
-"""Text from the templates of this package. jinja2 is imported when the first one is filled in."""
+"""Text from this package's templates. jinja2 is imported when the first one is rendered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def render(template: str, context: dict[str, Any]) -> str:
-    """A template of bundle/, of report/ or of a wing (`swift/start.sh.j2`); an unknown name in it is an error."""
+    """Render a template of bundle/, report/ or a trainer (`swift/start.sh.j2`); an undefined variable is an error."""
     return _environment().get_template(template).render(context)
 
 
 def code_span(text: str) -> str:
-    """`text` as inline code in Markdown, whatever backticks it holds."""
+    """Return `text` as inline code in Markdown, whatever backticks it contains."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -26,29 +26,29 @@ def code_span(text: str) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """`text` with the characters escaped that Markdown would read as markup."""
+    """Return `text` with characters escaped that Markdown would read as markup."""
     return re.sub(r"([\\`*<>|\[\]])", r"\\\1", text)
 
 
 def digits(value: float) -> str:
-    """Three significant digits, and whole numbers with separators from 100 on."""
+    """Format with three significant digits, or as a whole number with separators from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def gigabytes(amount_bytes: float) -> str:
-    """As disks are sold: GB of 10^9 bytes, TB from a thousand on."""
+    """Format a size in decimal units: GB (10^9 bytes), or TB from 1,000 GB on."""
     return f"{digits(amount_bytes / 1e9)} GB" if amount_bytes < 1e12 else f"{digits(amount_bytes / 1e12)} TB"
 
 
 def shell_word(text: str) -> str:
-    """`text` as one word of a shell command, whatever it holds."""
+    """Return `text` as one word of a shell command, whatever it contains."""
     quoted = shlex.quote(text)
-    # `NAME==value` is right, and reads like a comparison: shellcheck warns (SC1097).
+    # `NAME==value` is valid but looks like a comparison, for which shellcheck warns (SC1097).
     return f"'{text}'" if quoted == text and text.startswith("=") else quoted
 
 
 def python_text(text: str) -> str:
-    """`text` as a string of a Python program; what JSON writes is one."""
+    """Return `text` as a string literal in Python; JSON's notation is valid for both."""
     return json.dumps(text)
 
 

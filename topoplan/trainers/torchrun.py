@@ -1,6 +1,6 @@
-"""How most trainers start: one torchrun a node.
+"""How most trainers start: one torchrun per node.
 
-Its rendezvous is static, which keeps node ranks as planned (c10d sorts by address).
+The rendezvous is static, which keeps the planned node ranks (c10d sorts nodes by address).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from topoplan.specs.spec import Spec
 
 
 def torchrun_command(spec: Spec, node: int, words: str) -> str:
-    """The last command of a node's script: one process a GPU that runs `words`, quoted as bash reads them."""
+    """Return the last command of a node's script: one process per GPU that runs `words`, which are quoted for bash."""
     cluster = spec.cluster
     return f"""\
 exec "$python" -m torch.distributed.run \\

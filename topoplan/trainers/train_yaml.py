@@ -1,4 +1,4 @@
-"""train.yaml from its sections: the user's keys in place of ours, and a name of its own for the run."""
+"""Builds train.yaml from sections, with the user's keys overriding the generated ones, and names the run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from topoplan.trainers.usual import DDP_TIMEOUT_S, run_name, save_steps
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
 
 OUTPUT_TITLE = "Checkpoints and logs"
-"""Title of the section that output_dir comes first in."""
+"""Title of the section that begins with output_dir."""
 
 
 DDP_TIMEOUT = Entry("ddp_timeout", DDP_TIMEOUT_S, "seconds: enough for tokenising, short enough to end a hang")
 
 
 def head(spec: Spec, layout: Layout, what: str) -> tuple[str, ...]:
-    """The first lines; `what` the file is for."""
+    """Return the first lines of a file; `what` says what it is for."""
     return (
         f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}",
         f"For {what}.",
@@ -29,12 +29,12 @@ def head(spec: Spec, layout: Layout, what: str) -> tuple[str, ...]:
 
 
 def values_of(sections: Iterable[Section]) -> dict[str, Any]:
-    """What a YAML reader gets from them."""
+    """Return the sections as a YAML parser reads them."""
     return {entry.key: entry.value for section in sections for entry in section.entries}
 
 
 def output_section(steps: int | None, *further: Entry, first: Sequence[Entry] = ()) -> Section:
-    """Where and how often a run of so many steps is saved; output_dir is put in front of it."""
+    """Return the section on where and how often a run of `steps` is saved; output_dir is later put in front."""
     entries = (
         *first,
         Entry("save_strategy", "steps"),
@@ -55,7 +55,7 @@ def trainer_files(
     warnings: Iterable[str],
     further: Mapping[str, str] | None = None,
 ) -> TrainerFiles:
-    """Of a layout: the sections, and `further` ones beside them, which are a part of the run's identity too."""
+    """Return the trainer's files: the sections, and `further` files, which are part of the run's identity too."""
     named = _with_user_keys(list(sections), user)
     identity = [spec.cluster.world_size, values_of(named), *([dict(further)] if further else [])]
     name = run_name(spec.model, layout.id, identity)
@@ -83,7 +83,7 @@ def _with_output_dir(sections: list[Section], user: Mapping[str, Any], name: str
 
 
 def _with_user_keys(sections: list[Section], user: Mapping[str, Any]) -> list[Section]:
-    """The user's values in place of ours, and the keys that we do not write in a section of their own."""
+    """Override generated values with the user's, and add the user's other keys in a section of their own."""
     ours = {entry.key for section in sections for entry in section.entries}
     origin = "from job.trainer in the spec"
     merged = [

@@ -1,4 +1,4 @@
-"""A trial: a few steps of a job, to be measured. What a trainer says of it, and its job in the keys of transformers."""
+"""Trials: a few steps of a job, run to be measured, and how to express them in the keys of transformers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.made_up import is_made_up
 
 LONGER = 2
-"""So many times the steps of a trial are asked of its trainer: it is ended before it comes to its end, where most
-trainers save the model."""
+"""Factor by which the steps requested from the trainer exceed those of a trial, which is stopped before the end, when
+most trainers save the model."""
 NEVER = 1_000_000
 """More steps than a trial has."""
 _LENGTH = ("max_steps", "train_iters", "warmup_steps", "warmup_ratio", "lr_warmup_iters", "lr_decay_iters")
@@ -33,19 +33,19 @@ _DATA = ("dataset", "dataset_dir", "tokenized_path", "streaming", "mix_strategy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """How a trainer is made to do a few steps alone."""
+    """How to make a trainer run only a few steps."""
 
     job: Callable[[Spec, int, str], Job]
-    """The job of so many steps: it goes on for some more, saves and evaluates nothing, logs every step, and has the
-    output directory of that name."""
+    """Return a job for so many steps and an output directory of that name. It requests more steps than that, saves and
+    evaluates nothing, and logs every step."""
     samples: Callable[[Spec], Mapping[str, str]]
-    """Files of made-up samples, by their names in the bundle. The trainer's `start` says where they are."""
+    """Return files of generated samples by their names in the bundle. The trainer's `start` says where they are."""
 
 
 def trial_job(job: Job, steps: int, output: str, *, length: str = "max_steps") -> Job:
-    """The job as a trial; `length` is the key for its number of steps."""
+    """Return the job as a trial; `length` is the key for its number of steps."""
     dropped = {*_LENGTH, *_SAVING, *_EVALUATION, *_TELLING, *(_DATA if is_made_up(job) else ())}
-    if job.trainer.get("save_strategy") != "no":  # which layouts are planned by: the overlap of gathering goes with it
+    if job.trainer.get("save_strategy") != "no":  # "no" stays: plans depend on it
         dropped.add("save_strategy")
     kept = {name: value for name, value in job.trainer.items() if name not in dropped and not name.startswith("eval_")}
     return replace(job, trainer={**kept, length: LONGER * steps, "save_steps": NEVER, "output_dir": output})

@@ -1,4 +1,4 @@
-"""The trainer keys of the user (`job.trainer`), held against what the plan decides."""
+"""The user's trainer keys (`job.trainer`), compared with what the plan decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topoplan.specs.spec import Spec
 
 
 def place_of(spec: Spec, name: str) -> str:
-    """Where a trainer key of the user stands, for messages."""
+    """Return where a trainer key of the user stands, for messages."""
     return ": ".join(part for part in (spec.path, f"job.trainer.{name}") if part)
 
 
@@ -24,11 +24,11 @@ def held(
     left_out: str = "was made for None",
     remedy: str = "leave it out, or ask for it under job.pin",
 ) -> dict[str, Any]:
-    """The keys, each as `check(name, value, where)` gives it, which raises SpecError for what the trainer refuses.
+    """Return the keys with the values that `check(name, value, where)` gives; it raises SpecError for refused ones.
 
-    `decided` has the values that agree with the plan, its own first; `of_the_job` the key of the job that a trainer's
-    key follows from. Raises SpecError for a contradiction to the job, LayoutError, with `remedy`, to the plan;
-    `left_out` is what the plan does with a key that is None.
+    `decided` maps a key to the values that agree with the plan, the plan's own first; `of_the_job` maps a trainer's key
+    to the job's key that determines it. Raises SpecError for a value that contradicts the job, and LayoutError with
+    `remedy` for one that contradicts the plan; `left_out` describes a key that the plan leaves out.
     """
     checked = {}
     for name, value in ((str(name), value) for name, value in given.items()):

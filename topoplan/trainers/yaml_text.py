@@ -1,4 +1,4 @@
-"""YAML text with comments, read alike by YAML 1.1, YAML 1.2 and OmegaConf (LLaMA-Factory's reader)."""
+"""YAML text with comments that YAML 1.1, YAML 1.2 and OmegaConf (LLaMA-Factory's parser) read identically."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Entry:
     key: str
     value: Any = None
     comment: str = ""
-    """Why the line is there; empty where the key says it all."""
+    """Why the line is there; empty if the key is self-explanatory."""
     entries: tuple[Entry, ...] = ()
-    """Lines of a mapping below the key, in place of `value`."""
+    """Lines of a mapping under the key, instead of `value`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Lines that belong together, under a heading."""
+    """Related lines under a heading."""
 
     title: str
     entries: tuple[Entry, ...]
@@ -35,7 +35,7 @@ class Section:
 
 
 def mapping_text(head: Iterable[str], sections: Iterable[Section]) -> str:
-    """The whole file: `head` as comment lines, then the sections that have something to say."""
+    """Return the whole file: `head` as comment lines, then the non-empty sections."""
     blocks = ["\n".join(_comment_line(line) for line in head)]
     for section in sections:
         if not section.entries and not section.notes:
@@ -48,12 +48,12 @@ def mapping_text(head: Iterable[str], sections: Iterable[Section]) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` fit for a comment: no line break, nothing that does not print."""
+    """Return `text` for use in a comment: on one line, with only printable characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def spec_line(key: str, value: object, comment: str = "") -> str:
-    """One line of a spec; `value` is as YAML has it, a rate without quotes, as people write it."""
+    """Return one line of a spec; `value` is in YAML notation, and rates are unquoted, as people write them."""
     line = f"{key}: {value}"
     return f"{line:<31} # {one_line(comment)}" if comment else line
 
