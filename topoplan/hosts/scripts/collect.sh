@@ -1,5 +1,5 @@
-# Prints what this machine says of itself, as sections: a header line `@@topoplan NAME CODE BYTES`, and so many bytes.
-# Reads only; needs nothing but a POSIX shell. What a tool prints is passed on as it is and understood elsewhere.
+# Prints facts about this machine as sections: a header line `@@topoplan NAME CODE BYTES`, followed by that many bytes.
+# Only reads, and needs nothing but a POSIX shell. The output of tools is passed on unchanged and parsed by the client.
 # shellcheck shell=sh
 
 LC_ALL=C
@@ -17,8 +17,8 @@ fi
 
 # section NAME SECONDS COMMAND...
 # The command writes to a pipe, in the background: neither a process that cannot be killed (a dead file server, a stuck
-# driver) nor one that ignores signals can hold this shell or the connection, since only `cat` is waited for. `exec` lets
-# go of the session's own outputs for good; a redirection of the group would keep a copy of them.
+# driver) nor one that ignores signals can block this shell or the connection, since only `cat` is waited for. `exec`
+# closes the session's own outputs for good; a redirection of the group would keep a copy of them.
 section() {
     name=$1 seconds=$2
     shift 2
@@ -30,10 +30,10 @@ section() {
     printf '@@topoplan %s %s %s\n%s\n' "$name" "$code" "${#said}" "$said"
 }
 
-# file NAME PATH: a section of a small file.
+# file NAME PATH: a section with the contents of a small file.
 file() { section "$1" 3 cat "$2"; }
 
-# line LABEL PATH: a label and the first line of a file, where it can be read. No process is started.
+# line LABEL PATH: a label and the first line of a file, if it can be read. Starts no process.
 line() {
     value=
     # shellcheck disable=SC2162 # nothing here has a backslash
@@ -45,7 +45,7 @@ gpus() {
     command -v nvidia-smi >/dev/null || return 127
     fields=index,name,uuid,memory.total,memory.used,pci.bus_id,pcie.link.gen.max,pcie.link.width.max
     fields=$fields,utilization.gpu,driver_version
-    # Drivers before 450 do not know of MIG, and refuse the whole query.
+    # Drivers before 450 do not support MIG, and reject the whole query.
     within 20 nvidia-smi "--query-gpu=$fields,mig.mode.current" --format=csv ||
         within 20 nvidia-smi "--query-gpu=$fields" --format=csv
 }
@@ -151,7 +151,7 @@ listening() {
 
 # shellcheck disable=SC3045 # bash, dash and busybox have these limits
 limits() {
-    # What is left of the limit once a node script has raised it, which root and some others may.
+    # The limit after raising it, as a node script does; root and some others may do that.
     memlock=$({ ulimit -l unlimited && ulimit -l; } 2>/dev/null) || memlock=$(ulimit -l)
     printf 'memlock\t%s\nopen_files\t%s\n' "$memlock" "$(ulimit -n)"
 }
@@ -165,7 +165,7 @@ cgroup_memory() {
             *memory*) top=$sys/fs/cgroup/memory value=memory.limit_in_bytes ;;
             *) continue ;;
         esac
-        # A limit of any group above counts too. Seen from inside a container the path may not exist.
+        # Limits of parent groups count too. Seen from inside a container the path may not exist.
         while :; do
             line limit "$top$group/$value"
             [ -n "${group%/}" ] || break
@@ -194,7 +194,7 @@ nccl_settings() {
 
 system() {
     printf 'hostname\t%s\nkernel\t%s\n' "$(uname -n)" "$(uname -r)"
-    # Not by `line`: dash reads byte by byte, and these files end after the first one.
+    # Not with `line`: dash reads byte by byte, and these files end after the first one.
     printf 'boot_id\t%s\n' "$(cat "$proc/sys/kernel/random/boot_id")"
     printf 'port_range\t%s\n' "$(cat "$proc/sys/net/ipv4/ip_local_port_range")"
     if [ -r "$proc/modules" ]; then
@@ -215,12 +215,12 @@ machine() {
         { read -r vendor <"$device/vendor" && read -r kind <"$device/device"; } 2>/dev/null
         [ -n "$kind" ] && printf 'pci\t%s:%s\n' "${vendor#0x}" "${kind#0x}"
     done
-    # RxDM of Google's GPUDirect-TCPXO; the kernel keeps 15 characters of a name.
+    # RxDM of Google's GPUDirect-TCPXO; the kernel truncates names to 15 characters.
     grep -qs '^fastrak_gpumem_$' "$proc"/[0-9]*/comm && printf 'daemon\tfastrak_gpumem_manager\n'
     true
 }
 
-# Arguments: the path, and `files` where the files in it matter. The quick facts come first: what takes too long is cut.
+# Arguments: the path, and `files` if the files in it matter. The quick facts come first: what takes too long is cut.
 # shellcheck disable=SC2016 # it is a program for another shell
 path_program='
 path=$1
@@ -251,7 +251,7 @@ printf "fingerprint\t%s\n" "$(printf "%s\n%s\n" "$names" "$small" | sha256sum)"
 '
 path() { within 20 sh -c "$path_program" sh "$1" "$2"; }
 
-# versions PYTHON PROGRAM; an empty PYTHON is the one on the PATH.
+# versions PYTHON PROGRAM; an empty PYTHON means the one on PATH.
 versions() {
     for python in "$1" ${1:-python3 python}; do
         [ -n "$python" ] || continue
@@ -262,9 +262,9 @@ versions() {
     return 127
 }
 
-# ask WORD...: `machine`, `gpus`, `route ADDRESS`, `path PATH files|-`, `versions PYTHON PROGRAM`, as many as are wanted.
-# Each writes what it found and then what the others hand on: so they all run at the same time, and nothing is written
-# by two at once.
+# ask WORD...: any number of `machine`, `gpus`, `route ADDRESS`, `path PATH files|-`, `versions PYTHON PROGRAM`. Each
+# step writes its sections and then passes on those of the steps after it; so all run concurrently, and no two write at
+# the same time.
 ask() {
     [ $# -gt 0 ] || return 0
     what=$1

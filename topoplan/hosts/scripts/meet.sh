@@ -1,5 +1,5 @@
-# Starts ports.py with the first Python that works: the venv's, or the system's. Words: the program, what it is told,
-# and the venv's Python.
+# Starts ports.py with the first Python that works: the venv's, or the system's. Arguments: the program, its task, and
+# the venv's Python.
 # shellcheck shell=bash
 program=$1 task=$2 python=$3
 for python in "$python" python3 python; do

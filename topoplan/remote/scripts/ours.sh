@@ -1,6 +1,6 @@
-# Whether the working directory is ours, and nobody else may write in it; owner and mode of it. Where it does not look
-# so, a directory that we make in it shows who we are there (NFS may take root for nobody), and whether modes are kept:
-# some file systems know none, and there nothing can be asked of them.
+# Whether the working directory is ours, and nobody else may write in it; sets its owner and mode. If it does not look
+# so, a directory that we create in it shows who we are there (NFS may map root to nobody), and whether modes are kept:
+# some file systems have none, and cannot be asked for them.
 # shellcheck shell=bash
 made_here() {
     sample=$(mktemp -d ./.topoplan-XXXXXXXX 2>/dev/null) || return 1

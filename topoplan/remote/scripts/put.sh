@@ -1,7 +1,7 @@
-# Puts the files of a tar stream, which comes by standard input, into a new directory; it appears in one step with all
-# that is in it. Comes after ours.sh. Words: a directory that may be anybody's; the path in it of the one that is to be;
-# the name that it has until it is whole; seconds that all of it may take; their SHA-256 sums.
-# All happens from within directories that have been looked at, where no path can be turned to another place meanwhile.
+# Puts the files of a tar stream on standard input into a new directory, which appears in one step with all its
+# contents. Needs ours.sh before it. Arguments: a directory that may be shared; the path of the new directory in it; its
+# name until it is complete; seconds that all of it may take; the SHA-256 sums of the files. Works from within
+# directories that have been checked, where no path can be redirected meanwhile.
 # shellcheck shell=bash disable=SC2015
 set -eu
 sums=$5
@@ -23,14 +23,14 @@ while [ "${rest#*/}" != "$rest" ]; do
     cd -- "./$part"
     is_ours || refuse "$PWD: $(whose)"
 done
-# It may have been put there before, and nobody heard that it was.
+# An earlier upload may have succeeded without the client learning of it.
 if [ -d "./$rest" ] && [ ! -L "./$rest" ] && (
     cd -- "./$rest" && is_ours && [ ! -e .topoplan ] && as_told --status 2>/dev/null
 ); then exit; fi
 [ ! -e "./$rest" ] && [ ! -L "./$rest" ] || refuse "$PWD/$rest: File exists"
 mkdir -m 700 -- "./$3"
 trap 'rm -rf -- "./$3"' EXIT
-# A host that was cut off does not see the end of standard input, and nothing appears that nobody waits for any more.
+# A host that was cut off does not see the end of standard input; the time limit keeps it from finishing unasked.
 (cd -- "./$3" && timeout "$4" tar -x -p -m --no-same-owner -f - && as_told --quiet)
 [ "$SECONDS" -lt "$4" ]
 mv -T -- "./$3" "./$rest"

@@ -1,6 +1,6 @@
-# File systems of the run on which nothing more can be written. Words: run directory. It says of each what it lacks, its
-# size in KiB or files, and where it is mounted. The script has the other places. That of the run directory could be
-# written when it was put there.
+# Reports the file systems of the run on which nothing more can be written. Arguments: run directory. For each file
+# system it reports what it lacks, its size in KiB or inodes, and its mount point. The other places are read from the
+# node script. The run directory itself was writable when the files were uploaded.
 cd -- "$1" 2>/dev/null && is_ours || exit 0
 trial=$(LC_ALL=C mktemp .topoplan/trial-XXXXXXXX 2>&1) && rm -- "$trial"
 case $trial in *'Read-only file system') say full "writes 0 $PWD" ;; esac

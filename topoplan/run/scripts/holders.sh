@@ -1,7 +1,7 @@
-# Processes that may be of the job, which nobody can prove: they are of this user, were started after it, have the mark
-# of no other run, and hold a file of this one, a deleted one too, or a GPU. What the programs of clients hold
-# (`bash --norc -s`) and their children is not meant, this one's neither. What ends while it is looked at, or loses its
-# parent, shows neither mark nor parent: so each is looked at until it has the same parent twice, and memory.
+# Processes that may belong to the job, without proof: they belong to this user, were started after the job, do not have
+# the mark of another run, and hold a file of this run (also a deleted one) or a GPU. The programs of clients (`bash
+# --norc -s`) and their children are excluded, and so is this program. A process that ends or loses its parent while it
+# is inspected shows neither mark nor parent; so each is inspected until it has the same parent twice, and memory.
 is_looking() { [ "$1" = "$$" ] || [ "$(tr '\0' ' ' <"/proc/$1/cmdline")" = 'bash --norc -s ' ]; }
 is_nobodys() {
     [ -O "$pid" ] && look_at "$pid" && [ "$life" != Z ] && [ "$ticks" -ge "$start" ] || return 1

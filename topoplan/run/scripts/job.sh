@@ -1,4 +1,4 @@
-# leader, start and boot as started.json has them. Fails where there is none, or it is damaged.
+# Sets leader, start and boot from started.json. Fails if there is none, or it is damaged.
 take() {
     value=${text#*"\"$1\": "}
     value=${value#\"}
@@ -18,9 +18,9 @@ leads() {
     [ "$boot" = "$boot_now" ] && look_at "$leader" && [ "$ticks" = "$start" ] && [ "$life" != Z ]
 }
 
-# Words of find_job: the run directory, and process id, start and boot where the client knows them. It says leader,
-# start, boot and mark, how the directory is, and where files of ours are kept; it fails where there is no job to be
-# seen. What processes say of themselves counts only if they are of this user: anybody can put a mark on his own.
+# Arguments of find_job: the run directory; and process id, start and boot if the client knows them. Sets leader, start,
+# boot and mark, the condition of the directory, and where our files are kept; fails if there is no job to be seen. What
+# processes claim counts only if they belong to this user: anybody can put a mark on his own.
 by_name() {
     for pid in $(cd /proc && grep -slzxF -- "$run" [0-9]*/cmdline); do
         pid=${pid%/*}
@@ -70,7 +70,7 @@ find_job() {
     fi
     mark=$run/$leader/$start
 }
-# The moment, in seconds since 1970, of a start time in ticks.
+# Converts a start time in ticks to seconds since 1970.
 began() {
     LC_ALL=C awk -v ticks="$1" -v rate="$(getconf CLK_TCK || echo 100)" '
         $1 == "btime" { printf "%d", $2 + ticks / rate }' /proc/stat

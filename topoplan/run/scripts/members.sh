@@ -1,7 +1,7 @@
-# Every process of the job, as `pid:ticks:group`: the session whose leader is alive to prove it; those with the mark,
-# and the sessions that only they can have made, because nobody else leads them; and what these started, whose group
-# is 0 where it may have others in it. Reading /proc takes a moment: what is there before or after the search for the
-# mark counts. Field 20 is the number of threads: a zombie with more than one still works.
+# Prints every process of the job as `pid:ticks:group`: those in the session whose leader is alive to prove it; those
+# with the mark, and the sessions that only they can have created, because nobody else leads them; and the descendants
+# of these, whose group is 0 if it may contain processes of others. Reading /proc takes a while: what is there before or
+# after the search for the mark counts. Field 20 is the number of threads: a zombie with more than one still works.
 members() {
     {
         cat /proc/[0-9]*/stat

@@ -1,4 +1,4 @@
-# What is said for the client: lines `topoplan:KEY=VALUE`.
+# Prints results for the client as lines `topoplan:KEY=VALUE`.
 say() { printf 'topoplan:%s=%s\n' "$1" "$2"; }
 say_code() {
     code= ended=

@@ -1,6 +1,6 @@
-# How the ranks of the job are: whether the system has stopped them, where they are in their programs, as py-spy says
-# where it is on their PATH, and how much the job writes meanwhile. Words: those of state.sh.
-# A rank is the first of the processes to which torchrun has given its number; they may have others in which it is too.
+# Reports on the ranks of the job: whether the system has stopped them, their stacks according to py-spy if that is on
+# their PATH, and how much the job writes meanwhile. Arguments: as for state.sh. A rank is the topmost of the processes
+# to which torchrun has given its number; the number is inherited by its children.
 run=$2
 find_job "$1" "$3" "$4" "$5" || exit 0
 ours=none
@@ -18,7 +18,7 @@ written() {
         case $rank in '' | *[!0-9]*) continue ;; esac
         look_at "$pid" && how=$life && [ "$(told "$its_parent" RANK)" != "$rank" ] || continue
         say rank "$rank"
-        # For a moment all wait for a disk now and then.
+        # Waiting for a disk for a moment is normal, so look twice.
         [ "$how" != D ] || { sleep 0.2; look_at "$pid" && how=$life; }
         say life "$how"
         spy=$(PATH=$(told "$pid" PATH) command -v py-spy) || continue

@@ -1,5 +1,5 @@
-# Starts the job. Words: run directory, script in it, what the run is called here, the text of keep.sh, the SHA-256 and
-# names of the files that were put there, or nothing, and the last word of keep.sh, whose standard input this one's is.
+# Starts the job. Arguments: run directory, script in it, the name of the run here, the text of keep.sh, the SHA-256 and
+# names of the uploaded files, or nothing, and the last argument of keep.sh, which also inherits the standard input.
 cd -- "$1" || exit "$NO_DIRECTORY"
 is_ours || { whose >&2; exit "$NOT_OURS"; }
 [ -f "$2" ] && [ -r "$2" ] || exit "$NO_SCRIPT"
@@ -21,7 +21,7 @@ if ! said=$(mkdir -m 700 .topoplan 2>&1); then
     printf '%s\n' "$said" >&2
     exit "$NOT_STARTED"
 fi
-# --fork and not `&`, which makes a shell without job control ignore SIGINT and SIGQUIT in what it starts, for good.
+# --fork instead of `&`: without job control, a shell makes background processes ignore SIGINT and SIGQUIT for good.
 said=$(setsid --fork sh -c "$4" topoplan "$2" "$3" "$6" 2>&1)
 if [ ! -e .topoplan/started.json ]; then
     rm -rf .topoplan

@@ -1,5 +1,5 @@
-# How the job is. Words: run directory, what the run is called here; and process id, start and boot of the first
-# process, or nothing.
+# Reports the state of the job. Arguments: run directory, the name of the run here; and process id, start and boot of
+# the first process, or nothing.
 run=$2
 find_job "$1" "$3" "$4" "$5" || { say state never-started; say directory "$directory"; exit; }
 say directory "$directory"
@@ -8,12 +8,13 @@ state=gone ours=none
 if [ "$boot" != "$boot_now" ]; then state=rebooted
 elif leads; then state=running ours=$leader
 fi
-# In this order: a job that ends meanwhile has its exit code by now.
+# The order matters: a job that ends meanwhile has its exit code by now.
 [ ! -e "$kept/exit" ] || state=ended
 say state "$state"
 say_code
 [ ! -e "$kept/stopped" ] || say stopped "$(head -c 200 "$kept/stopped" | head -n 1)"
-# By the time since boot, which nobody sets. Of an end in an earlier boot only the clock can say how long ago it was.
+# Uses the time since boot, which cannot be set. For an end in an earlier boot, only the clock tells how long ago it
+# was.
 read -r up rest </proc/uptime
 ago=
 if [ "$state" = ended ] && { [ "$boot" != "$boot_now" ] || [ -z "$ended" ]; }; then

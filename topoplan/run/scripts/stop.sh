@@ -1,9 +1,10 @@
-# Ends the job, and looks what is left of it. Words: run directory, what the run is called here, grace and the longest
-# wait after SIGKILL in hundredths of a second; and process id, start and boot of the first process, or nothing.
+# Ends the job, and reports what is left of it. Arguments: run directory, the name of the run here, the grace period and
+# the longest wait after SIGKILL in hundredths of a second; and process id, start and boot of the first process, or
+# nothing.
 run=$2 grace_cs=$3 settle_cs=$4
-# A process that starts another and ends, again and again, is not seen where reading /proc takes longer than it lives.
-# So look at the newest only, and at each of them once and as a whole; upwards and beyond the number that was given out
-# last, to meet the next one where one has just ended.
+# A process that starts another and ends, again and again, is not seen if reading /proc takes longer than it lives. So
+# only the newest processes are examined, each of them once and as a whole; in ascending order and beyond the last
+# assigned number, to meet the next one if one has just ended.
 seek() {
     read -r one two three four newest </proc/loadavg
     at=$((newest > 100 ? newest - 100 : 1)) files=
@@ -20,8 +21,8 @@ seek() {
         left="$left $one"
     done
 }
-# None at all is looked for again, and longer where the kernel knows the group of the first process and it is not that
-# one itself, which waits for its parent.
+# If no process is found, the search is repeated; and longer if the kernel still knows the group of the first process,
+# and that is not because of the first process itself, waiting for its parent.
 see() {
     again=0
     while
@@ -38,8 +39,8 @@ apart() { pid=${1%%:*} group=${1##*:} since=${1#*:} since=${since%:*}; }
 signal() {
     look_at "$pid" && [ "$ticks" = "$since" ] && kill -s "$1" "$pid" 2>/dev/null
 }
-# A group as a whole: also those that were not seen, because a process cannot start another while this is done. Its
-# number is that of a process, which is one of the job's or is no more.
+# Signals a whole group, including processes that were not seen, because none can start another meanwhile. The number of
+# the group is that of a process which is one of the job's or no longer exists.
 signal_group() {
     if look_at "$group" && [ "$life" != Z ]; then
         case " $left " in *" $group:$ticks:"*) ;; *) return 1 ;; esac
@@ -53,7 +54,7 @@ tell() {
         [ "$group" != 0 ] || continue
         case $told in *" -$group "*) continue ;; esac
         told="$told-$group "
-        # One that is stopped takes a signal only when it goes on.
+        # A stopped process handles a signal only once it continues.
         signal_group TERM && signal_group CONT && fresh="$fresh-$group "
     done
     for one in $left; do
@@ -64,8 +65,8 @@ tell() {
         signal TERM && signal CONT
     done
 }
-# All but the first process, while it is there: it can still note how the script ended. Its group is stopped before, so
-# that nobody in it starts another or ends; the rest of a group has no time to.
+# Kills all but the first process, as long as it is there: it can still record how the script ended. Its group is
+# stopped before, so that nobody in it starts another or ends; the processes of other groups have no time to.
 end() {
     keeper=none
     if [ "$rounds" -le 3 ] && leads; then
@@ -92,7 +93,7 @@ if find_job "$1" "$5" "$6" "$7"; then
         say_code
         exit
     fi
-    # As long as one process of a session lives, no other session gets its id; so this holds until we are done.
+    # As long as one process of a session lives, no other session gets its id; so this holds until the end.
     if leads; then ours=$leader; fi
     see
     found=$left
@@ -114,7 +115,7 @@ while [ -n "$left" ] && [ "$time_cs" -lt "$end_cs" ]; do
     now
 done
 may_be=$(holders)
-# Said at the end: writing to one who has gone would end this program.
+# Printed at the end: writing to a client that has gone would end this program.
 say_pids found "$found"
 say_pids left "$left"
 say directory "$directory"

@@ -1,4 +1,4 @@
-# What may slow this machine down: how many processes want its CPUs, what they wait for, and at which clocks its GPUs run.
+# Reports what may slow this machine down: load on its CPUs, waits for I/O and memory, and the clocks of its GPUs.
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
 say cpus "$(getconf _NPROCESSORS_ONLN)"
 say load "$(cat /proc/loadavg)"
@@ -6,7 +6,7 @@ for what in io memory; do
     { read -r some <"/proc/pressure/$what"; } 2>/dev/null && say "$what" "$some"
 done
 command -v nvidia-smi >/dev/null || exit 0
-# A clock may be low between two kernels; one that is low at each of three moments is.
+# A clock may be low between two kernels, but not at each of three moments.
 for look in 1 2 3; do
     [ "$look" = 1 ] || sleep 1
     timeout -k 1 10 nvidia-smi --query-gpu=index,clocks.sm,clocks_throttle_reasons.active,temperature.gpu \

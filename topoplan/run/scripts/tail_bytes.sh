@@ -1,4 +1,4 @@
-# How many bytes the last so many lines of a log take. Words: the log, how much of it, and numbers of lines.
+# Prints the sizes of the last N lines of a log. Arguments: the log, how much of it counts, and values of N.
 log=$1 size=$2 found=
 shift 2
 for lines; do found="$found $(head -c "$size" -- "$log" | tail -n "$lines" | wc -c)"; done
