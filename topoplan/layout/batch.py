@@ -1,4 +1,4 @@
-"""What to do about a global batch that does not divide."""
+"""Messages about a global batch that does not divide."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from topoplan.units import multiples_around
 
 
 def undivided(batch: int, micro_batch: int, dp: int) -> str | None:
-    """The failed equation of a batch that ranks do not share evenly; None where they do."""
+    """Return the failed equation of a batch that ranks cannot share evenly, or None."""
     rest = batch % (micro_batch * dp)
     return f"global_batch_size {batch} % (micro_batch_size {micro_batch} * dp {dp}) = {rest}" if rest else None
 
 
 def batch_remedy(batch: int, micro_batch: int, dp: int) -> str:
-    """The batches on either side that divide, and the largest smaller micro batch with which this one does."""
+    """Return the nearest batches that divide, and the largest smaller micro-batch with which the given batch does."""
     smaller = next((size for size in range(micro_batch - 1, 0, -1) if batch % (size * dp) == 0), None)
     micro = f", or micro_batch_size to {smaller}" if smaller else ""
     return f"set global_batch_size to {multiples_around(batch, micro_batch * dp)}{micro}"

@@ -22,7 +22,7 @@ from topoplan.specs.source import dotted
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
-    """The JSON form, every key of its backend present; what a recompute mode does not use is left out."""
+    """Return the JSON form with every key of the backend; unused fields of the recompute mode are left out."""
     form = {key: getattr(layout, key) for key in keys_of(layout.backend)}
     form["recompute"] = {
         key: list(value) if isinstance(value, tuple) else value
@@ -33,12 +33,12 @@ def layout_to_dict(layout: Layout) -> dict[str, Any]:
 
 
 def recompute_from_value(value: Any, where: str = "recompute") -> Recompute:
-    """A recompute mode from its JSON form, or from its granularity alone. Raises LayoutError."""
+    """Return a recompute mode from its JSON form, or from its granularity alone. Raises LayoutError."""
     return completed_recompute(_given(RecomputeForm, value, where), where)
 
 
 def _given(kind: type[Form], value: Any, where: str) -> dict[str, Any]:
-    """The keys of a form and their values. A key that is null counts as left out. Raises LayoutError."""
+    """Return the keys of a form and their values; a null key counts as left out. Raises LayoutError."""
     try:
         return check_form(kind, value, lambda path: dotted((where, *path))).given()
     except InputError as error:
@@ -46,10 +46,10 @@ def _given(kind: type[Form], value: Any, where: str) -> dict[str, Any]:
 
 
 def with_overlap(switches: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """Layout keys with overlap_param_gather off where what it needs is off, unless they say themselves.
+    """Return layout keys with overlap_param_gather off if its requirements are off, unless the keys set it themselves.
 
-    Off too where no checkpoint is saved: mcore_adapter then saves a final model of which a part was not gathered yet
-    (`topoplan/trainers/known_faults.py`, stale-final-weights).
+    It is also off if no checkpoint is saved: mcore_adapter then saves a final model with parts that have not been
+    gathered yet (`topoplan/trainers/known_faults.py`, stale-final-weights).
 
     Source: MCA `training_args.py::MegatronArguments.__post_init__`, Megatron-LM `training/arguments.py`.
     """
@@ -59,22 +59,22 @@ def with_overlap(switches: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def with_loss(switches: Mapping[str, Any], backend: str) -> dict[str, Any]:
-    """Layout keys with the loss that the trainer computes unasked, unless they say themselves.
+    """Return layout keys with the trainer's default loss, unless the keys set it themselves.
 
-    On backend megatron ms-swift's, which is fused, by megatron-core's own function (4.6.0
-    `swift/megatron/arguments/megatron_args.py`); mcore_adapter's is not fused.
+    On backend megatron it is ms-swift's default, megatron-core's own fused function (4.6.0
+    `swift/megatron/arguments/megatron_args.py`); mcore_adapter's default is not fused.
     """
     usual = {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "native"} if backend == "megatron" else {}
     return {**usual, **switches}
 
 
 def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, job: Job) -> Layout:
-    """A layout with what its form leaves out filled in. A key that is null counts as left out.
+    """Return a layout with what its form leaves out filled in; a null key counts as left out.
 
-    `dp` and `gradient_accumulation_steps` are derived from the cluster and the batch, `vpp` from `pipeline_layout`,
-    which comes from the sizes of first and last stage where these are said;
-    `sequence_parallel` is on with tp > 1; `etp` is 1 with ep > 1 and tp without (megatron-core's own default) for a
-    mixture of experts; `overlap_param_gather` is off where what it needs is off; `with_loss` says which fused loss.
+    `dp` and `gradient_accumulation_steps` are derived from the cluster and the batch; `vpp` from `pipeline_layout`,
+    which is derived from the sizes of first and last stage if these are given. `sequence_parallel` is on with tp > 1.
+    For a mixture of experts, `etp` is 1 with ep > 1, and tp otherwise (megatron-core's own default).
+    `overlap_param_gather` is off if its requirements are off; `with_loss` determines the fused loss.
 
     Raises LayoutError for an unknown key, a wrong value, and degrees that do not multiply to the cluster or the batch.
     """
@@ -98,7 +98,7 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
 
 
 def _fill_stage_sizes(values: dict[str, Any], model: Model, job: Job) -> None:
-    """Put the pipeline_layout that Megatron's stage sizes come to in their place. Raises LayoutError."""
+    """Replace Megatron's stage sizes by the pipeline_layout that they amount to. Raises LayoutError."""
     sizes = stage_sizes_in(values)
     given = [key for key in SIZE_KEYS if values.pop(key, None)]
     if sizes is None:
@@ -113,7 +113,7 @@ def _fill_stage_sizes(values: dict[str, Any], model: Model, job: Job) -> None:
 
 
 def _fill_world_and_batch(values: dict[str, Any], world: int, batch: int) -> None:
-    """Add dp and gradient_accumulation_steps. Raises LayoutError where they do not multiply to world or batch."""
+    """Add dp and gradient_accumulation_steps. Raises LayoutError if they do not multiply to the world or the batch."""
     degrees = {key: values.get(key, 1) for key in ("tp", "pp", "cp", "ulysses") if key in keys_of(values["backend"])}
     split = prod(degrees.values())
     words = " * ".join(f"{key} {value}" for key, value in degrees.items())

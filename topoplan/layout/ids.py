@@ -1,4 +1,4 @@
-"""What a layout is called, and what a name says: `tp4-pp2-dp4-mbs1-full`, `zero3-dp8-mbs1-offload`."""
+"""Layout ids, written and read: `tp4-pp2-dp4-mbs1-full`, `zero3-dp8-mbs1-offload`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """A word of an id, both ways."""
+    """A word of an id, with how to write and how to read it."""
 
     pattern: str
     write: Callable[[Any], str]
-    """The word for a layout; empty where it is left out."""
+    """Returns the word for a layout; empty if it is left out."""
     read: Callable[[str], dict[str, Any]]
-    """Keys and values in their JSON form; of an empty text those of a layout whose id lacks the word."""
+    """Returns keys and values in their JSON form; for an empty text, those of a layout whose id lacks the word."""
     always: bool = False
 
 
 def _number(prefix: str, key: str, *, always: bool = False) -> _Word:
-    """`tp4`; 1 is left out unless the id always has the word."""
+    """Return the word for a number, such as `tp4`; 1 is left out unless the id always has the word."""
 
     def write(layout: Layout) -> str:
         value = getattr(layout, key)
@@ -38,7 +38,7 @@ def _number(prefix: str, key: str, *, always: bool = False) -> _Word:
 
 
 def _switch(word: str, key: str, value: Any, usual: Any) -> _Word:
-    """A word that stands for one value of a key, and is left out for the usual one."""
+    """Return a word that stands for one value of a key, and is left out for the default value."""
     return _Word(
         word,
         lambda layout: word if getattr(layout, key) == value else "",
@@ -69,7 +69,10 @@ def _read_recompute(text: str) -> dict[str, Any]:
 
 
 def _write_split(layout: Layout) -> str:
-    """`ends8+6`: the layers of the first and the last virtual stage, the others evenly between; else `uneven`."""
+    """Return `ends8+6`: the layers of the first and the last virtual stage, the others spread evenly between.
+
+    Return `uneven` for any other split, and an empty string for the even one.
+    """
     if not layout.pipeline_layout:
         return ""
     try:
@@ -147,19 +150,19 @@ _WORDS: dict[str, tuple[_Word, ...]] = {
         *_SWITCHES,
     ),
 }
-"""The words that ids of a backend's layouts are made of, in their order. Those of mca and megatron are the same."""
+"""The words of each backend's ids, in order. Those of mca and megatron are the same."""
 
 
 def id_of(layout: Layout) -> str:
-    """Short, stable name of a layout; keys at their usual value are left out."""
+    """Return the short, stable name of a layout; keys at their default are left out."""
     return "-".join(filter(None, [word.write(layout) for word in _WORDS[layout.backend]]))
 
 
 def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0, *, option: str = "--plan") -> dict[str, Any]:
-    """The keys that an id says, in their JSON form: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}.
+    """Return the keys that an id states, in their JSON form: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}.
 
-    Words that are left out are keys too, with their usual values; ids of mca and megatron do not say which they are.
-    `num_layers` of the model and `mtp_layers` of the job are what an uneven split is made of. Raises LayoutError.
+    Words that are left out yield keys with their default values; ids do not tell mca from megatron. `num_layers` of the
+    model and `mtp_layers` of the job determine an uneven split. Raises LayoutError.
     """
     for backend, words in _WORDS.items():
         pattern = "".join(f"(?:({word.pattern})-){'' if word.always else '?'}" for word in words)
@@ -175,7 +178,7 @@ def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0, *, option: 
 
 
 def _split_of(word: str, pp: int, vpp: int, num_layers: int, mtp_layers: int, option: str) -> str:
-    """The layout string that `ends8+6` stands for."""
+    """Return the layout string that `ends8+6` stands for."""
     if word == "uneven":
         what = "an id with `uneven` does not say where its stages begin and end"
         raise LayoutError(what, where=option, remedy="choose the plan by its rank")

@@ -25,13 +25,13 @@ _Value = TypeVar("_Value")
 _PARTS = {"degrees": Degrees, "step": Step, "states": Sharding, "switches": Switches}
 _FIELDS = {key.name: key for part in _PARTS.values() for key in fields(part)}
 PART_OF = {key.name: name for name, part in _PARTS.items() for key in fields(part)}
-"""Key -> the attribute of a layout that has it; `backend` and `recompute` are attributes themselves."""
+"""The attribute of a layout that holds each key; `backend` and `recompute` are attributes themselves."""
 
 
 if TYPE_CHECKING:
 
     class _read(Generic[_Value]):  # noqa: N801
-        """A property whose type is that of the value."""
+        """A property typed as the value that it returns."""
 
         def __init__(self, get: Callable[[Layout], _Value]) -> None: ...
         def __get__(self, layout: Layout | None, owner: type[Layout]) -> _Value: ...
@@ -41,15 +41,15 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to run the job, in parts of which each goes with any of the others.
+    """One way to run the job, in parts that can be combined freely.
 
-    Which of them an engine can run is up to its rules. `Layout.of` and `changed` take the keys of all parts by their
-    names alone, and the properties read them.
+    Which combinations an engine can run is up to its rules. `Layout.of` and `changed` take the keys of all parts by
+    name, and the properties read them.
     """
 
     backend: str = "mca"
     """mca (LLaMA-Factory's adapter) or megatron, which share one cost model; ddp, deepspeed or fsdp2, which split data
-    alone, and share another."""
+    only and share another."""
     degrees: Degrees = field(default_factory=Degrees)
     step: Step = field(default_factory=Step)
     recompute: Recompute = field(default_factory=Recompute)
@@ -101,18 +101,18 @@ class Layout:
 
     @classmethod
     def of(cls, **keys: Any) -> Layout:
-        """A layout of these keys, the others at their usual values. Raises KeyError for a key that layouts lack."""
+        """Return a layout with these keys, and defaults for all others. Raises KeyError for a key that layouts lack."""
         return changed(cls(), **keys)
 
     @property
     def world_size(self) -> int:
-        """GPUs that the degrees multiply to."""
+        """Number of GPUs: the product of the degrees."""
         split = self.degrees
         return split.tp * split.pp * split.cp * split.ulysses * split.dp
 
     @property
     def is_megatron(self) -> bool:
-        """The model is split by Megatron-core; else data alone is."""
+        """Whether Megatron-core splits the model; otherwise only data is split."""
         return self.backend in MEGATRON_BACKENDS
 
     @property
@@ -123,13 +123,16 @@ class Layout:
 
     @property
     def optimizer_shards(self) -> tuple[int, int]:
-        """Ranks that share the optimizer state of (dense weights, an expert's weights); 1 without sharding."""
+        """Number of ranks that share the optimizer states of (dense weights, an expert's weights).
+
+        Both are 1 without sharding.
+        """
         split = self.degrees
         return (split.dp * split.cp, self.expert_dp) if self.distributed_optimizer else (1, 1)
 
     @property
     def complexity(self) -> int:
-        """How many things are switched on: every degree above 1, recomputation, uneven stages, offload."""
+        """Number of features in use: every degree above 1, recomputation, uneven stages, offload."""
         split, states = self.degrees, self.states
         degrees = (split.tp, split.pp, split.vpp, split.cp, split.ep, split.etp, split.ulysses)
         return (
@@ -142,34 +145,40 @@ class Layout:
 
     @property
     def id(self) -> str:
-        """Short, stable name; keys at their usual value are left out."""
+        """Short, stable name of the layout; keys at their default are left out."""
         return id_of(self)
 
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
-"""Every layer is recomputed, one by one."""
+"""Every layer is recomputed, one at a time."""
 _flat = [name for name in vars(Layout) if name in _FIELDS]
 _place = _flat.index("distributed_optimizer")
 KEYS = ("backend", *_flat[:_place], "recompute", *_flat[_place:])
-"""Of all layouts, in the order of the JSON form."""
+"""Keys of all layouts, in the order of the JSON form."""
 USUAL: Mapping[str, Any] = {key: getattr(Layout(), key) for key in KEYS}
-"""Values of a layout that does not say."""
+"""Default value of each key."""
 
 
 @cache
 def keys_of(backend: str) -> tuple[str, ...]:
-    """The keys that layouts of a backend have. A backend that splits data alone has its degrees too, all of them 1."""
+    """Return the keys that layouts of a backend have.
+
+    Those of a data-parallel backend include the degrees of model parallelism, all of them 1.
+    """
     return tuple(key for key in KEYS if key not in _FIELDS or backend in _FIELDS[key].metadata["backends"])
 
 
 @cache
 def pinned_keys_of(backend: str) -> tuple[str, ...]:
-    """What a form may say of layouts of a backend: their keys, and of Megatron's the sizes of first and last stage."""
+    """Return the keys that a form may have for a backend.
+
+    They are the keys of its layouts and, for Megatron's backends, the sizes of first and last stage.
+    """
     return (*keys_of(backend), *(SIZE_KEYS if backend in MEGATRON_BACKENDS else ()))
 
 
 def changed(layout: Layout, **keys: Any) -> Layout:
-    """The layout with other values of some keys. Raises KeyError for a key that layouts lack."""
+    """Return the layout with other values of some keys. Raises KeyError for a key that layouts lack."""
     whole: dict[str, Any] = {"backend": layout.backend, "recompute": layout.recompute}
     by_part: dict[str, dict[str, Any]] = {}
     for key, value in keys.items():
@@ -184,7 +193,10 @@ def changed(layout: Layout, **keys: Any) -> Layout:
 
 
 def recomputing(layout: Layout, mode: Recompute, step: Step | None = None) -> Layout:
-    """The layout under another recompute mode, and perhaps in another step: what a search changes most often."""
+    """Return the layout under another recompute mode, and optionally with another step.
+
+    This is the most frequent change of a search.
+    """
     return Layout(
         backend=layout.backend,
         degrees=layout.degrees,
@@ -197,11 +209,14 @@ def recomputing(layout: Layout, mode: Recompute, step: Step | None = None) -> La
 
 @lru_cache(maxsize=1 << 12, typed=True)
 def _replaced(part: Any, names: tuple[str, ...], *values: Any) -> Any:
-    """A part of a layout with other values. A search makes few of them, and each of them for thousands of layouts."""
+    """Return a part of a layout with other values.
+
+    Cached, because a search makes few distinct parts, each of them for thousands of layouts.
+    """
     return replace(part, **dict(zip(names, values, strict=True)))
 
 
 def stages_of(model: Model, job: Job, layout: Layout) -> Stages:
-    """The stages of a layout. Raises LayoutError as `split_stages`."""
+    """Return the stages of a layout. Raises LayoutError like `split_stages`."""
     split = layout.degrees
     return split_stages(model.num_layers, split.pp, split.vpp, split.pipeline_layout, job.mtp_num_layers)

@@ -24,14 +24,14 @@ class Chunk:
     first_layer: int
     num_layers: int
     embedding: bool
-    """The model's input. With `mtp_layers` a chunk has an embedding of its own as well."""
+    """Whether it has the model's input. A chunk with `mtp_layers` has an embedding of its own as well."""
     final_norm: bool
     head: bool
-    """Output layer and loss."""
+    """Whether it has the output layer and the loss."""
     mtp_layers: int = 0
-    """Multi-token-prediction layers, behind `layers`."""
+    """Multi-token-prediction layers, after `layers`."""
     _hash: int = field(init=False, repr=False, compare=False)
-    """Made once: a search looks things up by chunk a million times."""
+    """Computed once, because a search looks up chunks a million times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -45,12 +45,12 @@ class Chunk:
 
     @property
     def layers(self) -> range:
-        """Indices of its layers."""
+        """Indexes of the chunk's layers."""
         return range(self.first_layer, self.first_layer + self.num_layers)
 
 
 Stages = tuple[tuple[Chunk, ...], ...]
-"""Indexed by pipeline rank, then by virtual stage."""
+"""Chunks indexed by pipeline rank, then by virtual stage."""
 
 # Megatron's own patterns in `parse_str_to_list`, in its order: groups first, then single characters.
 _REPEAT = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
@@ -60,10 +60,10 @@ _MOST_DIGITS = 6
 
 
 def parse_pipeline_layout(text: str) -> list[str]:
-    """Expand Megatron's layout string to one string of E, t, m and L for each virtual stage.
+    """Expand Megatron's layout string to one string of E, t, m and L per virtual stage.
 
-    `"Et*3|(tt|)*2t*2L"` -> `["Ettt", "tt", "tt", "ttL"]`. Commas are for the eye; spaces are refused, as there. Raises
-    LayoutError for other characters.
+    `"Et*3|(tt|)*2t*2L"` -> `["Ettt", "tt", "tt", "ttL"]`. Commas only aid readability; spaces are refused, as in
+    Megatron. Raises LayoutError for other characters.
     """
     if len(text) > _LONGEST_TEXT:
         raise LayoutError(f"pipeline_layout has {len(text)} characters", expected=f"expected at most {_LONGEST_TEXT}")
@@ -87,7 +87,7 @@ def parse_pipeline_layout(text: str) -> list[str]:
 
 
 def vpp_of(pipeline_layout: str, pp: int) -> int:
-    """Virtual stages a rank in a layout string. Raises LayoutError when its stages do not divide by pp.
+    """Return the virtual stages per rank of a layout string. Raises LayoutError if its stages are not divisible by pp.
 
     Source: MCA `training_args.py::DistributingParallelArguments.__post_init__`.
     """
@@ -99,12 +99,12 @@ def vpp_of(pipeline_layout: str, pp: int) -> int:
 
 @lru_cache(maxsize=4096)
 def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None, mtp_layers: int = 0) -> Stages:
-    """Cut a model into pp * vpp virtual stages; virtual stage i sits on pipeline rank i % pp.
+    """Split a model into pp * vpp virtual stages; virtual stage i is on pipeline rank i % pp.
 
     Multi-token-prediction layers are in the last virtual stage, or where the layout string has its m. With them the
-    final norm goes with the last layer, else with the loss (`TransformerBlock.has_final_layernorm_in_this_stage`).
+    final norm is with the last layer, otherwise with the loss (`TransformerBlock.has_final_layernorm_in_this_stage`).
 
-    Raises LayoutError when the layers do not divide or the layout string does not hold the model.
+    Raises LayoutError if the layers do not divide or the layout string does not hold the model.
     """
     count = pp * vpp
     if pipeline_layout is None:
@@ -166,16 +166,17 @@ def _check_mtp(pipeline_layout: str, parts: list[str], pp: int, mtp_layers: int)
 def spread_pipeline_layout(
     num_layers: int, pp: int, vpp: int, first: int, last: int, mtp_layers: int = 0
 ) -> str | None:
-    """A layout string with so many layers in the first and in the last virtual stage, the others as even as can be.
+    """Return a layout string with `first` and `last` layers in the end stages, the others spread as evenly as possible.
 
-    The last stage also has the multi-token-prediction layers, and may hold the end of the model alone. None when
-    another would be left without a layer, when the layers do not add up, and for a single stage, which needs no string.
+    The end stages are the first and the last virtual stage. The last one also has the multi-token-prediction layers,
+    and may have no layer but the end of the model. None if another stage would be left without a layer, if the layers
+    do not add up, and for a single stage, which needs no string.
     """
     middle, left = pp * vpp - 2, num_layers - first - last
     if middle < 0 or first < 1 or last < 0 or left < middle or (middle == 0 and left):
         return None
     size, longer = divmod(left, middle) if middle else (0, 0)
-    # The longer stages sit in the middle, where neither the embedding's nor the loss's memory is.
+    # The longer stages are in the middle, away from the memory of the embedding and of the loss.
     start = (middle - longer) // 2
     return _layout_string(
         [first, *(size + (start <= index < start + longer) for index in range(middle)), last], mtp_layers
@@ -183,7 +184,7 @@ def spread_pipeline_layout(
 
 
 def _layout_string(sizes: list[int], mtp_layers: int) -> str:
-    """The layout string of virtual stages with so many layers."""
+    """Return the layout string of virtual stages with these numbers of layers."""
     parts = ["t" * n if n < 2 else f"t*{n}" for n in sizes]
     text = ""
     for part, run in groupby(parts[1:-1]):
@@ -193,9 +194,9 @@ def _layout_string(sizes: list[int], mtp_layers: int) -> str:
 
 
 def sized_pipeline_layout(num_layers: int, pp: int, vpp: int, sizes: StageSizes, mtp_layers: int = 0) -> str | None:
-    """The layout string that Megatron's sizes of the first and the last stage come to; None for the even split.
+    """Return the layout string that Megatron's sizes of the first and last stage amount to; None for the even split.
 
-    Raises LayoutError for sizes that do not go together or do not divide. Source: `get_num_layers_to_build` and
+    Raises LayoutError for sizes that contradict each other or do not divide. Source: `get_num_layers_to_build` and
     `core/transformer/transformer_config.py::__post_init__`.
     """
     first, last = sizes.decoder_first_pipeline_num_layers, sizes.decoder_last_pipeline_num_layers
@@ -218,7 +219,7 @@ def sized_pipeline_layout(num_layers: int, pp: int, vpp: int, sizes: StageSizes,
 
 
 def _sized_ranks(num_layers: int, pp: int, first: int | None, last: int | None) -> list[int]:
-    """Layers of each pipeline rank where those of the first or the last are said. Raises LayoutError."""
+    """Return the layers of each pipeline rank, given those of the first or the last. Raises LayoutError."""
     ends = [size for size in (first, last) if size is not None]
     left, middle = num_layers - sum(ends), pp - len(ends)
     words = f"{' - '.join(map(str, (num_layers, *ends)))} = {left} layers"
@@ -231,20 +232,21 @@ def _sized_ranks(num_layers: int, pp: int, first: int | None, last: int | None) 
 
 
 def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int, mtp_layers: int = 0) -> str | None:
-    """A layout string for layers that do not divide: embedding, loss and multi-token-prediction layers count as one.
+    """Return a layout string for layers that do not divide evenly, or None.
 
-    None where a stage would be left without a layer, and for a single stage.
+    Embedding, loss and multi-token-prediction layers each count as one layer. None if a stage would be left without a
+    layer, and for a single stage.
     """
     count = pp * vpp
     size, longer = divmod(num_layers + 2 + mtp_layers, count)
-    # With one stage more to lengthen than there are in the middle, the first is next: the last has the logits.
+    # If one more stage has to be lengthened than there are in the middle, it is the first one: the last has the logits.
     first, last = size - 1 + (longer == count - 1), size - 1 - mtp_layers
     return spread_pipeline_layout(num_layers, pp, vpp, first, last, mtp_layers)
 
 
 @lru_cache(maxsize=1 << 14)
 def end_sizes(pipeline_layout: str, pp: int, vpp: int) -> tuple[int, int] | None:
-    """(first, last) of a string that `spread_pipeline_layout` wrote; None for any other string.
+    """Return (first, last) of a string written by `spread_pipeline_layout`, or None for any other string.
 
     Raises LayoutError for characters that do not belong in a layout string.
     """

@@ -1,18 +1,18 @@
-"""Seconds of a collective, from the links that its group really crosses.
+"""Seconds of a collective, from the links that its group actually crosses.
 
-Rates come from the edges of the cluster's graph and from who else is on them (`network/traffic.py`), times what NCCL
-reaches of them (the profile). Of NCCL's algorithms and protocols the fastest is taken, as its tuner does
+Rates come from the edges of the cluster's graph and from the other traffic on them (`network/traffic.py`), times the
+fraction that NCCL reaches (the profile). Of NCCL's algorithms and protocols the fastest is used, as its tuner does
 (`graph/tuning.cc`, ncclTopoTuneModel and ncclTopoGetAlgoTime; NCCL 2.19 to 2.26):
 
 - Ring: n - 1 steps for an all-gather or a reduce-scatter, twice as many for an all-reduce (Thakur, Rabenseifner and
   Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4). Groups that span nodes have
-  as many rings as members in a node, each with a NIC of its own.
-- Tree: all-reduce only; chains inside a node, two binary trees between nodes, the logarithm of the nodes in steps.
-- NVLS: all-reduce only; NVSwitches from Hopper on add up and multicast (NVLink SHARP). NCCL takes it for all-gather and
-  reduce-scatter too, but only with registered buffers, which PyTorch does not have by default. Between domains it is
-  joined with the trees.
+  as many rings as members per node, each with a NIC of its own.
+- Tree: all-reduce only; chains inside a node, two binary trees between nodes, with log2(nodes) steps.
+- NVLS: all-reduce only; NVSwitches from Hopper on reduce and multicast (NVLink SHARP). NCCL also uses it for all-gather
+  and reduce-scatter, but only with registered buffers, which PyTorch does not have by default. Between domains it is
+  combined with the trees.
 
-The other groups of the same kind run at the same time.
+All other groups of the same kind are assumed to communicate at the same time.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
 
 TCP_SOCKETS = 2
-"""Of one group over one NIC: NCCL's least number of channels is two, each with one thread and one socket (NCCL user
+"""TCP sockets of one group over one NIC: NCCL has at least two channels, each with one thread and one socket (NCCL user
 guide, NCCL_SOCKET_NTHREADS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How NCCL moves a chunk, over how Simple does it. LL sends flags along with the data instead of waiting."""
+    """Costs of an NCCL protocol relative to Simple. LL sends flags along with the data instead of waiting."""
 
     rate: float
-    """Bus bandwidth."""
+    """Bus bandwidth, relative to Simple."""
     hop: float
-    """Time of a step inside a domain."""
+    """Time of a step inside a domain, relative to Simple."""
     network_hop: float
-    """Time that the software takes for a step between nodes."""
+    """Software time of a step between nodes, relative to Simple."""
 
 
 SIMPLE = Protocol(1.0, 1.0, 1.0)
@@ -49,7 +49,10 @@ SIMPLE = Protocol(1.0, 1.0, 1.0)
 
 @lru_cache(maxsize=64)
 def _protocols(profile: Profile) -> tuple[Protocol, ...]:
-    """Simple and LL, with rings. LL128 lies between, at rates and sizes that depend on the channels: left out."""
+    """Return Simple and LL, for rings.
+
+    LL128 lies between them, at rates and sizes that depend on the channels; it is left out.
+    """
     return SIMPLE, Protocol(profile.ll_efficiency, profile.ll_hop_share, profile.ll_network_hop_share)
 
 
@@ -58,35 +61,35 @@ class Way:
     """One algorithm on one group."""
 
     rate_bytes_per_s: float
-    """Bytes of a member that it moves in a second."""
+    """Bytes per member that the algorithm moves per second."""
     start_s: float
-    """Fixed cost of the collective."""
+    """Fixed cost of the collective in seconds."""
     hops_s: float = 0.0
-    """Steps of one pass inside domains, with Simple."""
+    """Seconds of the steps of one pass inside domains, with Simple."""
     network_hops_s: float = 0.0
-    """Software of the steps of one pass between domains, with Simple."""
+    """Software seconds of the steps of one pass between domains, with Simple."""
     network_s: float = 0.0
-    """What the network itself takes of those."""
+    """Network latency of the steps of one pass between domains, in seconds."""
     protocols: tuple[Protocol, ...] = (SIMPLE,)
 
     def latency_s(self, passes: int, protocol: Protocol = SIMPLE) -> float:
-        """Seconds that no size makes less."""
+        """Return the seconds that do not depend on the size."""
         hops_s = self.hops_s * protocol.hop + self.network_hops_s * protocol.network_hop + self.network_s
         return self.start_s + passes * hops_s
 
     def seconds(self, moved_bytes: float, passes: int = 1) -> float:
-        """With the protocol that is fastest for this size."""
+        """Return the seconds with the protocol that is fastest for this size."""
         plain_s = moved_bytes / self.rate_bytes_per_s
         return min([self.latency_s(passes, one) + plain_s / one.rate for one in self.protocols])
 
 
 def _inside_bytes_per_s(crossings: Iterable[LoadedLink], profile: Profile) -> float:
-    """Rate of flows inside a domain: over NVLink, or over PCIe and between sockets."""
+    """Return the rate of flows inside a domain: over NVLink, or over PCIe and between sockets."""
     return _slowest(crossings, profile, profile.pcie_efficiency)
 
 
 def _between_bytes_per_s(crossings: Iterable[LoadedLink], members: int, cluster: Cluster, profile: Profile) -> float:
-    """Rate of flows between domains, for the `members` of a group that send from one."""
+    """Return the rate of flows between domains, with `members` of a group sending from one domain."""
     rate = _slowest(crossings, profile, profile.network_efficiency)
     if cluster.fabric.kind == "ethernet":
         nics = max(1.0, members * cluster.nics_per_node / cluster.gpus_per_node)
@@ -95,7 +98,10 @@ def _between_bytes_per_s(crossings: Iterable[LoadedLink], members: int, cluster:
 
 
 def _slowest(crossings: Iterable[LoadedLink], profile: Profile, efficiency: float) -> float:
-    """The tightest link. Between sockets the rate in the graph is what many flows of GPUs get already."""
+    """Return the rate of the tightest link.
+
+    For links between sockets the graph's rate is already what many GPU flows together achieve.
+    """
 
     def share(link: LoadedLink) -> float:
         if link.kind == "socket":
@@ -106,7 +112,7 @@ def _slowest(crossings: Iterable[LoadedLink], profile: Profile, efficiency: floa
 
 
 def member_bytes_per_s(flows: LinkLoads, members: int, cluster: Cluster, profile: Profile) -> float:
-    """Rate at which a pattern runs, for a group of which `members` send from one domain at a time."""
+    """Return the rate per member at which a pattern runs, when `members` of a group send from one domain."""
     rates = []
     if flows.inside:
         rates.append(_inside_bytes_per_s(flows.inside, profile))
@@ -116,13 +122,13 @@ def member_bytes_per_s(flows: LinkLoads, members: int, cluster: Cluster, profile
 
 
 def _spread(group: Group, flows: LinkLoads, cluster: Cluster) -> Span:
-    """Over how many domains a group is spread, if any of its kind leaves one."""
+    """Return the spread of a group over domains; one domain if no group of its kind leaves one."""
     return span(group, local_ranks(cluster)) if flows.between else Span(1, group.size, group.size)
 
 
 @lru_cache(maxsize=1 << 14)
 def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
-    """Rings over a group; a pass is once around."""
+    """Return the cost of rings over a group; a pass is once around."""
     flows = traffic(group, "ring", cluster)
     spread = _spread(group, flows, cluster)
     rate = member_bytes_per_s(flows, spread.members, cluster, profile)
@@ -139,7 +145,10 @@ def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
 
 @lru_cache(maxsize=1 << 14)
 def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
-    """Trees over a group of several domains; a pass is up or down. Inside domains NVLS, where there is, or chains."""
+    """Return the cost of trees over a group of several domains; a pass is up or down.
+
+    Inside domains NVLS is used if available, otherwise chains.
+    """
     flows = traffic(group, "tree", cluster)
     spread = _spread(group, flows, cluster)
     rates = [profile.tree_efficiency * _between_bytes_per_s(flows.between, spread.members, cluster, profile)]
@@ -161,7 +170,7 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
 
 @lru_cache(maxsize=1 << 14)
 def nvls_way(cluster: Cluster, profile: Profile) -> Way:
-    """NVSwitches that add up and multicast, inside one domain."""
+    """Return the cost of NVLS inside one domain: NVSwitches reduce and multicast."""
     rate = _nvls_bytes_per_s(cluster, profile)
     return Way(rate, start_s=profile.collective_latency_s + profile.nvls_latency_s)
 
@@ -171,12 +180,15 @@ def _has_nvls(cluster: Cluster, profile: Profile) -> bool:
 
 
 def _nvls_bytes_per_s(cluster: Cluster, profile: Profile) -> float:
-    """Bytes that NVSwitches all-reduce in a second for each member."""
+    """Return the bytes per second and member that NVSwitches all-reduce."""
     return cluster.nvlink_bytes_per_s * profile.nvlink_efficiency * profile.nvls_efficiency
 
 
 def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """All-gather of a tensor that is `total_bytes` when whole, or its reduce-scatter: the same backwards."""
+    """Return the seconds of an all-gather of a tensor of `total_bytes` when whole, or of its reduce-scatter.
+
+    A reduce-scatter is an all-gather in reverse and takes as long.
+    """
     if group.size == 1 or total_bytes == 0:
         return 0.0
     moved_bytes = (group.size - 1) / group.size * total_bytes
@@ -186,15 +198,15 @@ def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Pr
 
 
 def _few_members(members: int, profile: Profile) -> float:
-    """How much longer the bytes of an all-gather take over NVLink than in a ring of eight.
+    """Return how much longer an all-gather's bytes take over NVLink than in a ring of eight members.
 
-    Every member also copies its own part, which counts for more where there are few others.
+    Every member also copies its own part, which has more weight if there are few other parts.
     """
     return 1.0 + (1.0 / profile.nvlink_pair_share - 1.0) * (members / (members - 1) - 8 / 7) / (2 - 8 / 7)
 
 
 def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """All-reduce of `total_bytes`, by ring, trees or NVLS."""
+    """Return the seconds of an all-reduce of `total_bytes`, by ring, trees or NVLS."""
     if group.size == 1 or total_bytes == 0:
         return 0.0
     ring = ring_way(group, cluster, profile)
@@ -209,16 +221,19 @@ def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Pr
 
 @lru_cache(maxsize=1 << 14)
 def _all_to_all_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
-    """(bytes per second and rank, latency in seconds)."""
+    """Return (bytes per second and rank, latency in seconds) of an all-to-all."""
     flows = traffic(group, "all-to-all", cluster)
     spread = _spread(group, flows, cluster)
     rate = member_bytes_per_s(flows, spread.members, cluster, profile)
-    # Messages to one domain after another, those to one of them at the same time.
+    # Messages to the domains are sent one domain after another, those to the same domain concurrently.
     return rate, profile.collective_latency_s + flows.latency_s * spread.domains
 
 
 def all_to_all_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """All-to-all in which every rank holds `sent_bytes`, spread evenly over the members, itself included."""
+    """Return the seconds of an all-to-all.
+
+    Every rank sends `sent_bytes`, spread evenly over all members including itself.
+    """
     if group.size == 1 or sent_bytes == 0:
         return 0.0
     rate, latency_s = _all_to_all_rates(group, cluster, profile)
@@ -227,13 +242,16 @@ def all_to_all_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Pro
 
 @lru_cache(maxsize=1 << 14)
 def _neighbour_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
-    """(bytes per second, latency in seconds) between neighbours of a group, where they are farthest apart."""
+    """Return (bytes per second, latency in seconds) between the neighbors of a group that are farthest apart."""
     flows = traffic(group, "neighbour", cluster)
     return member_bytes_per_s(flows, 1, cluster, profile), profile.collective_latency_s + flows.latency_s
 
 
 def point_to_point_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """One message from every member of a group to the next: the slowest of them, which may leave the node."""
+    """Return the seconds of one message from every member of a group to the next.
+
+    The slowest message counts, which may leave the node.
+    """
     if group.size == 1 or sent_bytes == 0:
         return 0.0
     rate, latency_s = _neighbour_rates(group, cluster, profile)

@@ -1,4 +1,4 @@
-"""The NCCL communicators of a rank, and the device memory of each. Which ones there are, an engine says."""
+"""The NCCL communicators of a rank, and the device memory of each. Engines say which communicators there are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topoplan.specs.gpu_profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A communicator that a rank is a member of: whose, and what is sent in it."""
+    """A communicator that a rank belongs to: its group, and what is sent in it."""
 
     name: str
     group: Group
@@ -27,13 +27,13 @@ class Communicator:
 
     name: str
     size: int
-    """Ranks."""
+    """Number of ranks."""
     device_bytes: int
-    """Buffers and tables, on the rank that needs most."""
+    """Bytes of buffers and tables, on the rank that needs the most."""
 
 
 def communicators_of(members: Iterable[Member], cluster: Cluster, profile: Profile) -> tuple[Communicator, ...]:
-    """The memory of each."""
+    """Return the communicators with their memory."""
     domain = local_ranks(cluster)
     return tuple(
         Communicator(

@@ -1,9 +1,9 @@
-"""Device memory that NCCL takes for one communicator: from its channels, and from what it is used for.
+"""Device memory that NCCL takes for one communicator: for its channels, and for the operations it is used for.
 
-Formulas and defaults are those of NCCL 2.27; 2.22 to 2.30 differ in details. A communicator takes some memory for every
-channel as it is created, and buffers for a connection as the first operation needs it (NCCL 2.22 and later with cuMem,
-`group.cc::ncclCollPreconnectFunc`; `init.cc`, NCCL_RUNTIME_CONNECT). An algorithm connects all channels of the
-communicator, however small its first message is. What NCCL has by architecture is in the profile.
+Formulas and defaults are those of NCCL 2.27; 2.22 to 2.30 differ in details. A communicator takes some memory per
+channel when it is created, and buffers for a connection when the first operation needs it (NCCL 2.22 and later with
+cuMem, `group.cc::ncclCollPreconnectFunc`; `init.cc`, NCCL_RUNTIME_CONNECT). An algorithm connects all channels of the
+communicator, however small its first message is. Values that NCCL chooses by architecture are in the profile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
 
 Use = Literal["small all-reduce", "large all-reduce", "gather", "all-to-all", "neighbours"]
-"""gather: all-gather or reduce-scatter; neighbours: send and receive with the ranks before and after."""
+"""gather: all-gather or reduce-scatter; neighbours: send and receive with the previous and the next rank."""
 
 _MIB = 2**20
 _GRANULARITY = 2 * _MIB
@@ -37,56 +37,57 @@ def _rounded(size_bytes: int) -> int:
 
 
 P2P_SEND_BYTES = _rounded(_HEADER_BYTES)
-"""Sending end inside a domain: no more than flags (`transport/p2p.cc::p2pSendSetup`)."""
+"""Sending end inside a domain: only flags (`transport/p2p.cc::p2pSendSetup`)."""
 P2P_RECEIVE_BYTES = _rounded(_HEADER_BYTES + LL_BYTES + LL128_BYTES + SIMPLE_BYTES)
-"""Receiving end inside a domain (`transport/p2p.cc::p2pRecvSetup`): 10,485,760 bytes. Where the receiver reads (A100
-over NVLink) Simple's buffer is on the sending end, and both are 6 MiB: the sum is the same."""
+"""Receiving end inside a domain (`transport/p2p.cc::p2pRecvSetup`): 10,485,760 bytes. If the receiver reads (A100 over
+NVLink), Simple's buffer is on the sending end and both ends have 6 MiB; the sum is the same."""
 NET_SEND_BYTES = _rounded(LL128_BYTES + SIMPLE_BYTES)
 """Sending end between nodes with GPUDirect RDMA; LL's buffer is in host memory (`transport/net.cc`,
 sendProxyConnect)."""
 NET_RECEIVE_BYTES = _rounded(LL_BYTES + LL128_BYTES + SIMPLE_BYTES)
 """Receiving end between nodes with GPUDirect RDMA (`transport/net.cc::recvProxyConnect`)."""
 CHANNEL_BYTES = 3 * _GRANULARITY
-"""Tables of one channel, each a few hundred bytes: devPeers twice and devRingUserRanks (`channel.cc::initChannel`)."""
+"""Tables of one channel, each of a few hundred bytes: devPeers twice and devRingUserRanks
+(`channel.cc::initChannel`)."""
 COMMUNICATOR_BYTES = 2 * _GRANULARITY
 """Tables of the communicator (`init.cc::devCommSetup`)."""
 NET_SLOT_BYTES = 16 * 128 * 1024
-"""One channel's part of the buffers that all send/receive between nodes shares; `transport/net.cc`, NCCL_SHARED_STEPS,
-and `init.cc`, NCCL_P2P_NET_CHUNKSIZE."""
+"""One channel's part of the buffers shared by all send/receive operations between nodes; `transport/net.cc`,
+NCCL_SHARED_STEPS, and `init.cc`, NCCL_P2P_NET_CHUNKSIZE."""
 NVLS_SLOT_BYTES = 2 * 8 * 128 * 1024
-"""NVLink SHARP's buffers of one channel and one head; `transport/nvls.cc::ncclNvlsBufferSetup`, NCCL_NVLS_CHUNKSIZE."""
+"""NVLink SHARP's buffers per channel and head; `transport/nvls.cc::ncclNvlsBufferSetup`, NCCL_NVLS_CHUNKSIZE."""
 MOST_NVLS_HEADS = 32
 """`include/device.h`, NCCL_MAX_NVLS_ARITY."""
 
 MOST_CHANNELS = 64
-"""`include/device.h`, MAXCHANNELS; rings are searched for up to half of it."""
+"""`include/device.h`, MAXCHANNELS; the search for rings goes up to half of it."""
 PCIE_CHANNELS = 2
-"""Without NVLink: one ring, twice."""
+"""Channels without NVLink: one ring, used twice."""
 _SLOWEST = 0.49
-"""The search stops at rates below this part of the best so far; `graph/search.cc::ncclTopoCompute`."""
+"""The search stops at rates below this fraction of the best one so far; `graph/search.cc::ncclTopoCompute`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Channels of a communicator."""
+    """Numbers of channels of a communicator."""
 
     collective: int
-    """Of rings and trees."""
+    """Channels of rings and trees."""
     nvls: int
-    """Of NVLink SHARP; 0 where there is none."""
+    """Channels of NVLink SHARP; 0 without it."""
     p2p: int
-    """Of send and receive."""
+    """Channels of send and receive."""
     per_peer: int
-    """Of `p2p`, those that one pair of ranks uses."""
+    """Channels of `p2p` that one pair of ranks uses."""
 
 
 @lru_cache(maxsize=4096)
 def channels_of(size: int, spread: Span, cluster: Cluster, profile: Profile) -> Channels:
-    """How many channels NCCL opens for a communicator of `size` ranks.
+    """Return how many channels NCCL opens for a communicator of `size` ranks.
 
     Source: `graph/search.cc::ncclTopoCompute` and `ncclTopoDupChannels`, `graph/connect.cc::ncclTopoPostset`,
-    `transport/nvls.cc::ncclNvlsInit`, `graph/paths.cc::ncclTopoComputeP2pChannels`. The search itself is taken as
-    reaching the best rings that the rates of the links allow.
+    `transport/nvls.cc::ncclNvlsInit`, `graph/paths.cc::ncclTopoComputeP2pChannels`. The search itself is assumed to
+    find the best rings that the rates of the links allow.
     """
     if size == 1:
         return Channels(MOST_CHANNELS, 0, MOST_CHANNELS, 0)
@@ -96,7 +97,7 @@ def channels_of(size: int, spread: Span, cluster: Cluster, profile: Profile) -> 
     nvlinks = int(cluster.nvlink_bytes_per_s / 1e9 / profile.nvlink_gb_per_s)
     per_peer = min(collective, 2 * max(1, nvlinks))
     if spread.domains > 1:
-        # Two for a NIC, fewer where there are many peers, but one at least for each NIC of a GPU.
+        # Two per NIC, fewer if there are many peers, but at least one for each NIC of a GPU.
         many = 2 if 2 * size <= 4 * collective else 1
         per_peer = min(per_peer if spread.largest > 1 else collective, max(many, _nics(1, cluster)))
     return Channels(collective, nvls, _power_of_two(collective), _power_of_two(per_peer))
@@ -111,7 +112,7 @@ def _nics(members: int, cluster: Cluster) -> int:
 
 
 def _ring_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
-    """Rings that the links carry at the best rate, doubled once or twice."""
+    """Return the number of rings that the links carry at the best rate, doubled once or twice."""
     has_nvlink = cluster.nvlink_bytes_per_s > 0
     if spread.largest > 1 and not has_nvlink:
         return PCIE_CHANNELS
@@ -125,7 +126,7 @@ def _ring_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
     most = MOST_CHANNELS // 2
     rings, speed = 0, 0.0
     for slower in profile.nccl_inside_gb_per_s if spread.domains == 1 else profile.nccl_between_gb_per_s:
-        # Twice as many rings of half the rate are not looked for.
+        # NCCL does not look for twice as many rings of half the rate.
         if rings and slower <= _SLOWEST * speed:
             break
         if (more := rings_at(slower)) * slower > rings * speed:
@@ -138,7 +139,7 @@ def _ring_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
 
 
 def _nvls_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
-    """NVLink SHARP wants more than two ranks in a domain."""
+    """Return the channels of NVLink SHARP, which requires more than two ranks in a domain."""
     if not cluster.nvlink_bytes_per_s or spread.largest <= 2:
         return 0
     return profile.nvls_inside_channels if spread.domains == 1 else profile.nvls_between_channels
@@ -146,9 +147,10 @@ def _nvls_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def buffer_bytes(size: int, spread: Span, uses: frozenset[Use], cluster: Cluster, profile: Profile) -> int:
-    """Device memory of the rank that needs most for a communicator of `size` ranks, with the operations it is used for.
+    """Return the device memory of a communicator of `size` ranks, on the rank that needs the most.
 
-    Between nodes without RDMA (plain TCP) the buffers are in host memory.
+    `uses` are the operations that it is used for. Between nodes without RDMA (plain TCP) the buffers are in host
+    memory.
     """
     channels = channels_of(size, spread, cluster, profile)
     total = COMMUNICATOR_BYTES + CHANNEL_BYTES * max(channels.collective, channels.p2p)
@@ -158,7 +160,8 @@ def buffer_bytes(size: int, spread: Span, uses: frozenset[Use], cluster: Cluster
     if size == 1:
         return total
     is_one_domain = spread.domains == 1
-    # The tuner's latencies make trees the choice for little data between domains, rings inside one (`graph/tuning.cc`).
+    # By the tuner's latencies NCCL chooses trees for small messages between domains, and rings inside one
+    # (`graph/tuning.cc`).
     ring = "gather" in uses or (is_one_domain and "small all-reduce" in uses)
     tree = not is_one_domain and "small all-reduce" in uses
     if "large all-reduce" in uses:
@@ -176,23 +179,23 @@ def buffer_bytes(size: int, spread: Span, uses: frozenset[Use], cluster: Cluster
 
 
 def _net(cluster: Cluster, size_bytes: int) -> int:
-    """Buffers that RDMA needs on the GPU."""
+    """Return the bytes of buffers that RDMA needs on the GPU; 0 over plain TCP."""
     return 0 if cluster.fabric.kind == "ethernet" else size_bytes
 
 
 def _collective_bytes(channels: int, spread: Span, cluster: Cluster, *, ring: bool, tree: bool) -> int:
-    """Connections of rings and trees.
+    """Return the bytes of the connections of rings and trees.
 
     A ring enters a member and leaves it. Inside a domain a tree is a chain: its members are connected both ways with
-    the one before and the one after, and half of that are the ring's connections. Between domains there are two
-    binary trees, a domain being a leaf in one, so that it has two neighbours on average.
+    the previous and the next one, and half of these connections are also the ring's. Between domains there are two
+    binary trees, and a domain is a leaf in one of them, so it has two neighbors per tree on average.
     """
     pair = P2P_SEND_BYTES + P2P_RECEIVE_BYTES
     chain = min(2, spread.largest - 1)
     inside = max(ring * min(1, chain), tree * chain)
     total = channels * inside * pair
     if spread.domains > 1:
-        # The members take turns at being where a channel enters and leaves the domain.
+        # The members take turns as the place where a channel enters and leaves the domain.
         gates = -(-channels // spread.members)
         outside = ring + tree * min(2, spread.domains - 1)
         total += gates * outside * _net(cluster, NET_SEND_BYTES + NET_RECEIVE_BYTES)
@@ -202,10 +205,10 @@ def _collective_bytes(channels: int, spread: Span, cluster: Cluster, *, ring: bo
 
 
 def _send_receive_bytes(channels: Channels, near: int, has_far: bool, proxied: int, cluster: Cluster) -> int:
-    """Connections with `near` peers inside the domain, and the shared buffers for all peers outside it.
+    """Return the bytes of connections with peers inside the domain, and of the buffers shared by all outside it.
 
-    `proxied`: ranks of the domain that send through this one's NIC (PXN), each with a buffer of its own
-    (`transport/net.cc::sharedNetBuffersInit`).
+    `near`: peers inside the domain. `proxied`: ranks of the domain that send through this rank's NIC (PXN), each with a
+    buffer of its own (`transport/net.cc::sharedNetBuffersInit`).
     """
     total = near * channels.per_peer * (P2P_SEND_BYTES + P2P_RECEIVE_BYTES)
     if has_far:

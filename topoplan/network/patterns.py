@@ -1,4 +1,4 @@
-"""Which messages the members of a group send each other, by the pattern in which they talk."""
+"""Which messages the members of a group send each other, by communication pattern."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Literal
 
 Pattern = Literal["ring", "all-to-all", "neighbour", "tree"]
 Message = tuple[int, int, float]
-"""Sending rank, receiving rank, and the part of a member's rate that goes this way."""
+"""(sending rank, receiving rank, fraction of a member's rate that the message takes)."""
 
 
 def _ring(members: Sequence[int], domain_size: int) -> Iterator[Message]:
     """Rings through all members, in rank order inside a domain.
 
-    NCCL opens as many rings as let every member of a domain send over its own NIC once. A ring leaves a domain at the
-    place where it enters the next, alternately forwards and backwards through the domains, so that it keeps to its
-    rail (`graph/search.cc`, NCCL_CROSS_NIC 2); its hops inside are counted forwards here.
+    NCCL opens as many rings as it takes for every member of a domain to send over its own NIC once. A ring leaves a
+    domain at the same position at which it enters the next one, alternately forward and backward through the domains,
+    so that it stays on its rail (`graph/search.cc`, NCCL_CROSS_NIC 2); its hops inside a domain are counted forward
+    here.
     """
     domains = _by_domain(members, domain_size)
     if len(domains) == 1:
@@ -26,7 +27,7 @@ def _ring(members: Sequence[int], domain_size: int) -> Iterator[Message]:
     for domain, following in zip(domains, domains[1:] + domains[:1], strict=True):
         gates, next_gates = _gates(domain, rings), _gates(following, rings)
         for here, there in _circle(domain):
-            # A ring that begins its way through the domain at a member does not arrive there from inside.
+            # A ring that enters the domain at a member does not reach the member from inside.
             if passing := rings - gates.count(there):
                 yield here, there, passing / rings
         for source, target in zip(gates, next_gates, strict=True):
@@ -34,9 +35,9 @@ def _ring(members: Sequence[int], domain_size: int) -> Iterator[Message]:
 
 
 def _tree(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Two binary trees over the domains, each for half of the data, and chains inside them.
+    """Two binary trees over the domains, each for half of the data, and chains inside the domains.
 
-    Up for the sum and down for the result (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
+    Data goes up for the sum and down for the result (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
     broadcast, reduction and scan", 2009; NCCL `graph/trees.cc`).
     """
     domains = _by_domain(members, domain_size)
@@ -56,7 +57,7 @@ def _tree(members: Sequence[int], domain_size: int) -> Iterator[Message]:
 
 
 def _two_trees(size: int) -> Iterator[tuple[int, int]]:
-    """(child, parent) of both trees. The second is the first mirrored, or shifted by one where `size` is odd."""
+    """Yield (child, parent) of both trees; the second is the first mirrored, or shifted by one if `size` is odd."""
     for place in range(1, size):
         low = place & -place
         up = (place ^ low) | (low << 1)
@@ -69,13 +70,13 @@ def _two_trees(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _neighbours(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Every member sends to the next, the last one to the first."""
+    """Every member sends to the next one, the last one to the first."""
     for here, there in _circle(members):
         yield here, there, 1.0
 
 
 def _all_to_all(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Every member sends an equal part to every other."""
+    """Every member sends an equal part to every other member."""
     for here, there in permutations(members, 2):
         yield here, there, 1 / len(members)
 
@@ -85,7 +86,7 @@ def _by_domain(members: Sequence[int], domain_size: int) -> list[list[int]]:
 
 
 def _gates(domain: Sequence[int], channels: int) -> list[int]:
-    """The members at which the channels enter and leave a domain, evenly spread."""
+    """Return the members at which the channels enter and leave a domain, evenly spread."""
     return [domain[channel * len(domain) // channels] for channel in range(channels)]
 
 
@@ -99,4 +100,4 @@ MESSAGES: Mapping[Pattern, Callable[[Sequence[int], int], Iterator[Message]]] = 
     "neighbour": _neighbours,
     "tree": _tree,
 }
-"""What the members of a group send each other, by pattern; a domain holds so many consecutive ranks."""
+"""The messages of a pattern, from the members of a group and the number of consecutive ranks in a domain."""

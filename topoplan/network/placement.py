@@ -1,8 +1,8 @@
-"""Which ranks form a group, and where they sit.
+"""Which ranks form a group, and where they are placed.
 
-Megatron numbers its ranks in the order tp-cp-ep-dp-pp, the first fastest: every group is one arithmetic progression of
-ranks. Experts have a grid of their own, etp-ep-edp-pp. Source: megatron-core 0.16 `core/parallel_state.py`
-(RankGenerator, initialize_model_parallel).
+Megatron numbers its ranks in the order tp-cp-ep-dp-pp, the first varying fastest: every group is one arithmetic
+progression of ranks. Experts have a grid of their own, etp-ep-edp-pp. Source: megatron-core 0.16
+`core/parallel_state.py` (RankGenerator, initialize_model_parallel).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ GroupName = Literal["tp", "cp", "dp", "dp_cp", "pp", "etp", "ep", "tp_ep", "edp"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`size` ranks, `stride` apart. All groups of one name have the same shape."""
+    """The shape of a group: `size` ranks, `stride` apart. All groups of one name have the same shape."""
 
     size: int
     stride: int
 
     def ranks(self, first: int) -> range:
-        """Members of the group whose lowest rank is `first`."""
+        """Return the members of the group whose lowest rank is `first`."""
         return range(first, first + self.size * self.stride, self.stride)
 
     def number(self, rank: int) -> int:
-        """Which of the groups a rank is in, counted by their lowest ranks."""
+        """Return the index of the group that a rank is in; groups are counted by their lowest ranks."""
         return rank // (self.size * self.stride) * self.stride + rank % self.stride
 
 
 def group(layout: Layout, name: GroupName) -> Group:
-    """Shape of the groups of one kind."""
+    """Return the shape of the groups of one kind."""
     split = layout.degrees
     tp, cp, dp, pp, ep, etp = split.tp, split.cp, split.dp, split.pp, split.ep, split.etp
     stage = tp * cp * dp
@@ -54,7 +54,7 @@ def group(layout: Layout, name: GroupName) -> Group:
 
 
 def first_ranks(shape: Group, world_size: int) -> list[int]:
-    """Lowest rank of every group of this shape in the world."""
+    """Return the lowest rank of every group of this shape in the world."""
     block = shape.size * shape.stride
     return [start + offset for start in range(0, world_size, block) for offset in range(shape.stride)]
 
@@ -66,14 +66,14 @@ class Span:
     domains: int
     """Domains that the worst placed group touches."""
     members: int
-    """Members in one domain where that group has fewest: they share its links to the others."""
+    """Members of that group in the domain with the fewest, which share the domain's links to the others."""
     largest: int
-    """Members in one domain where it has most."""
+    """Members of that group in the domain with the most."""
 
 
 @lru_cache(maxsize=65536)
 def span(shape: Group, domain_size: int) -> Span:
-    """Spread of the worst placed group over domains of `domain_size` consecutive ranks."""
+    """Return the spread of the worst placed group over domains of `domain_size` consecutive ranks."""
     block = shape.size * shape.stride
     if shape.size == 1 or (domain_size % block == 0):
         return Span(1, shape.size, shape.size)
@@ -82,8 +82,8 @@ def span(shape: Group, domain_size: int) -> Span:
     if domain_size % shape.stride == 0 and block % domain_size == 0:
         members = domain_size // shape.stride
         return Span(shape.size // members, members, members)
-    # Sizes that do not divide each other: walk the groups until their position in the domain repeats. The world is a
-    # multiple of both, so each of these positions occurs in it.
+    # The sizes do not divide each other: walk the groups until their position in the domain repeats. The world is a
+    # multiple of both sizes, so each of these positions occurs in it.
     worst = Span(1, shape.size, shape.size)
     for first in first_ranks(shape, math.lcm(block, domain_size)):
         by_domain = Counter(rank // domain_size for rank in shape.ranks(first)).values()

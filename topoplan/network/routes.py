@@ -1,9 +1,9 @@
-"""Which way a message goes from one rank to another.
+"""The route of a message from one rank to another.
 
-Where it leaves its NVLink domain it goes through the NICs nearest to its destination's GPU, and on the sending side
-through NICs of the same rail. A GPU whose own NIC is on another rail passes the message to the GPU beside the right one
-over NVLink: NCCL's PXN, on by default since NCCL 2.12 (`graph/paths.cc`, NCCL_PXN_DISABLE), so that it stays inside its
-rail. Without NVLink there is no PXN, and the message crosses the spine.
+A message that leaves its NVLink domain goes through the NICs nearest to its destination's GPU, and on the sending side
+through NICs of the same rail. A GPU whose own NIC is on another rail passes the message over NVLink to the GPU beside
+the right NIC: NCCL's PXN, enabled by default since NCCL 2.12 (`graph/paths.cc`, NCCL_PXN_DISABLE), which keeps the
+message on its rail. Without NVLink there is no PXN, and the message crosses the spine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Route:
     """The links that a message takes from one GPU to another."""
 
     sending: tuple[Link, ...]
-    """Those of the sender's node and leaf."""
+    """Links of the sender's node and leaf."""
     receiving: tuple[Link, ...]
-    """Those of the receiver's, where they are others."""
+    """Links of the receiver's node and leaf, if they are not the sender's."""
     network_latency_s: float
-    """From NIC to NIC; 0 for a message that takes none."""
+    """Latency from NIC to NIC; 0 for a message that uses no NIC."""
 
 
 class Routes:
     """Routes between ranks, read from the graph of a few nodes.
 
-    Node 0 stands for every sender. Receivers are in it, in the next node for all others on the sender's leaf, and in
-    the first node of the next leaf for those on other leaves.
+    Node 0 stands for every sender. Receivers are in node 0, in node 1 for all other nodes on the sender's leaf, and in
+    the first node of the next leaf for nodes on other leaves.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -48,7 +48,7 @@ class Routes:
         self._routes: dict[tuple[int, int, int, bool], tuple[Route, ...]] = {}
 
     def between(self, source: int, target: int) -> tuple[Route, ...]:
-        """The routes from one rank to another, each for an equal part of the message."""
+        """Return the routes from one rank to another, each for an equal part of the message."""
         gpus, leaf_of = self._wiring.cluster.gpus_per_node, self._wiring.leaf_of
         (from_node, from_gpu), (to_node, to_gpu) = divmod(source, gpus), divmod(target, gpus)
         is_inside = source // self._local == target // self._local
@@ -65,12 +65,12 @@ class Routes:
         return self._routes[key]
 
     def _inside(self, source: int, target: int, node: int) -> list[str]:
-        """Stops on the way to a GPU of the same domain, which without NVLink is a node."""
+        """Return the stops on the way to a GPU of the same domain, which without NVLink is a node."""
         switch = ["domain0.nvswitch"] if self._wiring.has_nvlink else []
         return [f"node0.gpu{source}", *switch, f"node{node}.gpu{target}"]
 
     def _over_nics(self, source: int, target: int, node: int) -> Iterator[list[str]]:
-        """Stops on the ways to a GPU of another domain."""
+        """Yield the stops of each route to a GPU of another domain."""
         wiring = self._wiring
         for from_nic, to_nic in wiring.nic_pairs(source, target):
             is_near = node != self._far and wiring.plane_of(from_nic) == wiring.plane_of(to_nic)
@@ -78,7 +78,7 @@ class Routes:
             yield [*self._to_nic(0, source, from_nic), *spine, *reversed(self._to_nic(node, target, to_nic))]
 
     def _to_nic(self, node: int, gpu: int, nic: int) -> list[str]:
-        """A GPU and a NIC of its node, between them the GPU to which NVLink hands over what is for the NIC."""
+        """Return a GPU and a NIC of its node, and between them the GPU that forwards over NVLink, if there is one."""
         wiring, switch = self._wiring, self._wiring.switch_of_nic(nic)
         ends = f"node{node}.gpu{gpu}", f"node{node}.nic{nic}"
         if not wiring.has_nvlink or wiring.switch_of_gpu(gpu) == switch:
@@ -97,10 +97,10 @@ class Routes:
         )
 
     def _way(self, one: str, other: str) -> list[str]:
-        """The vertices from one stop, which is left out, to the next.
+        """Return the vertices after one stop, up to and including the next.
 
-        Two that are joined, or hang on one switch, need no search. With NVLink there are no others, and a ranking is
-        spared the import of networkx: 0.1 s, and 12 MB of memory.
+        Two stops that are joined, or connected to the same switch, need no search. With NVLink all stops are so, which
+        saves a ranking the import of networkx: 0.1 s, and 12 MB of memory.
         """
         if other in self._links[one]:
             return [other]
@@ -112,7 +112,7 @@ class Routes:
 
     @cached_property
     def _host(self) -> nx.DiGraph[str]:
-        """What joins the GPUs and NICs of a node without NVLink: PCIe and CPUs."""
+        """The graph that joins the GPUs and NICs of a node without NVLink: PCIe and CPUs."""
         import networkx as nx
 
         edges = ((one, other, link) for one, links in self._links.items() for other, link in links.items())
@@ -121,5 +121,5 @@ class Routes:
 
 @lru_cache(maxsize=64)
 def routes_of(cluster: Cluster) -> Routes:
-    """The routes of a cluster, worked out once."""
+    """Return the routes of a cluster, cached."""
     return Routes(cluster)

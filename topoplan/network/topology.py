@@ -1,8 +1,8 @@
-"""The machines and the network of a cluster as a graph: what is wired to what, and how fast.
+"""The machines and the network of a cluster as a graph: what is connected to what, and how fast.
 
-GPUs hang on an NVSwitch (one for all planes of a box or a rack) and on PCIe switches, those on CPU sockets; NICs hang
-on the PCIe switches and on the leaf switches; a spine joins the leaves. Links go one way. All nodes are alike, so
-the graph of a few of them answers for all.
+GPUs are connected to an NVSwitch (one vertex for all planes of a machine or a rack) and to PCIe switches, PCIe switches
+to CPU sockets; NICs are connected to the PCIe switches and to the leaf switches; a spine joins the leaves. Links are
+one-way. All nodes are alike, so the graph of a few nodes is enough for the whole cluster.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ HOST_KINDS: tuple[LinkKind, ...] = ("pcie", "bridge", "socket")
 FABRIC_KINDS: tuple[LinkKind, ...] = ("nic", "uplink")
 
 SOCKET_BYTES_PER_S = ((16e9, 13.8e9), (33e9, 17e9), (math.inf, 30.4e9))
-"""(fastest PCIe link of a GPU, what GPUs get between two CPU sockets with many flows at once, each way). It is far
-below what the link itself carries, since GPUs reach each other through the CPUs. PCIe 4: SimuMax measured 16.5 GB/s for
-the all-to-all of eight on an eight-GPU A100 machine, and for all-gathers and reduce-scatters of one, two and four flows
-at once 12.3, 14.7 and 15.8 in the mean (`configs/system/a100_pcie.json`: collectives of eight, dp_fixed_bw). PCIe 3 and
-5: what NCCL reckons with for one flow over their CPUs (`graph/topo.h`: SKL_QPI_BW, SRP_QPI_BW), by as much more."""
+"""(fastest PCIe link of a GPU, rate that GPUs reach between two CPU sockets with many concurrent flows), in bytes per
+second each way. The rate is far below that of the link itself, because GPUs reach each other through the CPUs. PCIe 4:
+SimuMax measured 16.5 GB/s for an all-to-all of eight on an eight-GPU A100 machine, and on average 12.3, 14.7 and 15.8
+GB/s for all-gathers and reduce-scatters of one, two and four concurrent flows (`configs/system/a100_pcie.json`:
+collectives of eight, dp_fixed_bw). PCIe 3 and 5: what NCCL assumes for one flow over their CPUs (`graph/topo.h`:
+SKL_QPI_BW, SRP_QPI_BW), scaled up by the same ratio."""
 LONE_FLOW = 0.38
-"""Flows that are missing between the sockets: of those rates, n flows get n / (n + this) in all. From the same."""
+"""Between the sockets, n flows together reach n / (n + LONE_FLOW) of `SOCKET_BYTES_PER_S`. From the same
+measurements."""
 
-# Orders of magnitude of one hop. Beside the microseconds that the software takes a hop they count for nothing: a
-# collective's latency is the profile's, plus that of the fabric.
+# Orders of magnitude per hop. They are negligible beside the microseconds of software per hop: the latency of a
+# collective is the profile's, plus that of the fabric.
 _LATENCY_S: dict[LinkKind, float] = {"nvlink": 3e-7, "pcie": 3.5e-7, "bridge": 5e-7, "socket": 5e-7, "uplink": 3e-7}
 
 _PCIE_5_BYTES_PER_S = 63e9
@@ -40,29 +42,29 @@ _PCIE_5_BYTES_PER_S = 63e9
 _NVLINK_BOX_GPUS_PER_SWITCH = 2
 """HGX boards: four PCIe switches, each with two GPUs and their NICs."""
 _PCIE_BOX_GPUS_PER_SWITCH = 4
-"""Servers for eight PCIe cards: a switch with four of them on each socket."""
+"""Servers for eight PCIe cards: one switch with four cards on each socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An edge of the graph, one way."""
+    """A one-way edge of the graph."""
 
     name: str
-    """What it joins, inside its node or leaf: the same for every node, or leaf."""
+    """The ends of the link inside its node or leaf; equal for all nodes, or all leaves."""
     kind: LinkKind
     rate_bytes_per_s: float
     latency_s: float
     owner: str
-    """The node or leaf that it is part of: `node0`, `leaf2`."""
+    """The node or leaf that the link belongs to: `node0`, `leaf2`."""
 
 
 @lru_cache(maxsize=256)
 def nvlink_domain_size(cluster: Cluster) -> int:
-    """Consecutive ranks that reach each other over NVLink.
+    """Return the number of consecutive ranks that reach each other over NVLink.
 
-    A job larger than an NVL72 rack has whole racks when its size is a multiple of one. Else the schedulers that place
-    it give it segments of trays, a power of two of GPUs in each rack; rank blocks then never straddle racks. A job
-    that one domain holds is one domain.
+    A job larger than an NVL72 rack gets whole racks if its size is a multiple of a rack. Otherwise schedulers give it
+    segments of trays with a power of two of GPUs in each rack, so that blocks of ranks never straddle racks. A job that
+    one domain can hold is one domain.
     """
     domain = min(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.world_size)
     if domain <= cluster.gpus_per_node or cluster.world_size % domain == 0:
@@ -74,13 +76,16 @@ def nvlink_domain_size(cluster: Cluster) -> int:
 
 
 def local_ranks(cluster: Cluster) -> int:
-    """Consecutive ranks that reach each other without the network: the NVLink domain, or the node."""
+    """Return the number of consecutive ranks that reach each other without the network.
+
+    They are an NVLink domain, or a node.
+    """
     return max(nvlink_domain_size(cluster), cluster.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Who hangs on what. Indices count inside a node, but for nodes, domains and leaves themselves."""
+    """Which device is connected to which. Indexes count inside a node, except those of nodes, domains and leaves."""
 
     cluster: Cluster
 
@@ -91,24 +96,24 @@ class Wiring:
 
     @property
     def switches(self) -> int:
-        """PCIe switches of a node."""
+        """PCIe switches per node."""
         gpus = self.cluster.gpus_per_node
         each = _NVLINK_BOX_GPUS_PER_SWITCH if self.has_nvlink else _PCIE_BOX_GPUS_PER_SWITCH
         return min(gpus, max(self.cluster.sockets, -(-gpus // each)))
 
     @property
     def sockets(self) -> int:
-        """CPU sockets of a node that have PCIe switches."""
+        """CPU sockets per node that have PCIe switches."""
         return min(self.cluster.sockets, self.switches)
 
     @property
     def planes(self) -> int:
-        """Leaf planes, or rails."""
+        """Number of leaf planes, or rails."""
         return self.cluster.fabric.rails or 1
 
     @property
     def nodes_per_leaf(self) -> int:
-        """Nodes on a leaf. When not said: all of them, or each its own where the leaves are oversubscribed."""
+        """Nodes per leaf. If the spec does not say: all nodes, or one if the leaves are oversubscribed."""
         fabric = self.cluster.fabric
         return fabric.nodes_per_leaf or (1 if fabric.oversubscription > 1 else self.cluster.nodes)
 
@@ -118,46 +123,49 @@ class Wiring:
         return -(-self.cluster.nodes // self.nodes_per_leaf)
 
     def switch_of_gpu(self, gpu: int) -> int:
-        """PCIe switch of a GPU."""
+        """Return the PCIe switch of a GPU."""
         return gpu * self.switches // self.cluster.gpus_per_node
 
     def gpus_on(self, switch: int) -> list[int]:
-        """GPUs of a PCIe switch."""
+        """Return the GPUs on a PCIe switch."""
         return [gpu for gpu in range(self.cluster.gpus_per_node) if self.switch_of_gpu(gpu) == switch]
 
     def switch_of_nic(self, nic: int) -> int:
-        """PCIe switch of a NIC."""
+        """Return the PCIe switch of a NIC."""
         return nic * self.switches // self.cluster.nics_per_node
 
     def nics_on(self, switch: int) -> list[int]:
-        """NICs of a PCIe switch. A machine alone has none."""
+        """Return the NICs on a PCIe switch; a single machine has none."""
         nics = self.cluster.nics_per_node if self.cluster.nodes > 1 else 0
         return [nic for nic in range(nics) if self.switch_of_nic(nic) == switch]
 
     def socket_of_switch(self, switch: int) -> int:
-        """CPU socket of a PCIe switch."""
+        """Return the CPU socket of a PCIe switch."""
         return switch * self.sockets // self.switches
 
     def nics_of(self, gpu: int) -> range:
-        """NICs that a GPU's own traffic takes: the nearest, several where there are more NICs than GPUs."""
+        """Return the NICs that a GPU's own traffic uses: the nearest, or several if NICs outnumber GPUs."""
         gpus, nics = self.cluster.gpus_per_node, self.cluster.nics_per_node
         first = gpu * nics // gpus
         return range(first, max(first + 1, (gpu + 1) * nics // gpus))
 
     def plane_of(self, nic: int) -> int:
-        """Leaf plane of a NIC."""
+        """Return the leaf plane of a NIC."""
         return nic % self.planes
 
     def leaf_of(self, node: int) -> int:
-        """Which of a plane's leaves a node is on."""
+        """Return the leaf of a node, as an index within a plane."""
         return node // self.nodes_per_leaf
 
     def domain_of(self, node: int) -> int:
-        """NVLink domain of a node."""
+        """Return the NVLink domain of a node."""
         return node * self.cluster.gpus_per_node // local_ranks(self.cluster)
 
     def nic_pairs(self, source: int, target: int) -> list[tuple[int, int]]:
-        """NICs that a message between two GPUs of different domains leaves and enters by, each an equal part of it."""
+        """Return the NICs of a message between GPUs of different domains, as (sending NIC, receiving NIC) pairs.
+
+        Each pair carries an equal part of the message.
+        """
         own = self.nics_of(source)
         pairs = []
         for position, nic in enumerate(self.nics_of(target)):
@@ -168,13 +176,16 @@ class Wiring:
 
 
 def socket_bytes_per_s(cluster: Cluster) -> float:
-    """Rate of the link between two CPU sockets, as GPUs get it."""
+    """Return the rate that GPUs reach over the link between two CPU sockets."""
     return next(rate for fastest_pcie, rate in SOCKET_BYTES_PER_S if cluster.pcie_bytes_per_s <= fastest_pcie)
 
 
 def gpu_link_bytes_per_s(cluster: Cluster) -> float:
-    """PCIe of a GPU. One whose NICs are faster than its link to the CPU has them on a switch of their own (ConnectX-8),
-    where there is NVLink."""
+    """Return the PCIe rate of a GPU.
+
+    If its NICs are faster than its link to the CPU, and there is NVLink, the NICs are on a switch of their own with the
+    GPU (ConnectX-8).
+    """
     wiring = Wiring(cluster)
     if not wiring.has_nvlink:
         return cluster.pcie_bytes_per_s
@@ -182,12 +193,18 @@ def gpu_link_bytes_per_s(cluster: Cluster) -> float:
 
 
 def nic_slot_bytes_per_s(cluster: Cluster) -> float:
-    """PCIe of a NIC: of PCIe 5 at most where a GPU has more (NVLink-C2C), but no slot is slower than its NIC."""
+    """Return the PCIe rate of a NIC.
+
+    It is at most that of PCIe 5, even if a GPU has more (NVLink-C2C), but no less than the NIC's own rate.
+    """
     return max(min(cluster.pcie_bytes_per_s, _PCIE_5_BYTES_PER_S), cluster.nic_bytes_per_s)
 
 
 def uplink_bytes_per_s(cluster: Cluster) -> float:
-    """All uplinks of one leaf together: those of a full leaf, whether all of its ports are in use or not."""
+    """Return the rate of all uplinks of one leaf together.
+
+    They are sized for a full leaf, even if some of its ports are unused.
+    """
     wiring = Wiring(cluster)
     downlinks = wiring.nodes_per_leaf * cluster.nics_per_node / wiring.planes
     return downlinks * cluster.nic_bytes_per_s / cluster.fabric.oversubscription
@@ -195,17 +212,17 @@ def uplink_bytes_per_s(cluster: Cluster) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClusterGraph:
-    """Nodes and their network, in plain dictionaries, since not every ranking has to wait for networkx."""
+    """Nodes and their network in plain dictionaries, so that not every ranking has to import networkx."""
 
     vertices: dict[str, str] = field(default_factory=dict)
-    """The kind of each: gpu, nvswitch, pcie-switch, cpu, nic, leaf or spine."""
+    """The kind of each vertex: gpu, nvswitch, pcie-switch, cpu, nic, leaf or spine."""
     links: dict[str, dict[str, Link]] = field(default_factory=dict)
-    """From one vertex to another, both ways."""
+    """The link from one vertex to another, in both directions."""
 
     def join(
         self, lower: str, upper: str, kind: LinkKind, rate_bytes_per_s: float, latency_s: float | None = None
     ) -> None:
-        """Both directions of a link, of which there is one for the node or leaf of its lower end."""
+        """Add both directions of a link, which belongs to the node or leaf of its lower end."""
         owner, _, here = lower.rpartition(".")
         there = upper.rpartition(".")[2]
         latency = _LATENCY_S[kind] if latency_s is None else latency_s
@@ -214,7 +231,7 @@ class ClusterGraph:
 
 
 def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> ClusterGraph:
-    """The graph of these nodes, or of all. A machine alone has no network."""
+    """Return the graph of these nodes, or of all nodes; a single machine has no network."""
     wiring, graph = Wiring(cluster), ClusterGraph()
     for node in range(cluster.nodes) if nodes is None else nodes:
         _add_node(graph, wiring, node)
@@ -224,7 +241,7 @@ def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> Clust
 
 
 def _add_node(graph: ClusterGraph, wiring: Wiring, node: int) -> None:
-    """GPUs, NVSwitch, PCIe switches and CPUs of one node."""
+    """Add the GPUs, NVSwitch, PCIe switches and CPUs of one node."""
     cluster = wiring.cluster
     for gpu in range(cluster.gpus_per_node):
         name = f"node{node}.gpu{gpu}"
@@ -244,7 +261,7 @@ def _add_node(graph: ClusterGraph, wiring: Wiring, node: int) -> None:
 
 
 def _add_nics(graph: ClusterGraph, wiring: Wiring, node: int) -> None:
-    """NICs of one node, and the leaf switches that they hang on."""
+    """Add the NICs of one node, and the leaf switches that they are connected to."""
     cluster = wiring.cluster
     for nic in range(cluster.nics_per_node):
         name, leaf = f"node{node}.nic{nic}", f"leaf{wiring.leaf_of(node)}.plane{wiring.plane_of(nic)}"
@@ -255,5 +272,5 @@ def _add_nics(graph: ClusterGraph, wiring: Wiring, node: int) -> None:
             if wiring.leaf_units > 1 or wiring.planes > 1:
                 graph.vertices["spine"] = "spine"
                 graph.join(leaf, "spine", "uplink", uplink_bytes_per_s(cluster))
-        # Half of the way from NIC to NIC.
+        # Half of the latency from NIC to NIC.
         graph.join(name, leaf, "nic", cluster.nic_bytes_per_s, cluster.fabric.latency_s / 2)

@@ -1,11 +1,11 @@
-"""What a communication pattern puts on the links: which kinds the worst placed group crosses, and who shares them.
+"""The load that a communication pattern puts on links: which kinds the worst placed group crosses, and who shares them.
 
-All groups of one shape are active at the same moment, and every rank is in one of them. The unit of a load is what one
-member sends when the pattern runs at one byte per second and member: a link of rate C under a load of L lets the
-pattern run at C / L.
+All groups of one shape are active at the same time, and every rank is in one of them. The unit of load is what one
+member sends if the pattern runs at one byte per second and member: a link of rate C under a load of L lets the pattern
+run at C / L.
 
 Every message is counted on the links of its route (`routes.py`). Nodes are alike and groups repeat, so the messages of
-a small window of ranks are counted in place of the whole world's.
+a small window of ranks are counted instead of all messages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from topoplan.specs.cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class LoadedLink:
-    """A link and what a pattern puts on it."""
+    """A link and the load that a pattern puts on it."""
 
     kind: LinkKind
     rate_bytes_per_s: float
     load: float
-    """In parts of one member's rate."""
+    """Load, as a multiple of one member's rate."""
     messages: int
-    """Pairs of ranks that share it."""
+    """Pairs of ranks that share the link."""
 
     @property
     def member_bytes_per_s(self) -> float:
@@ -41,14 +41,14 @@ class LoadedLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkLoads:
-    """Of each kind of link that a pattern crosses, the tightest."""
+    """The tightest link of each kind that a pattern crosses."""
 
     inside: tuple[LoadedLink, ...]
-    """On the way of messages that stay in an NVLink domain, or in a node without NVLink."""
+    """Links used by messages that stay in an NVLink domain, or without NVLink in a node."""
     between: tuple[LoadedLink, ...]
-    """On the way of messages that leave it."""
+    """Links used by messages that leave the domain."""
     latency_s: float
-    """From NIC to NIC on the longest route; 0 when nothing leaves."""
+    """Latency from NIC to NIC on the longest route; 0 if nothing leaves a domain."""
 
     @property
     def tightest(self) -> LoadedLink:
@@ -57,14 +57,14 @@ class LinkLoads:
 
 
 def _tightest(links: Sequence[LoadedLink]) -> LoadedLink:
-    """The first where several are alike: sums of the same parts in another order differ in their last bits."""
+    """Return the first of the tightest links, with a tolerance: sums in another order differ in their last bits."""
     least = min(one.member_bytes_per_s for one in links)
     return next(one for one in links if one.member_bytes_per_s <= least * (1 + 1e-9))
 
 
 @lru_cache(maxsize=1 << 16)
 def traffic(shape: Group, pattern: Pattern, cluster: Cluster) -> LinkLoads:
-    """Loads of a pattern with all groups of this shape active, from a window of the world."""
+    """Return the loads of a pattern with all groups of this shape active, from a window of the world."""
     if shape.size == 1:
         return LinkLoads((), (), 0.0)
     window, firsts = _window(shape, pattern, cluster)
@@ -73,29 +73,32 @@ def traffic(shape: Group, pattern: Pattern, cluster: Cluster) -> LinkLoads:
 
 
 def worst_group(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[int, LinkLoads]:
-    """The lowest rank of the worst placed group, or of the first of them, and the tightest of the links that it crosses
-    itself, with the loads of all groups. By the rates of the links alone."""
+    """Return the lowest rank of the worst placed group, and the tightest of the links that the group crosses.
+
+    Links have the loads of all groups, and are compared by their rates alone. Of several equally bad groups it is the
+    first.
+    """
     window, firsts = _window(shape, pattern, cluster)
     count = _count(window, firsts, pattern, cluster)
     loads = {first: count.seen_by(_count(window, [first], pattern, cluster)) for first in firsts}
     least = min(own.tightest.member_bytes_per_s for own in loads.values())
     first = next(one for one in firsts if loads[one].tightest.member_bytes_per_s <= least * (1 + 1e-9))
-    # The window keeps each group's place on its leaf, block for block.
+    # The window keeps each group's position on its leaf, block for block.
     block, offset = divmod(first, window.size * window.stride)
     return block * shape.size * shape.stride + offset, loads[first]
 
 
 def _window(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[Group, Sequence[int]]:
-    """A smaller shape, and the first ranks of so many groups of it that the loads on every link are those of the world.
+    """Return a smaller shape, and the first ranks of enough groups of it to load every link as the world does.
 
-    The wiring repeats with every leaf, or with every domain where one leaf holds all nodes. Three things repeat:
-    whole leaves in a stride, since members then sit on different leaves however far apart; whole turns of a long ring
-    through leaf and stride; and blocks of groups, once their place on a leaf is the same again.
+    The wiring repeats with every leaf, or with every domain if one leaf holds all nodes. Three things repeat: whole
+    leaves in a stride, since members then are on different leaves however far apart; whole turns of a long ring through
+    leaf and stride; and blocks of groups, once their position on a leaf is the same again.
     """
     unit, world = period(cluster), cluster.world_size
     size, stride = shape.size, shape.stride
     if size * stride > world:
-        # Not one of the grid's shapes: the first and the last of several, such as both ends of a pipeline.
+        # Not a shape of the rank grid: the first and the last of several ranks, such as both ends of a pipeline.
         return shape, range(max(1, world - (size - 1) * stride))
     if stride >= 2 * unit:
         stride = unit + stride % unit
@@ -103,7 +106,7 @@ def _window(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[Group, Se
     if pattern in ("ring", "neighbour") and size >= 3 * turn + 2:
         size = 2 * turn + 2 + (size - 2) % turn
     elif pattern == "tree" and unit == local_ranks(cluster) and size > 16 * turn:
-        # One leaf: what a node sends is decided by its place in the trees, of which these hold every kind.
+        # One leaf: what a node sends depends on its position in the trees, of which this size has every kind.
         size = 8 * turn + size % (8 * turn)
     block = size * stride
     blocks = min(world // (shape.size * shape.stride), math.lcm(block, unit) // block)
@@ -111,7 +114,7 @@ def _window(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[Group, Se
 
 
 def period(cluster: Cluster) -> int:
-    """Ranks after which the wiring repeats: the domain, or where uplinks are in use the leaf."""
+    """Return the number of ranks after which the wiring repeats: the domain, or the leaf if uplinks are in use."""
     wiring, local = Wiring(cluster), local_ranks(cluster)
     if wiring.leaf_units == 1 and (wiring.planes == 1 or wiring.has_nvlink):
         return local
@@ -119,11 +122,11 @@ def period(cluster: Cluster) -> int:
 
 
 _Place = tuple[int, str]
-"""A node or a leaf, and the name of one of its links."""
+"""(index of a node or a leaf, name of one of its links)."""
 
 
 class _Count:
-    """Loads and numbers of messages by link, and which links the messages of either kind cross."""
+    """Loads and numbers of messages by link, and which links are crossed by messages inside and between domains."""
 
     def __init__(self) -> None:
         self.loads: dict[_Place, float] = {}
@@ -133,7 +136,7 @@ class _Count:
         self.latency_s = 0.0
 
     def seen_by(self, some: _Count) -> LinkLoads:
-        """The tightest of the links that some of the messages cross, under the loads of all."""
+        """Return the tightest of the links that some of the messages cross, under the loads of all."""
         return LinkLoads(self._by_kind(some.inside), self._by_kind(some.between), some.latency_s)
 
     def _by_kind(self, crossed: Mapping[_Place, Link]) -> tuple[LoadedLink, ...]:
@@ -145,7 +148,7 @@ class _Count:
 
 
 def _count(shape: Group, firsts: Iterable[int], pattern: Pattern, cluster: Cluster) -> _Count:
-    """The messages of these groups, on every link of their routes."""
+    """Count the messages of these groups on every link of their routes."""
     wiring, routes, local, gpus = Wiring(cluster), routes_of(cluster), local_ranks(cluster), cluster.gpus_per_node
     count = _Count()
     messages = (message for first in firsts for message in MESSAGES[pattern](shape.ranks(first), local))

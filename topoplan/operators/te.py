@@ -35,7 +35,7 @@ from topoplan.operators.user_buffers import UserBuffers
 from topoplan.specs.model import Moe
 
 QUANTISED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes per quantised value, scales included: mxfp8 has one scale byte per 32 values, nvfp4 one per 16."""
+"""Bytes per quantized value, scales included: mxfp8 has one scale byte per 32 values, nvfp4 one per 16."""
 
 
 def _bias(weight: Linear) -> Weight:
@@ -102,7 +102,7 @@ class TeBuilder(Builder):
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
         elements = product.count * self._rows_around(weight, product)[0] * product.inputs
         if adapters is None and label is not None:
-            # Low-precision layers save the quantised copy.
+            # Low-precision layers save the quantized copy.
             each = QUANTISED_BYTES.get(shard.precision, BF16)
             saved = (SavedTensor(label or f"{name} input", each * elements, input_freed_by or freed_by),)
         elif is_adapted and is_normed:
@@ -226,7 +226,7 @@ class TensorParallel(Work):
     With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of the
     output gradient is exposed; the second all-gather of the input and the reduce-scatter of its gradient overlap with
     the two gradient GEMMs of the column-parallel layer. Without sequence parallelism: one all-reduce forward, and one
-    backward that overlaps with the weight gradient. Low-precision layers gather quantised tensors (Transformer Engine
+    backward that overlaps with the weight gradient. Low-precision layers gather quantized tensors (Transformer Engine
     `pytorch/module/layernorm_linear.py`, `module/base.py::grad_output_preprocess`); sums are in bf16.
     """
 

@@ -49,7 +49,7 @@ def vision_activation_bytes(tower: VisionTower, patches: int, *, recompute: bool
 
 
 def unquantised(precision: str) -> str:
-    """Return the precision of what is not quantised to fp8: the output layer and the vision tower."""
+    """Return the precision of what is not quantized to fp8: the output layer and the vision tower."""
     return "fp16" if precision == "fp16" else "bf16"
 
 

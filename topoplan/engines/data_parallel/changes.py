@@ -11,7 +11,7 @@ _CHEAP = ("expandable_segments", "recompute full")
 
 
 def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Each change with its name, the mildest first; what costs little is tried together with those behind it, too."""
+    """Yield each change with its name, mildest first; cheap changes are also tried together with each later one."""
     before: dict[str, Any] = {}
     for name, change in _changes(layout):
         yield name, changed(layout, **change)
@@ -22,7 +22,7 @@ def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 
 def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The allocator, checkpointing, the loss, more sharding, offload, shared sequences."""
+    """Yield changes of the allocator, checkpointing, the loss, sharding, offload and sequence sharing."""
     yield "expandable_segments", {"expandable_segments": True}
     if layout.recompute.granularity != "full":
         yield "recompute full", {"recompute": FULL}

@@ -1,4 +1,4 @@
-"""What the ranks of a layout that splits data alone send each other in a step, and how long it takes by itself."""
+"""What the ranks of a layout that splits data only send each other in a step, and how long it takes without overlap."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from topoplan.specs.case import Case
 from topoplan.specs.model import Model, Moe
 
 GATHER_COPY_BYTES = 8
-"""Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
+"""Bytes moved on the card per gathered parameter and micro-batch: copied out of the gathered buffer twice (PyTorch
 `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
 REDUCE_COPY_BYTES = 12
-"""The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
+"""Bytes moved on the card per gradient and micro-batch, into the buffer that is reduced in fp32 (foreach_reduce in
+`_fsdp_collectives.py`)."""
 
 JOINED_QKV = ("qwen", "gpt2")
 """Model types whose queries, keys and values come from one linear layer (`modeling_qwen.py`, c_attn)."""
 
 When = Literal["forward", "backward", "last", "after"]
-"""When ranks talk: in every forward, in every backward, in the last backward of a step, behind all work."""
+"""When ranks communicate: in every forward, in every backward, in the last backward of a step, or after all work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,36 +40,36 @@ class Sending:
     name: str
     when: When
     calls: int
-    """Collectives that all tensors of the moment are cut into."""
+    """Number of collectives into which all tensors of the moment are split."""
     call: Collective
-    """One of them: all-gather, reduce-scatter or all-reduce."""
+    """One of the collectives: all-gather, reduce-scatter or all-reduce."""
 
     @property
     def seconds(self) -> float:
-        """All of the calls, with nothing that hides them."""
+        """Seconds of all calls, with nothing overlapped."""
         return self.calls * self.call.call_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Communication over the ranks that share states."""
+    """Communication among the ranks that share states."""
 
     sendings: tuple[Sending, ...] = ()
     first_share: float = 0.0
-    """Share of a pass that nothing hides: the first unit's."""
+    """Fraction of a pass's communication that nothing hides: that of the first unit."""
     copies_s: float = 0.0
-    """Copies on the card, in a micro batch."""
+    """Seconds of copies on the card per micro-batch."""
 
     def seconds(self, when: When) -> float:
-        """All that is sent at one time."""
+        """Return the seconds of everything that is sent at one moment."""
         return sum([one.seconds for one in self.sendings if one.when == when])
 
 
 def _calls(case: Case, layout: Layout, elements: Elements) -> int:
-    """Collectives into which what is gathered or reduced in one pass is cut.
+    """Return the number of collectives into which the gathers, or the reductions, of one pass are split.
 
-    FSDP2: one a block. Stage 3: one a submodule, which for large models are linear layers
-    (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one a bucket.
+    FSDP2: one per layer. Stage 3: one per submodule, which for large models are linear layers
+    (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one per bucket.
     """
     model, unit = case.model, sharding_of(layout).unit
     if unit == "block":
@@ -79,10 +80,10 @@ def _calls(case: Case, layout: Layout, elements: Elements) -> int:
 
 
 def gathered_linears(case: Case, layout: Layout) -> tuple[int, int]:
-    """Linear layers of the model outside of experts, and of all experts where these run one by one.
+    """Return the number of linear layers outside experts, and inside all experts if experts run one by one.
 
-    A trainer can have stage 3 gather a block's experts at once (DeepSpeed `set_z3_leaf_modules`; LLaMA-Factory
-    `model/model_utils/moe.py`, ms-swift from 3.9 on), which spares two thirds of the host's work and is not counted on.
+    A trainer can make stage 3 gather all experts of a layer at once (DeepSpeed `set_z3_leaf_modules`; LLaMA-Factory
+    `model/model_utils/moe.py`, ms-swift since 3.9), which saves two thirds of the host's work and is not assumed here.
     """
     others, in_experts = _linears(case.model)
     return others, in_experts if loops_experts(case, layout) else 0
@@ -99,10 +100,10 @@ def _linears(model: Model) -> tuple[int, int]:
 
 
 def communication_of(case: Case, layout: Layout, elements: Elements) -> Communication:
-    """What the ranks tell each other.
+    """Return what the ranks send each other.
 
-    ZeRO (arXiv 1910.02054, section 7): stages 1 and 2 send as much as plain data parallelism, stage 3 half as much
-    again. Stage 1 reduces gradients once a step, stage 2 and full sharding after every micro batch.
+    ZeRO (arXiv 1910.02054, section 7): stages 1 and 2 send as much as plain data parallelism, stage 3 one and a half
+    times as much. Stage 1 reduces gradients once per step, stage 2 and full sharding after every micro-batch.
     """
     model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
     each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)

@@ -1,10 +1,10 @@
-"""The NCCL communicators of a rank whose trainer splits data alone.
+"""The NCCL communicators of a rank whose trainer splits data only.
 
-PyTorch makes the communicator of a process group at the group's first operation, as these trainers give
-`init_process_group` no device_id (accelerate `state.py`, PartialState; DeepSpeed `comm/torch.py`; verl
+PyTorch creates the communicator of a process group at the group's first operation, since these trainers pass no
+device_id to `init_process_group` (accelerate `state.py`, PartialState; DeepSpeed `comm/torch.py`; verl
 `workers/fsdp_workers.py`). The default group has all ranks: barriers, and the loss that is gathered for the log
-(transformers `trainer.py::_nested_gather`). A device mesh of one dimension over all ranks is the default group itself
-(PyTorch `distributed/device_mesh.py::_init_process_groups`), so that DDP and full sharding have no other.
+(transformers `trainer.py::_nested_gather`). A one-dimensional device mesh over all ranks is the default group itself
+(PyTorch `distributed/device_mesh.py::_init_process_groups`), so DDP and full sharding have no other group.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from topoplan.network.placement import Group
 from topoplan.specs.case import Case
 
 LOGGED: tuple[Use, ...] = ("gather", "small all-reduce")
-"""What the default group does whatever is divided."""
+"""What the default group is used for, whatever is sharded."""
 
 
 def members_of(case: Case, layout: Layout) -> list[Member]:
-    """Groups of more than one rank, or of the one where the trainer makes it, and what is sent in them.
+    """Return the groups of more than one rank, and what is sent in them; a group of one if the trainer creates it.
 
-    DDP all-reduces gradients in the default group. ZeRO has a clone of it, in which stages 1 and 2 all-reduce each
-    bucket, whatever reduce_scatter says (DeepSpeed `runtime/zero/stage_1_and_2.py::allreduce_and_scatter`), and gather
-    weights. FSDP2 gathers weights and reduce-scatters gradients; hybrid sharding inside a node, on a mesh of two
-    dimensions, and all-reduces the shards between nodes (PyTorch `_fully_shard/_fsdp_collectives.py::foreach_reduce`).
-    The gradient norm is a scalar in the group that divides the weights. Ranks of one sequence are neighbours: Ulysses
-    trades heads for tokens and gathers results (verl `utils/ulysses.py`, DeepSpeed `sequence/layer.py`, ms-swift
-    `trainers/sequence_parallel`); context parallel gathers keys and values (PyTorch
-    `distributed/tensor/experimental/_attention.py`, whose rotate_method is an all-gather unless told otherwise).
+    DDP all-reduces gradients in the default group. ZeRO clones the default group; in the clone, stages 1 and 2
+    all-reduce each bucket, whatever reduce_scatter says (DeepSpeed
+    `runtime/zero/stage_1_and_2.py::allreduce_and_scatter`), and gather weights. FSDP2 gathers weights and
+    reduce-scatters gradients; hybrid sharding does so inside a node, on a two-dimensional mesh, and all-reduces the
+    shards between nodes (PyTorch `_fully_shard/_fsdp_collectives.py::foreach_reduce`). The gradient norm is a scalar in
+    the group that shards the weights. Ranks of one sequence are neighbours: Ulysses exchanges heads for tokens and
+    gathers results (verl `utils/ulysses.py`, DeepSpeed `sequence/layer.py`, ms-swift `trainers/sequence_parallel`);
+    context parallelism gathers keys and values (PyTorch `distributed/tensor/experimental/_attention.py`, whose
+    rotate_method defaults to an all-gather).
     """
     how, world = sharding_of(layout), layout.world_size
     ranks = shards_of(layout, case.cluster.gpus_per_node).weights
@@ -62,10 +63,10 @@ def members_of(case: Case, layout: Layout) -> list[Member]:
 
 
 def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
-    """Communicators of a rank with their memory."""
+    """Return the communicators of a rank with their memory."""
     return communicators_of(members_of(case, layout), case.cluster, case.profile)
 
 
 def communicators_bytes(case: Case, layout: Layout) -> int:
-    """Device memory of all communicators of a rank."""
+    """Return the device memory of all communicators of a rank."""
     return sum(one.device_bytes for one in communicators(case, layout))

@@ -1,4 +1,4 @@
-"""DDP, DeepSpeed's ZeRO and FSDP2 as one engine: every GPU has all layers, and shares states and sequences."""
+"""DDP, DeepSpeed's ZeRO and FSDP2 as one engine: every GPU runs all layers; states and sequences are shared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DataParallel(Engine):
     memory, time = staticmethod(sharded_memory), staticmethod(sharded_time)
 
     def outcomes(self, case: Case, family: Family, refusal: Refusal, limit: Limit, *, every: bool) -> Iterator[Outcome]:
-        """The fastest of a family that fits; they are tried in the order of their speed."""
+        """Yield the outcomes of a family: its layouts are tried in order of speed until one fits."""
         runnable = []
         for layout in family:
             if broken := refusal(layout):
@@ -60,7 +60,11 @@ class DataParallel(Engine):
         yield TooLarge(tuple(needed), len(runnable), needed.__getitem__)
 
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
-        """Ranks of a sequence are neighbours. All ranks share states, those of a node with hybrid sharding, or none."""
+        """Return the groups of ranks that share a sequence, states or replicas of states.
+
+        Ranks of a sequence are neighbors. States are shared by all ranks, by those of a node (hybrid sharding), or by
+        none.
+        """
         shards = shards_of(layout, cluster.gpus_per_node).optimizer
         return {
             "ulysses": Group(layout.ulysses, 1),
@@ -70,20 +74,20 @@ class DataParallel(Engine):
         }
 
     def group_keys(self, layout: Layout) -> tuple[str, ...]:
-        """What is sharded, and its degrees."""
+        """Return the keys of sharding, and the degrees."""
         own = [key for key in ("zero_stage", "sharding", "ulysses") if key in keys_of(layout.backend)]
         return ("backend", *own, "cp", "dp")
 
     def place(self, stage: StageMemory) -> str:
-        """`a GPU`: all of them hold the same."""
+        """Return `a GPU`, since all GPUs hold the same amount."""
         return "a GPU"
 
     def bands(self, case: Case) -> tuple[str, str]:
-        """One band of memory and one of time for all of them."""
+        """Return the one memory band and the one time band that all cases share."""
         return SHARDED_BANDS
 
     def warnings(self, case: Case, layout: Layout) -> list[str]:
-        """On experts of which each is gathered by itself."""
+        """Return a warning if each expert is gathered separately."""
         if not sum(gathered_linears(case, layout)[1:]) or sharding_of(layout).unit != "submodule":
             return []
         # ms-swift docs/source_en/Megatron-SWIFT/Quick-start.md, with transformers below 5.
@@ -93,7 +97,7 @@ class DataParallel(Engine):
         ]
 
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
-        """On how experts run."""
+        """Return the assumption about how experts run."""
         if not facts_of(case.model).is_moe or layout.experts_impl:
             return []
         looped, other = "one by one, as transformers 4 runs them", "grouped_mm for transformers 5 with torch 2.9"
@@ -102,7 +106,7 @@ class DataParallel(Engine):
         return [f"assumes that experts run {looped} (experts_impl: {other})"]
 
     def unsaid(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """In what type gradients are reduced, which ids with a sharding leave open."""
+        """Return the dtype in which gradients are reduced, which ids with a sharding do not mention."""
         if "sharding" not in keys:
             return {}
         return {"grad_reduce_in_fp32": usual_grad_reduce_in_fp32(case, keys["backend"], keys["sharding"])}

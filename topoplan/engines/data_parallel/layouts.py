@@ -1,4 +1,4 @@
-"""Every layout of a backend that splits data alone, and every one that it cannot run with the rule it breaks."""
+"""Every layout of a backend that splits data only, and the illegal ones with the rule that each breaks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from topoplan.layout.layout import FULL, USUAL, Layout, Recompute, changed
 from topoplan.specs.case import Case
 
 MIN_TOKENS_PER_ULYSSES_RANK = 1024
-"""Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
+"""Minimum tokens per Ulysses rank. Below it, ranks spend more time on messages than on attention. Fewer only if
+pinned."""
 STATES = ("zero_stage", "sharding")
 OFFLOADS = ("offload_optimizer", "offload_param", "offload")
 
 
 def _states(case: Case, backend: str) -> list[dict[str, Any]]:
-    """What is sharded, in each way that a backend has."""
+    """Return the options of what is sharded under a backend."""
     if backend == "deepspeed":
         return [{"zero_stage": stage} for stage in (1, 2, 3)]
     if backend == "fsdp2":
@@ -28,7 +29,7 @@ def _states(case: Case, backend: str) -> list[dict[str, Any]]:
 
 
 def _offloads(case: Case, backend: str, states: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is in host memory, the least first. Searched where host memory is stated, so that it can be checked."""
+    """Return the options of what is in host memory, least first; searched only if the spec states the host memory."""
     off: list[dict[str, Any]] = [{}]
     if case.cluster.host_memory_bytes is None:
         return off
@@ -42,16 +43,22 @@ def _offloads(case: Case, backend: str, states: dict[str, Any]) -> list[dict[str
 
 
 def usual_grad_reduce_in_fp32(case: Case, backend: str, sharding: str | None) -> bool:
-    """What the trainer of such a layout does, where no key says it. verl alone runs hybrid sharding."""
+    """Return whether the trainer reduces gradients in fp32 if no key says; only verl runs hybrid sharding."""
     return backend != "fsdp2" or case.traits.reduces_in_fp32 or sharding == "hybrid"
 
 
 def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
-    """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
+    """Yield families of legal layouts, and each illegal layout with the rule that it breaks.
+
+    Layouts of a family differ only in checkpointing, offload and the allocator.
+    """
     pin = case.job.pin
 
     def kept(options: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Options that do not contradict the pin; where all do, the pin itself, for a rule to say what is wrong."""
+        """Return the options that agree with the pin.
+
+        If none does, return the pin itself, so that a rule reports what is wrong.
+        """
         pinned = {key: pin[key] for key in keys if key in pin}
         fits = [one for one in options if all(one.get(key, USUAL[key]) == value for key, value in pinned.items())]
         return fits or [pinned]

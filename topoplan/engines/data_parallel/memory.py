@@ -1,4 +1,4 @@
-"""Memory of a layout whose backend splits data alone: what stays all the step, and the worst of its moments."""
+"""Memory of a layout whose backend splits data only: what stays for the whole step, and the worst peak candidate."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model
 
 PRODUCTS_SAVED = 0.5
-"""Part of its matrix products that a layer keeps under selective checkpointing of single operations: every second one,
-and attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
+"""Fraction of its matrix products that a layer keeps under selective checkpointing of single operations: every second
+one, in addition to attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
 
 
 def tokens_of(case: Case, layout: Layout) -> int:
-    """Positions of a micro batch on one GPU, at the longest that its sequences may be."""
+    """Return the token positions of a micro-batch on one GPU, with its sequences at their maximum length."""
     sequences = layout.micro_batch_size * case.job.sequences_per_sample
     return -(-sequences * longest_sequence(case, layout) // (layout.cp * layout.ulysses))
 
 
 def layer_uses(case: Case, layout: Layout, tokens: int, seq_len: int) -> list[tuple[Layer, LayerUse, int]]:
-    """(layer, how it is trained, how many there are) of the layers that backward goes through.
+    """Return (layer, how it is trained, count) of the layers that backward goes through.
 
-    What stands before the first trained layer has no backward; adapters are on all layers.
+    Layers before the first trained one have no backward; adapters are on all layers.
     """
     job = case.job
     autocast, trains_embedding = autocasts(job, layout), job.trains_language_weights
@@ -66,7 +66,7 @@ def layer_uses(case: Case, layout: Layout, tokens: int, seq_len: int) -> list[tu
 
 @lru_cache(maxsize=64)
 def _kinds(model: Model, job: Job) -> tuple[tuple[Layer, bool, frozenset[str], int], ...]:
-    """(layer, whether its own weights are trained, its linear layers with adapters, how many there are)."""
+    """Return (layer, whether its own weights are trained, names of its linear layers with adapters, count)."""
     trained, found = trained_layers(model, job), dict[tuple[int, bool], list[int]]()
     for place in range(min(trained, default=0), model.num_layers):
         found.setdefault((id(model.layers[place]), place in trained), []).append(place)
@@ -81,7 +81,7 @@ def _kinds(model: Model, job: Job) -> tuple[tuple[Layer, bool, frozenset[str], i
 def _kept(
     model: Model, layer: Layer, one: LayerActivations, layout: Layout, tokens: int
 ) -> tuple[tuple[str, float], ...]:
-    """What a layer keeps from forward to backward, in bytes by name."""
+    """Return what a layer keeps from forward to backward, as (name, bytes)."""
     everything = tuple((tensor.name, tensor.saved_bytes) for tensor in one.saved)
     if layout.recompute.granularity == "none":
         return everything
@@ -95,16 +95,17 @@ def _kept(
 
 
 def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
-    """Logits and their gradients at the turn from forward to backward, and the hidden states before and behind."""
+    """Return the bytes of logits, logit gradients and hidden states at the turn from forward to backward."""
     model, job = case.model, case.job
     hidden = BF16 * tokens * model.hidden_size
     trains_head = job.trains_language_weights
     if not layout.fused_linear_cross_entropy and case.traits.loss is not None:
-        # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
+        # The final norm saves its input in fp32 and, if trained, the tensor that its weight multiplies; a trained
+        # output layer saves its input.
         ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size
         return case.traits.loss.backward_bytes * tokens * model.head_size + ends
-    # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
-    # states and output layer are made at once.
+    # Liger splits the rows into chunks whose logits are about as large as the hidden states; the gradients of hidden
+    # states and output layer are computed at once.
     chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
     rows = -(-tokens // chunks)
     gradient = BF16 * model.vocab_size * model.hidden_size if trains_head else 0
@@ -123,14 +124,18 @@ def _moments(
     layer: float,
     vision: float,
 ) -> tuple[Moment, ...]:
-    """The moments that may be the peak. `own` is what the layer at hand kept itself, `layer` what its backward adds."""
-    # Gradients are there once the first micro batch has made them; stage 3 has a buffer that is never given back.
+    """Return the moments that may be the peak.
+
+    `own` is what the layer in backward has kept itself, `layer` what its backward adds.
+    """
+    # Gradients exist once the first micro-batch has produced them; stage 3 has a gradient buffer that is never
+    # released.
     lasting = layout.gradient_accumulation_steps > 1 or sharding_of(layout).keeps_gradients
     none_yet = () if lasting else (("gradients not there yet", -states.gradients_bytes),)
     gathered = ("gathered weights", states.gathered_bytes)
     backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
     copies = ("16-bit copies of weights", states.cast_bytes)
-    # Of DeepSpeed's optimizer, or of a foreach AdamW.
+    # fp32 gradients in DeepSpeed's optimizer, the root of the second moment in a foreach AdamW.
     temporaries = "root of the second moment" if case.traits.adam_bytes else "fp32 gradients"
     return (
         Moment("end of forward", (*none_yet, copies, ("logits", logits))),
@@ -143,11 +148,11 @@ def _moments(
 
 
 def _checkpoint(case: Case, layout: Layout, freed: float) -> tuple[Moment, ...]:
-    """FSDP 1 on one GPU, which has no sharded state to write: the whole one is cloned on the card, whatever is set.
+    """Return the checkpoint of FSDP 1 on one GPU as a peak candidate; nothing otherwise.
 
-    Tied weights are in it under both their names (PyTorch `fsdp/_state_dict_utils.py::
-    _replace_with_full_state_dict_type`). Another clone is made while the trainer still writes the first. Gradients
-    are gone by then.
+    On one GPU there is no sharded state to write, so the whole state is cloned on the card, whatever is configured.
+    Tied weights are in it under both names (PyTorch `fsdp/_state_dict_utils.py::_replace_with_full_state_dict_type`). A
+    second clone is made while the trainer still writes the first. Gradients are freed by then.
     """
     if case.traits.fsdp_version != 1 or layout.world_size > 1:
         return ()
@@ -158,10 +163,10 @@ def _checkpoint(case: Case, layout: Layout, freed: float) -> tuple[Moment, ...]:
 
 
 def _reserved_bytes(case: Case, layout: Layout, allocated: float, at_loss: float) -> float:
-    """What torch's allocator holds; `at_loss` are live tensors at the moment of the loss.
+    """Return what torch's allocator holds; `at_loss` are the bytes of live tensors at the loss.
 
-    A block of the logits that a trainer strands is told apart, and beside it is what fragments elsewhere. Where every
-    layer runs again and the loss is cut into chunks, all that is allocated is of a few sizes, in the same order.
+    A block of logits that a trainer leaves stranded is counted separately, in addition to the usual fragmentation. If
+    every layer is recomputed and the loss is computed in chunks, all allocations have few sizes and the same order.
     """
     profile = case.profile
     if layout.expandable_segments:
@@ -175,28 +180,31 @@ def _reserved_bytes(case: Case, layout: Layout, allocated: float, at_loss: float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMemory:
-    """Equal layers that backward goes through, for one micro batch."""
+    """Equal layers that backward goes through, for one micro-batch."""
 
     layer: Layer
     use: LayerUse
     count: int
     activations: LayerActivations
     kept: tuple[tuple[str, float], ...]
-    """What one leaves from forward to backward, in bytes by name."""
+    """What one layer leaves from forward to backward, as (name, bytes)."""
 
     @property
     def kept_bytes(self) -> float:
-        """All of `kept`."""
+        """Sum of `kept`."""
         return sum([size for _, size in self.kept])
 
     @property
     def backward_bytes(self) -> float:
-        """What its own backward adds. A recomputed layer has all its activations again, beside what was kept."""
+        """What the layer's own backward adds.
+
+        A recomputed layer holds all its activations again, beside what was kept.
+        """
         return self.activations.saved_bytes - self.kept_bytes + self.activations.backward_bytes
 
 
 def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
-    """Every kind of layer with its activations."""
+    """Return every kind of layer with its activations."""
     model, tokens = case.model, tokens_of(case, layout)
     uses = layer_uses(case, layout, tokens, longest_sequence(case, layout))
     found = []
@@ -208,9 +216,9 @@ def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
 
 
 def sharded_memory(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
-    """Memory of a GPU under a backend that splits data alone; all GPUs need the same.
+    """Return the memory of a GPU under a backend that splits data only; all GPUs need equally much.
 
-    `all_stages` lists its moments too.
+    `all_stages` includes the peak candidates.
     """
     model, cluster, profile = case.model, case.cluster, case.profile
     layers = layer_memories(case, layout)
@@ -221,7 +229,7 @@ def sharded_memory(case: Case, layout: Layout, *, all_stages: bool = False) -> M
     vision = vision_kept_bytes(case, layout)
     tokens = tokens_of(case, layout)
     loss = _loss_bytes(case, layout, tokens)
-    # Where the loss is cut into chunks, they are as large in forward as behind it.
+    # If the loss is computed in chunks, the chunks are as large in forward as after it.
     whole = None if layout.fused_linear_cross_entropy else case.traits.loss
     logits = loss if whole is None else whole.forward_bytes * tokens * model.head_size
     moments = _moments(

@@ -1,4 +1,4 @@
-"""Where the memory of a layout goes that splits data alone, as a tree."""
+"""Where the memory of a layout that splits data only goes, as a tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from topoplan.terms import Term, source_of, sum_of
 
 
 def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
-    """The terms of `memory`, which has to list its moments."""
+    """Return the terms of `memory`, which must list its peak candidates."""
     (stage,) = memory.by_stage
     source, states, layers = source_of(sharded_memory), states_of(case, layout), layer_memories(case, layout)
     moments = moment_terms(stage.moments, source, {"gathered weights": _gathered(case, layout)})
@@ -48,7 +48,7 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
 
 
 def _states_term(part: str, states: tuple[State, ...]) -> Term:
-    """Weights, gradients or optimizer of one GPU."""
+    """Return the weights, gradients or optimizer states of one GPU."""
     rows = [_state(one, 1) for one in states if one.part == part and not one.on_host]
     away = any(one.part == part and one.on_host for one in states)
     return sum_of(part, rows, _source(part), "bytes", what="" if rows else "in host memory" if away else "none")
@@ -64,7 +64,7 @@ def _state(state: State, processes: int) -> Term:
 
 
 def _host(case: Case, layout: Layout, states: tuple[State, ...]) -> Term | None:
-    """What the processes of a node keep in pinned memory."""
+    """Return what the processes of a node keep in pinned memory, or None."""
     processes = min(case.cluster.gpus_per_node, layout.world_size)
     rows = [
         replace(_state(one, processes), name=one.name if one.part in one.name else f"{one.part}: {one.name}")
@@ -76,7 +76,7 @@ def _host(case: Case, layout: Layout, states: tuple[State, ...]) -> Term | None:
 
 
 def _activations(case: Case, layers: tuple[LayerMemory, ...]) -> Term:
-    """What a micro batch keeps from forward to backward, by layer and tensor."""
+    """Return what a micro-batch keeps from forward to backward, by layer and tensor."""
     source, kinds = source_of(layer_memories, "arXiv 2205.05198, section 4"), []
     for one in layers:
         rows = [Term(name, one.count * size, "bytes", source, times=one.count) for name, size in one.kept]
@@ -88,7 +88,7 @@ def _activations(case: Case, layers: tuple[LayerMemory, ...]) -> Term:
 
 
 def _gathered(case: Case, layout: Layout) -> str:
-    """What the gathered weights among the terms of the moments are."""
+    """Return a description of the term for gathered weights."""
     unit = sharding_of(layout).unit
     if unit == "block":
         return "the layer at hand, the next one, and the last unit"
@@ -109,7 +109,7 @@ def _name(one: LayerMemory) -> str:
 
 
 def _layer_term(one: LayerMemory, layout: Layout) -> Term:
-    """What one layer saves of one micro batch; what is not among `kept` is recomputed."""
+    """Return what one layer saves for one micro-batch; tensors not in `kept` are recomputed."""
     again = "recomputed in part" if layout.recompute.granularity == "selective" else "recomputed"
     source = source_of(eager_activations, "PyTorch derivatives.yaml")
     kept = {name for name, _ in one.kept}
@@ -129,7 +129,7 @@ def _layer_term(one: LayerMemory, layout: Layout) -> Term:
 
 
 def _parameters(case: Case) -> Term:
-    """Elements of the whole model, by place."""
+    """Return the elements of the whole model, by place."""
     model, counts = case.model, dict[Layer, int]()
     elements = elements_of(model, case.job)
     for layer in model.layers:

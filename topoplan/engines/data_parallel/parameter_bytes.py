@@ -1,12 +1,12 @@
-"""How the trainers that split data alone keep a model: bytes of a parameter by what becomes of it, as data.
+"""How trainers that split data only store a model: bytes per parameter, by whether it is trained, frozen or packed.
 
-DeepSpeed: `runtime/zero/stage_1_and_2.py` and `stage3.py` (fp32 partitions, averaged gradients in the model's own
-16 bits: `engine.py::get_data_types`). FSDP2: accelerate `utils/fsdp_utils.py::fsdp2_prepare_model` makes all parameters
-fp32, the frozen ones too, and computes in 16 bits (up to 1.12, and LLaMA-Factory takes none beyond 1.11; from 1.14 on
-frozen ones stay as loaded). DDP under the Hugging Face trainer: what was loaded, trained weights in fp32 (LLaMA-Factory
-`model/adapter.py`, cast_trainable_params_to_fp32), gathered nowhere, cast by autocast. Adapters are fp32 whatever the
-model is (peft `tuners/tuners_utils.py`, cast_adapter_dtype), but with DeepSpeed, which casts the whole model
-(`engine.py::_configure_distributed_model`).
+DeepSpeed: `runtime/zero/stage_1_and_2.py` and `stage3.py` (fp32 partitions, averaged gradients in the model's own 16
+bits: `engine.py::get_data_types`). FSDP2: accelerate `utils/fsdp_utils.py::fsdp2_prepare_model` converts all parameters
+to fp32, including frozen ones, and computes in 16 bits (up to 1.12, and LLaMA-Factory accepts none beyond 1.11; from
+1.14 on frozen parameters stay as loaded). DDP under the Hugging Face trainer: parameters as loaded, trained weights in
+fp32 (LLaMA-Factory `model/adapter.py`, cast_trainable_params_to_fp32), never gathered, cast by autocast. Adapters are
+fp32 whatever the dtype of the model (peft `tuners/tuners_utils.py`, cast_adapter_dtype), except under DeepSpeed, which
+casts the whole model (`engine.py::_configure_distributed_model`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from topoplan.specs.job import Job
 
 HALF, SINGLE = 2, 4
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""A weight in NF4 with double quantisation: blocks of 64, their scales in 8 bits, and one fp32 scale for 256 of these
-(Dettmers et al. 2023, "QLoRA", arXiv 2305.14314, section 3)."""
+"""Bytes per weight in NF4 with double quantization: blocks of 64, one 8-bit scale per block, and one fp32 scale per 256
+block scales (Dettmers et al. 2023, "QLoRA", arXiv 2305.14314, section 3)."""
 INT8_BYTES = 1.0
-"""A weight of LLM.int8(); its scale a row is left out."""
+"""Bytes per weight in LLM.int8(); the scale of each row is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """Bytes of one element, before sharding."""
+    """Bytes per element, before sharding."""
 
     trained: float
     """The weight itself, of a trained parameter."""
@@ -35,7 +35,7 @@ class ParameterBytes:
     quantised: float
     gradient: float
     optimizer: float
-    """Adam's moments, and an fp32 copy of the weight where there is one."""
+    """Adam's moments, and the fp32 copy of the weight if there is one."""
 
 
 def _trains_in_half(job: Job) -> bool:
@@ -43,29 +43,32 @@ def _trains_in_half(job: Job) -> bool:
 
 
 def moment_bytes(job: Job) -> float:
-    """Adam's two moments of one parameter."""
+    """Return the bytes per parameter of Adam's two moments."""
     if job.optimizer == "adamw_8bit":
         return 2.0
     return 2.0 * (HALF if _trains_in_half(job) else SINGLE)
 
 
 def autocasts(job: Job, layout: Layout) -> bool:
-    """Whether trained weights stay in fp32 where they are used, and autocast casts what they meet.
+    """Return whether trained weights stay in fp32 in use and autocast casts them for each operation.
 
-    DeepSpeed has 16-bit weights, and FSDP2 gathers them in 16 bits.
+    DeepSpeed has 16-bit weights, and FSDP2 gathers weights in 16 bits.
     """
     return sharding_of(layout).autocasts and not job.pure_bf16
 
 
 def adapter_input_bytes(job: Job, layout: Layout) -> int:
-    """Of an element of what an adapter keeps of its input beside what others keep; 0 where all is of one type."""
+    """Return the bytes per element of an adapter's own copy of its input.
+
+    The result is 0 if all dtypes are equal and there is no copy.
+    """
     if job.pure_bf16:
         return 0 if sharding_of(layout).half_model else SINGLE
     return HALF if sharding_of(layout).autocasts else 0
 
 
 def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
-    """What a backend keeps of a parameter."""
+    """Return the bytes that a backend keeps per parameter."""
     packed = INT8_BYTES if job.quantization_bit == 8 else NF4_BYTES
     how = sharding_of(layout)
     if how.half_model:
@@ -79,7 +82,7 @@ def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Over how many ranks each kind of state is divided."""
+    """The number of ranks over which each kind of state is divided."""
 
     weights: int
     gradients: int
@@ -87,7 +90,10 @@ class Shares:
 
 
 def shards_of(layout: Layout, gpus_per_node: int) -> Shares:
-    """All ranks share what is divided, those of a sequence too; with hybrid sharding those of a node."""
+    """Return the ranks over which states are divided: all ranks, or with hybrid sharding the ranks of a node.
+
+    Ranks that share a sequence count too.
+    """
     how, ranks = sharding_of(layout), layout.world_size
     if layout.sharding == "hybrid":
         ranks = min(ranks, gpus_per_node)

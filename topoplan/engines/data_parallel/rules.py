@@ -1,4 +1,4 @@
-"""Legality of layouts whose backend splits data alone. Each rule names its source."""
+"""Legality of layouts whose backend splits data only. Each rule names its source."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _offload_param(case: Case, layout: Layout) -> str | None:
 
 
 def _undivided_heads(model: Model, degree: int) -> str | None:
-    """Each rank gets whole heads of queries; those of keys and values are divided or repeated.
+    """Each rank gets whole query heads; key and value heads are divided or repeated.
 
     Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`.
     """
@@ -74,7 +74,7 @@ def _undivided_heads(model: Model, degree: int) -> str | None:
 
 
 def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
-    """Degrees that divide the GPUs and the model's heads; a group stays inside a node."""
+    """Return the Ulysses degrees that divide the GPUs and the model's heads; a group stays inside a node."""
     return [
         degree
         for degree in range(1, min(gpus, node_gpus) + 1)
@@ -102,7 +102,7 @@ def _ulysses(case: Case, layout: Layout) -> str | None:
 def _quantised(case: Case, layout: Layout) -> str | None:
     if case.job.finetuning != "qlora":
         return None
-    # Only NF4 has a storage type that can be cut into shards (bnb_4bit_quant_storage).
+    # Only NF4 has a storage dtype that can be sharded (bnb_4bit_quant_storage).
     shards = "fsdp2" if layout.backend == "fsdp2" else "zero_stage 3" if layout.zero_stage == 3 else ""
     return f"{shards} with weights in 8 bits" if shards and case.job.quantization_bit == 8 else None
 

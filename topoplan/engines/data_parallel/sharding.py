@@ -1,6 +1,6 @@
-"""What each way of splitting data divides of a model's states, in which types it keeps them, and what it sends at once.
+"""What each data-parallel backend shards of a model's states, their dtypes, and how much it sends per collective.
 
-The one place that looks at a layout's backend: all formulas of this engine read the value that `sharding_of` gives.
+This is the only place that looks at a layout's backend: all formulas of this engine use the value of `sharding_of`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from topoplan.specs.case import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """A way to split data, as the trainers' usual settings have it."""
+    """A way to split data, with the trainers' default settings."""
 
     divides_optimizer: bool = False
     divides_gradients: bool = False
     divides_weights: bool = False
     unit: Literal["gradients", "bucket", "submodule", "block"]
-    """What one collective carries: DDP's buckets beside the gradients, ZeRO's buckets, a submodule's weights, or a
-    block's."""
+    """What one collective carries: DDP's gradient buckets, ZeRO's buckets, a submodule's weights, or a layer's
+    weights."""
     half_model: bool = False
-    """The model is in 16 bits, and the optimizer has fp32 copies of what is trained (DeepSpeed)."""
+    """Whether the model is in 16 bits and the optimizer keeps fp32 copies of trained weights (DeepSpeed)."""
     fp32_frozen: bool = False
-    """Frozen weights are kept in fp32 as well (accelerate's FSDP2)."""
+    """Whether frozen weights are kept in fp32 as well (accelerate's FSDP2)."""
     autocasts: bool = False
-    """Weights are used as they are kept, and autocast makes 16-bit copies of fp32 ones."""
+    """Whether weights are used as they are stored, and autocast makes 16-bit copies of fp32 weights."""
     keeps_gradients: bool = False
-    """Gradients have a buffer that is there from the first step on."""
+    """Whether gradients have a buffer that persists from the first step on."""
     own_group: bool = False
-    """The states are divided in a process group beside the default one."""
+    """Whether states are sharded in a process group separate from the default one."""
 
 
 DDP = Sharding(unit="gradients", autocasts=True)
@@ -53,16 +53,16 @@ FSDP2 = Sharding(divides_optimizer=True, divides_gradients=True, divides_weights
 
 
 def sharding_of(layout: Layout) -> Sharding:
-    """How a layout splits data."""
+    """Return how a layout splits data."""
     if layout.backend == "deepspeed":
         return ZERO[layout.zero_stage]
     return FSDP2 if layout.backend == "fsdp2" else DDP
 
 
 def loops_experts(case: Case, layout: Layout) -> bool:
-    """Experts run one by one: what the layout says, or what the trainer's versions of transformers allow.
+    """Return whether experts run one by one: as the layout says, or as the trainer's versions of transformers do.
 
-    With adapters it is as from transformers 5 on, since experts are predicted without adapters of their own.
+    With adapters it is as in transformers 5, since experts are predicted without adapters of their own.
     """
     adapts = case.job.finetuning in ("lora", "qlora")
     return (layout.experts_impl or ("grouped_mm" if adapts else case.traits.experts_impl)) == "eager"

@@ -1,4 +1,4 @@
-"""What a trainer that splits data alone keeps of a model on each GPU and its host, and what passes through the GPU."""
+"""What a data-parallel trainer keeps of a model on each GPU and its host, and what the GPU holds temporarily."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 
 LIVE_PARAMETERS = 10**9
-"""stage3_max_live_parameters and stage3_max_reuse_distance: so many parameters stay gathered at the turn from forward
-to backward (`runtime/zero/partitioned_param_coordinator.py::release_sub_module`)."""
+"""Default of stage3_max_live_parameters and stage3_max_reuse_distance: the number of parameters that stay gathered at
+the turn from forward to backward (`runtime/zero/partitioned_param_coordinator.py::release_sub_module`)."""
 SUB_GROUP = 10**9
-"""sub_group_size of stage 3 in LLaMA-Factory's and ms-swift's files: the optimizer works on so many at a time."""
+"""sub_group_size of stage 3 in LLaMA-Factory's and ms-swift's files: elements that the optimizer processes at a
+time."""
 BUCKET = 5 * 10**8
-"""reduce_bucket_size of stages 1 and 2 in the same files, in elements; two of them with overlap_comm."""
+"""reduce_bucket_size of stages 1 and 2 in these files, in elements; with overlap_comm there are two buckets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedStates:
-    """Bytes of one GPU."""
+    """Bytes on one GPU."""
 
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     host_bytes: float
-    """Of one process, in pinned memory."""
+    """Pinned host memory of one process."""
     gathered_bytes: float
-    """Whole weights at the turn from forward to backward: gathered, cast or unpacked."""
+    """Full-size weights at the turn from forward to backward: gathered, cast or unpacked."""
     cast_bytes: float
-    """16-bit copies of fp32 weights at the end of forward: autocast gives them up where it ends, with the model's
+    """16-bit copies of fp32 weights at the end of forward; autocast frees them when its context ends, with the model's
     forward (PyTorch `aten/src/ATen/autocast_mode.cpp`, clear_cache)."""
     layer_gradients_bytes: float
-    """Whole gradients on their way to their shards, at the fullest moment of backward."""
+    """Full-size gradients on their way to their shards, at the fullest moment of backward."""
     step_bytes: float
-    """What the optimizer step needs on top."""
+    """What the optimizer step needs in addition."""
 
 
 def root_elements(case: Case) -> int:
-    """Of the output layer (the embedding, where they are tied): FSDP2's last unit, which stays gathered.
+    """Return the elements of FSDP's last unit, which stays gathered.
 
-    FSDP 1 has one unit of all that is in no block, and so the embedding in any case (verl `utils/fsdp_utils.py`:
-    get_fsdp_wrap_policy, apply_fsdp2).
+    It has the final norm and the output layer, and the embedding if tied. FSDP 1 has one unit for everything outside
+    the layers, so it always includes the embedding (verl `utils/fsdp_utils.py`: get_fsdp_wrap_policy, apply_fsdp2).
     """
     model = case.model
     head = sum(tensor.elements for tensor in head_tensors(model))
@@ -65,7 +66,7 @@ def root_elements(case: Case) -> int:
 
 
 def largest_layer(model: Model) -> int:
-    """Elements of the largest block."""
+    """Return the elements of the largest layer."""
     return max(layer_parameters(model, layer, 1, 1, 1).total for layer in {id(x): x for x in model.layers}.values())
 
 
@@ -74,14 +75,14 @@ def _largest_linear(model: Model) -> int:
 
 
 def kept_bytes(elements: Elements, each: ParameterBytes) -> float:
-    """All weights as they are kept, before sharding."""
+    """Return the bytes of all weights as they are stored, before sharding."""
     return each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
 
 
 def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
-    """All weights as they are gathered from shards: in 16 bits, and packed ones as they are.
+    """Return the bytes of all weights as they are gathered from shards: in 16 bits, packed weights as they are.
 
-    bitsandbytes keeps packed weights in elements of 16 bits, so that they can be cut (bnb_4bit_quant_storage).
+    bitsandbytes stores packed weights in 16-bit elements, so that they can be sharded (bnb_4bit_quant_storage).
     """
     return HALF * (elements.total - elements.quantised) + each.quantised * elements.quantised
 
@@ -93,7 +94,7 @@ def _gathered(case: Case, layout: Layout, elements: Elements, each: ParameterByt
     if how.unit == "submodule":
         return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
     if how.unit == "block":
-        # The layer at hand, the one fetched ahead, and the last unit, which is not packed.
+        # The current layer, the prefetched one, and the last unit, which is not packed.
         blocks = float(HALF * largest_layer(model))
         if elements.quantised:
             blocks *= wire_bytes(elements, each) / (HALF * elements.total)
@@ -101,29 +102,31 @@ def _gathered(case: Case, layout: Layout, elements: Elements, each: ParameterByt
     if unpacked:
         return unpacked
     if autocasts(job, layout):
-        # Autocast's 16-bit copies, which the products keep for backward; where layers run again, of one of them.
+        # Autocast's 16-bit copies, which the products keep for backward; with full recomputation those of one layer at
+        # a time.
         layers = largest_layer(model) + root_elements(case)
         return HALF * (min(elements.trained, layers) if layout.recompute.granularity == "full" else elements.trained)
     return 0.0
 
 
 def reduced_bytes(job: Job, layout: Layout) -> int:
-    """Of a gradient on its way to its shard."""
+    """Return the bytes per element of a gradient on its way to its shard."""
     in_fp32 = sharding_of(layout).unit == "block" and layout.grad_reduce_in_fp32 and not job.pure_bf16
     return SINGLE if in_fp32 else HALF
 
 
 def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
-    """Gradients of one unit in 16 bits, and the flat copies that are reduced: of this one and the one before.
+    """Return the bytes of one unit's gradients in 16 bits, and of the flat copies that are reduced.
 
-    FSDP2 gives up the one before when it makes the next (`_fsdp_param_group.py`, post_backward).
+    There are copies of this unit and of the previous one. FSDP2 frees the previous one before it makes the next
+    (`_fsdp_param_group.py`, post_backward).
     """
     model, job = case.model, case.job
     if layout.world_size == 1:
         return 0.0
     unit = sharding_of(layout).unit
     if unit == "gradients":
-        # Buckets that are not the gradients themselves: gradient_as_bucket_view is off in the trainer.
+        # Buckets separate from the gradients themselves: gradient_as_bucket_view is off in the trainer.
         return float(each.gradient * elements.trained)
     share = elements.trained / elements.total
     size = max(largest_layer(model), root_elements(case)) * share
@@ -135,10 +138,10 @@ def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: Param
 
 
 def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
-    """Gradients that FSDP2 sums over micro batches on each GPU before they are reduced, in the type of the products.
+    """Return the bytes of gradients that FSDP2 sums over micro-batches on each GPU before it reduces them.
 
-    PyTorch `distributed/fsdp/_fully_shard/_fsdp_param_group.py::post_backward` without `reduce_grads`; they are on the
-    GPU with CPU offload, too.
+    They have the dtype of the products and stay on the GPU even with CPU offload. PyTorch
+    `distributed/fsdp/_fully_shard/_fsdp_param_group.py::post_backward` without `reduce_grads`.
     """
     sums = not layout.sync_each_batch and layout.gradient_accumulation_steps > 1
     return float(HALF * elements.trained) if sums else 0.0
@@ -146,30 +149,30 @@ def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Bytes that are kept of some parameters all the step."""
+    """One kind of state that is kept of some parameters during the whole step."""
 
     part: Literal["weights", "gradients", "optimizer"]
     name: str
     elements: int
-    """Of the whole model."""
+    """Elements in the whole model."""
     element_bytes: float
     shards: int
-    """GPUs that share them."""
+    """Ranks that share the state."""
     on_host: bool
-    """In pinned host memory, else on the GPU."""
+    """Whether the state is in pinned host memory instead of on the GPU."""
 
     @property
     def held_bytes(self) -> float:
-        """Of one GPU, or of the process on the host that drives it."""
+        """Bytes on one GPU, or in the host process that drives it."""
         return self.element_bytes * self.elements / self.shards
 
 
 def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
-    """What is kept of the parameters, on the GPU and on its host.
+    """Return what is kept of the parameters, on the GPU and on its host.
 
-    A reference model is a second set of weights, unless adapters alone are trained and can be switched off
+    A reference model is a second set of weights, unless only adapters are trained, which can be switched off
     (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model; ms-swift `rlhf_trainers/rlhf_mixin.py`, ref_model). With
-    the optimizer offloaded DeepSpeed keeps fp32 gradients on the host, and stage 3 those of the model's type as well
+    the optimizer offloaded, DeepSpeed keeps fp32 gradients on the host, and stage 3 also gradients in the model's dtype
     (stage3.py, __init__ and initialize_optimizer_states).
     """
     model, job = case.model, case.job
@@ -205,7 +208,7 @@ def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
 
 
 def sharded_states(case: Case, layout: Layout) -> ShardedStates:
-    """States of a layout whose backend splits data alone."""
+    """Return the states of a layout whose backend splits data only."""
     job = case.job
     elements, each = elements_of(case.model, job), parameter_bytes(job, layout)
     on_gpu = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
@@ -228,7 +231,7 @@ def sharded_states(case: Case, layout: Layout) -> ShardedStates:
 
 
 def _step_bytes(case: Case, layout: Layout, elements: Elements) -> float:
-    """What the optimizer's step adds on the GPU: DeepSpeed's Adam reads fp32 gradients."""
+    """Return what the optimizer's step adds on the GPU; DeepSpeed's Adam reads fp32 gradients."""
     if layout.offload or layout.offload_optimizer:
         return 0.0
     own, how = elements.trained / shards_of(layout, case.cluster.gpus_per_node).optimizer, sharding_of(layout)

@@ -1,4 +1,4 @@
-"""Seconds of one optimizer step of a layout whose backend splits data alone."""
+"""Seconds of one optimizer step of a layout whose backend splits data only."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
 from topoplan.specs.model import Layer, Moe
 
 ADAM_BYTES = 24
-"""Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
-weight written, and the gradient once more for its norm, read and scaled."""
+"""Bytes that a fused Adam moves per element besides its moments: fp32 gradient and weight read, weight written, 16-bit
+weight written, and the gradient read once more for its norm, and scaled."""
 STEP_LAUNCHES = 6
-"""Operations of stage 3's optimizer step for one tensor: the norm of its gradient, of a copy in fp64 (`stage3.py::
-get_grad_norm_direct`), and the new weights, copied out of the flat ones."""
+"""Operations of stage 3's optimizer step per tensor: the norm of the gradient, computed on an fp64 copy
+(`stage3.py::get_grad_norm_direct`), and copying the new weights out of the flat buffer."""
 FUSED_MOVED = (6, 4)
-"""Bytes of a logit that Liger's fused loss reads and writes: the cast to fp32 in forward, the gradient in backward."""
+"""Bytes per logit that Liger's fused loss reads and writes: (cast to fp32 in forward, gradient in backward)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPass:
-    """Equal layers of a model, as a micro batch goes through them."""
+    """Equal layers of a model, as a micro-batch passes through them."""
 
     layer: Layer
     use: LayerUse
     count: int
     has_backward: bool
-    """Frozen layers before all trained ones have a forward alone."""
+    """False for frozen layers before all trained ones, which have a forward only."""
     repeated: float
-    """Share of the forward that checkpointing runs again."""
+    """Fraction of the forward that checkpointing runs again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Forward and backward of all layers and the ends for one micro batch, in seconds."""
+    """Forward and backward of all layers and the ends for one micro-batch, in seconds."""
 
     layers: tuple[LayerPass, ...]
     parts_s: dict[str, float]
     forward_s: float
     backward_s: float
-    """With what checkpointing repeats."""
+    """Including what checkpointing repeats."""
     recompute_s: float
     ends_s: tuple[float, float]
-    """Of `forward_s` and `backward_s`: embedding, final norm, output layer and loss, and the vision tower."""
+    """(forward, backward) of embedding, final norm, output layer, loss and vision tower; included in the totals."""
     vision_s: tuple[float, float]
-    """Of these, the vision tower."""
+    """(forward, backward) of the vision tower; included in `ends_s`."""
     launched_s: float
-    """What the host takes to launch it all."""
+    """Seconds that the host takes to launch all operations."""
 
 
 def sharded_shard(case: Case, layout: Layout) -> Shard:
-    """A micro batch on one GPU, for lengths as they are on average."""
+    """Return the share of a micro-batch on one GPU, with sequences of average length."""
     job, profile = case.job, case.profile
     load = load_of(case, layout, ranks_wait=sharding_of(layout).divides_gradients)
     sequences = layout.micro_batch_size * job.sequences_per_sample
@@ -83,7 +83,7 @@ def sharded_shard(case: Case, layout: Layout) -> Shard:
 
 
 def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[float, float]:
-    """(forward, backward) of embedding, final norm, output layer and loss."""
+    """Return (forward, backward) seconds of embedding, final norm, output layer and loss."""
     model, cluster, profile, loss = case.model, case.cluster, eager_case(case).profile, case.traits.loss
     gpu, rows, columns, hidden = cluster.gpu, shard.tokens, model.head_size, model.hidden_size
     precision = "fp16" if shard.precision == "fp16" else "bf16"
@@ -107,7 +107,7 @@ def _passes(case: Case, layout: Layout) -> Passes:
     layers = [
         LayerPass(layer=layer, use=use, count=count, has_backward=True, repeated=again) for layer, use, count in uses
     ]
-    # Layers that are frozen and before all trained ones have a forward alone.
+    # Frozen layers before all trained ones have a forward only.
     ahead_of_trained = model.layers[: model.num_layers - sum(count for _, _, count in uses)] if uses else ()
     layers += [
         LayerPass(layer=layer, use=uses[0][1], count=1, has_backward=False, repeated=0.0) for layer in ahead_of_trained
@@ -146,14 +146,15 @@ def _passes(case: Case, layout: Layout) -> Passes:
 
 
 def _copies_s(case: Case, layout: Layout, elements: Elements) -> tuple[float, float]:
-    """(seconds of a micro batch, of a step) over PCIe, with what is offloaded."""
+    """Return (seconds per micro-batch, seconds per step) of copies over PCIe caused by offload."""
     cluster, job, profile = case.cluster, case.job, case.profile
     each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
     rate = cluster.pcie_bytes_per_s * profile.pcie_efficiency
     micro = step = 0.0
     if layout.offload:
         weights = kept_bytes(elements, each) / shares.weights
-        # Shards go up for forward and for backward, gradients come down after every micro batch.
+        # Shards are copied to the GPU for forward and for backward; gradients are copied to the host after every
+        # micro-batch.
         micro = 2 * weights + each.gradient * elements.trained / shares.gradients
     if layout.offload_optimizer:
         micro = HALF * elements.trained / shares.optimizer
@@ -168,7 +169,7 @@ def _on_host(layout: Layout) -> bool:
 
 
 def _adam_s(case: Case, layout: Layout, elements: Elements) -> float:
-    """Seconds of Adam, where its states are."""
+    """Return the seconds of Adam, on the GPU or on the host, wherever its states are."""
     cluster, job, profile = case.cluster, case.job, case.profile
     own = elements.trained / shards_of(layout, cluster.gpus_per_node).optimizer
     moved = own * (ADAM_BYTES + 2 * moment_bytes(job))
@@ -179,45 +180,46 @@ def _adam_s(case: Case, layout: Layout, elements: Elements) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTerms:
-    """What a step is made of, in seconds; those of a micro batch are `count` times in it."""
+    """The terms of a step in seconds; terms of a micro-batch occur `count` times."""
 
     passes: Passes
     communication: Communication
     count: int
-    """Micro batches."""
+    """Number of micro-batches."""
     exposed_forward_s: float
-    """Of a micro batch: communication beside its forward, as far as it makes it longer."""
+    """Per micro-batch: communication during forward that lengthens it."""
     exposed_backward_s: float
     exposed_last_s: float
-    """The same of what is sent in the last backward alone."""
+    """Per step: communication during the last backward only that lengthens it."""
     waited_s: float
-    """Of a micro batch: the GPU waits for the host's launches."""
+    """Per micro-batch: seconds that the GPU waits for the host's launches."""
     copied_s: float
-    """Of a micro batch: copies over PCIe, hidden or not."""
+    """Per micro-batch: copies over PCIe, hidden or not."""
     exposed_copied_s: float
-    """Those that work on the GPU does not hide."""
+    """Per micro-batch: copies over PCIe that work on the GPU does not hide."""
     copied_after_s: float
-    """Copies over PCIe once a step."""
+    """Per step: copies over PCIe after the optimizer."""
     adam_s: float
     adam_on_host: bool
     overhead_s: float
     """Host work of a step."""
     reference_s: float
-    """DPO's reference model, forward only, all micro batches."""
+    """DPO's reference model, forward only, over all micro-batches."""
 
     @property
     def dp_comm_s(self) -> float:
-        """All communication that makes the step longer."""
+        """All communication that lengthens the step."""
         hidden = self.exposed_forward_s + self.exposed_backward_s + self.communication.copies_s
         return self.count * hidden + self.exposed_last_s + self.communication.seconds("after")
 
 
 def _hooks_s(case: Case, layout: Layout, sent: Communication) -> float:
-    """What the host does around linear layers of stage 3: once in each pass, and once more for their gradients.
+    """Return the host's work around linear layers in stage 3: once in each pass, and once more for their gradients.
 
-    What a layer that runs again gathers is given up before its backward where so much comes between the two
-    (`partitioned_param_coordinator.py`, max_reuse_distance). An expert that runs by itself begins when the host has
-    learned which tokens are its own, so that the last gather of the one before is waited for.
+    What a recomputed layer has gathered is released before its backward if more parameters than
+    stage3_max_reuse_distance are used in between (`partitioned_param_coordinator.py`, max_reuse_distance). An expert
+    that runs by itself starts only when the host has learned which tokens are the expert's, so the last gather of the
+    previous expert is waited for.
     """
     if sharding_of(layout).unit != "submodule":
         return 0.0
@@ -231,7 +233,7 @@ def _hooks_s(case: Case, layout: Layout, sent: Communication) -> float:
 
 
 def _overhead_s(case: Case, layout: Layout) -> float:
-    """Host work of a step; stage 3 has some of it for every tensor."""
+    """Return the host's work per step; stage 3 has some for every tensor."""
     profile = case.profile
     if sharding_of(layout).unit != "submodule":
         return profile.step_overhead_s
@@ -239,7 +241,7 @@ def _overhead_s(case: Case, layout: Layout) -> float:
 
 
 def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
-    """The terms of a step; communication runs beside the work of its pass, all but the first unit's."""
+    """Return the terms of a step; communication overlaps with the work of its pass, except for the first unit's."""
     model, job, profile = case.model, case.job, case.profile
     elements = elements_of(model, job)
     passes = _passes(case, layout)
@@ -274,7 +276,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
 
 
 def sharded_time(case: Case, layout: Layout) -> Time:
-    """Seconds of one optimizer step."""
+    """Return the seconds of one optimizer step."""
     model, profile = case.model, case.profile
     terms = sharded_terms(case, layout)
     parts = {name: terms.count * seconds for name, seconds in terms.passes.parts_s.items()}
@@ -287,6 +289,6 @@ def sharded_time(case: Case, layout: Layout) -> Time:
     step_s = sum(parts.values())
     band = profile.sharded_time_band
     if any(isinstance(layer.ffn, Moe) for layer in model.layers):
-        # The runs that it comes from are of dense models.
+        # The runs behind the band are of dense models.
         band = min(WIDER_FOR_NONE * band, WIDEST)
     return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)

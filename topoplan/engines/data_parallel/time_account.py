@@ -1,4 +1,4 @@
-"""Where the time of a step goes that splits data alone, as a tree."""
+"""Where the time of a step of a layout that splits data only goes, as a tree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ZERO = "ZeRO, arXiv 1910.02054, section 7"
 
 
 def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
-    """The terms of `time`."""
+    """Return the terms of `time`."""
     terms = sharded_terms(case, layout)
     kinds = _kinds(terms.passes.layers)
     shard = sharded_shard(case, layout)
@@ -58,7 +58,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
 
 
 def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:
-    """Equal ones that follow each other as one."""
+    """Merge consecutive passes that differ only in their count."""
     kinds: list[LayerPass] = []
     for one in passes:
         if kinds and replace(kinds[-1], count=one.count) == one:
@@ -78,7 +78,7 @@ def _layer_term(one: LayerPass, operators: tuple[Kernel, ...], microbatches: int
 
 
 def _ends(terms: ShardedTerms) -> Term:
-    """What stands before and behind the layers."""
+    """Return what runs before and after the layers."""
     tower, all_ends = terms.passes.vision_s, terms.passes.ends_s
     rest = all_ends[0] - tower[0], all_ends[1] - tower[1]
     source = source_of(sharded_terms, "transformers loss/loss_utils.py")
@@ -93,7 +93,7 @@ def _ends(terms: ShardedTerms) -> Term:
 
 
 def _around(terms: ShardedTerms) -> Iterator[Term]:
-    """What the step has beside the work of layers and ends."""
+    """Yield the parts of the step besides the work of layers and ends."""
     count = terms.count
     for name, what, origin, rows in (
         (
@@ -137,7 +137,7 @@ def _exposed(terms: ShardedTerms) -> list[tuple[str, float]]:
     communication, count = terms.communication, terms.count
 
     def named(when: str) -> str:
-        # "weights for backward and gradients to their shards": what is sent, and not what becomes of it.
+        # "weights for backward" and "gradients to their shards": the first word says what is sent.
         return " and ".join(dict.fromkeys(one.name.split()[0] for one in communication.sendings if one.when == when))
 
     return [
@@ -152,7 +152,10 @@ def _exposed(terms: ShardedTerms) -> list[tuple[str, float]]:
 def _sent(
     case: Case, terms: ShardedTerms, kinds: list[LayerPass], operators: list[tuple[Kernel, ...]]
 ) -> Iterator[Sent]:
-    """Weights and gradients between the ranks that share them; within a layer, Ulysses or ring attention."""
+    """Yield weights and gradients sent among the ranks that share them, and what layers send.
+
+    Layers send by Ulysses or ring attention.
+    """
     gpus = case.cluster.gpus_per_node
     for one in terms.communication.sendings:
         times = terms.count if one.when in ("forward", "backward") else 1

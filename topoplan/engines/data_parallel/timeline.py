@@ -1,9 +1,9 @@
-"""The step of a layout that splits data alone, layer by layer, as one GPU and what is around it see it.
+"""The step of a layout that splits data only, layer by layer, on one GPU, its network and its host.
 
-Weights of the next layer are gathered while this one is computed, its gradients are reduced while the next one's are:
-PyTorch `distributed/fsdp/_fully_shard/_fsdp_state.py` (one unit is fetched ahead), DeepSpeed
+Weights of the next layer are gathered while the current one is computed, and its gradients are reduced while the next
+ones are computed: PyTorch `distributed/fsdp/_fully_shard/_fsdp_state.py` (one unit is prefetched), DeepSpeed
 `runtime/zero/partitioned_param_coordinator.py` and `stage_1_and_2.py` (overlap_comm), PyTorch's
-`DistributedDataParallel` (buckets). Collectives of a pass run one at a time, in the order in which they are asked for.
+`DistributedDataParallel` (buckets). Collectives of a pass run one at a time, in the order in which they are issued.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUFFERS, LAUNCHES, COPY, OPTIMIZER, REFERENCE = "buffers", "launches", "copy", "
 
 @dataclass(slots=True)
 class _Lanes:
-    """Collects events; what follows without a gap and is of the same kind and micro batch is one."""
+    """Collects events; consecutive ones without a gap and of the same kind and micro-batch are merged."""
 
     events: dict[str, list[Event]] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class _Lanes:
 
 
 def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
-    """Simulate the step layer by layer. All GPUs do the same: one of them, what it sends and what its host does."""
+    """Simulate the step layer by layer for one GPU, its communication and its host; all GPUs do the same."""
     terms = sharded_terms(case, layout)
     units, lanes = case.model.num_layers + 1, _Lanes()
     lanes.add(GPU, REFERENCE, 0, 0.0, terms.reference_s)
@@ -72,7 +72,7 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
 
 
 def _micro_batch(lanes: _Lanes, terms: ShardedTerms, units: int, microbatch: int, start: float) -> float:
-    """Forward and backward of one micro batch. Returns its end."""
+    """Simulate forward and backward of one micro-batch. Returns the end."""
     passes, communication = terms.passes, terms.communication
     is_last = microbatch == terms.count - 1
     gathers = {GATHER: 0.0, REDUCE: 0.0}
@@ -91,7 +91,7 @@ def _micro_batch(lanes: _Lanes, terms: ShardedTerms, units: int, microbatch: int
             terms.exposed_backward_s + (terms.exposed_last_s if is_last else 0.0),
         ),
     ):
-        # What communication beside it slows down the work: the cost model's exposure, less what nothing hides.
+        # By how much concurrent communication slows down the work: the cost model's exposure, less what nothing hides.
         sent = gather + reduce
         slowed = max(0.0, exposed - max(sent - own, sent * communication.first_share))
         repeated = passes.recompute_s / own if kind == BACKWARD else 0.0
@@ -114,7 +114,10 @@ def _pass(
     reduce_s: float,
     repeated: float,
 ) -> float:
-    """All units of one pass in turn. What checkpointing repeats has events of its own, ahead of the rest."""
+    """Simulate all units of one pass in turn. Returns the end.
+
+    What checkpointing repeats has events of its own, before the rest.
+    """
     work, gather, reduce = work_s / units, gather_s / units, reduce_s / units
     network, done = start, start
     busy: list[tuple[float, float]] = []

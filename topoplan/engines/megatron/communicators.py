@@ -76,7 +76,7 @@ def _shared_embedding(case: Case, layout: Layout) -> tuple[int, ...]:
 def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[Member]:
     """Return the send and receive with the previous and the next rank.
 
-    Batched operations use the group's communicator, single ones a communicator of two ranks per neighbour.
+    Batched operations use the group's communicator, single ones a communicator of two ranks per neighbor.
     """
     if is_batched:
         return [Member(name, shape, frozenset({"neighbours"}))]

@@ -133,7 +133,7 @@ def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemor
 
 
 def _weights(case: Case, layout: Layout, states: StageStates, parameters: Term) -> Term:
-    """Return the weights in 16 bits, and their quantised copies."""
+    """Return the weights in 16 bits, and their quantized copies."""
     rows, shard = list(parameters.scaled(BF16, "bytes", source_of(stage_states)).children), shard_of(case, layout)
     if shard.eight_bit:
         elements, size = layer_elements(case.model, states.chunks, layout), quantised_element_bytes(layout, shard)

@@ -71,7 +71,7 @@ Times = Sequence[Sequence[float]]
 def schedule_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: float = 0.0) -> float:
     """Return the seconds from the first forward to the end of the last backward.
 
-    `p2p_s` is the time of one message between neighbours.
+    `p2p_s` is the time of one message between neighbors.
 
     A forward or a backward waits for its predecessor on the same rank and for its message, so the schedule takes as
     long as its longest chain of dependent work. The chains compared are those that stay on one rank for most of the
@@ -102,7 +102,7 @@ def schedule_s(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: fl
 def _plain_s(forward_s: Sequence[float], backward_s: Sequence[float], microbatches: int, p2p_s: float) -> float:
     """Return `schedule_s` of 1F1B; times are by pipeline rank.
 
-    Every turn includes a message with each neighbour, since nothing overlaps with them. Of p equal ranks without
+    Every turn includes a message with each neighbor, since nothing overlaps with them. Of p equal ranks without
     messages, rank k fills in p * f + (p - 1 - k) * b, has M - p + k turns of f + b, and drains in p * b + (p - 1 - k) *
     f: in total (M + p - 1) * (f + b), for every k.
     """
@@ -134,7 +134,7 @@ def _plain_fill(
 
     Both are in seconds, by pipeline rank. The first micro-batch passes one rank after another. The others follow at the
     pace of the slowest rank so far, which receives each of them and sends it on while nothing else runs: `messages_s`
-    are the messages with its neighbours.
+    are the messages with its neighbors.
     """
     arrived = pace = 0.0
     ends = []

@@ -274,7 +274,7 @@ def _expert_tensor(case: Case, layout: Layout) -> str | None:
 
 
 def fp8_alignment(case: Case) -> int:
-    """Return the multiple that both sides of a matrix must be in the job's precision; 1 without quantisation.
+    """Return the multiple that both sides of a matrix must be in the job's precision; 1 without quantization.
 
     MLM `fp8_utils.py::get_fp8_align_size`, `fp4_utils.py::get_fp4_align_size`; TE
     `pytorch/utils.py::assert_dim_for_fp8_exec` and `pytorch/tensor/mxfp8_tensor.py`. On Blackwell mcore_adapter's fp8

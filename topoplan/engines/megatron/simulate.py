@@ -68,7 +68,7 @@ def simulate(
     """Run the schedule; times are of one micro-batch, indexed by pipeline rank, then by model chunk.
 
     `backward_s` includes `recompute_s`, which is a separate kind of event only. `p2p_s` is one message between
-    neighbours. With more than one chunk per rank the schedule is the interleaved one. Raises ValueError if its
+    neighbors. With more than one chunk per rank the schedule is the interleaved one. Raises ValueError if its
     micro-batches are not a multiple of the ranks, which Megatron refuses too.
     """
     pp, vpp = len(forward_s), len(forward_s[0])
@@ -192,7 +192,7 @@ def _exchange(*messages: _Messages) -> Iterable[_Instruction]:
 def _plain(order: Sequence[Work], pp: int, vpp: int, rank: int) -> list[_Instruction]:
     """Return the program of a rank under 1F1B.
 
-    Only in the steady state is what comes in received together with what goes out to the same neighbour.
+    Only in the steady state is what comes in received together with what goes out to the same neighbor.
     """
     program: list[_Instruction] = []
     microbatches = len(order) // 2

@@ -228,7 +228,7 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
     layers = {id(layer): layer for chunk in chunks for layer, _ in chunk_layers(model, chunk)}.values()
     weights = float(BF16 * parameters.total)
     if shard.eight_bit:
-        # Rowwise and columnwise quantised copies of the layers' weights are cached across the micro-batches of a step.
+        # Rowwise and columnwise quantized copies of the layers' weights are cached across the micro-batches of a step.
         weights += quantised_element_bytes(layout, shard) * layer_elements(model, chunks, layout)
     workspaces = 1 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
     shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
@@ -332,7 +332,7 @@ def host_optimizer_parts(layout: Layout, states: StageStates) -> dict[str, float
 
 
 def quantised_element_bytes(layout: Layout, shard: Shard) -> float:
-    """Return the bytes per element that a weight's two quantised copies add, net of the bf16 copy they replace.
+    """Return the bytes per element that a weight's two quantized copies add, net of the bf16 copy they replace.
 
     The copies are rowwise and columnwise; they replace the bf16 weight with `fp8_param`.
     """

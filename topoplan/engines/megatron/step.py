@@ -263,7 +263,7 @@ class PipelineWork:
         return self.microbatches * self.stages[self.rank].total_s
 
     def schedule_s(self, message_s: float) -> float:
-        """Return the seconds of the pipeline's schedule if a message between neighbours takes `message_s`."""
+        """Return the seconds of the pipeline's schedule if a message between neighbors takes `message_s`."""
         forward = [stage.forward_s for stage in self.stages]
         backward = [stage.backward_s for stage in self.stages]
         return schedule_s(forward, backward, self.microbatches, message_s)
@@ -283,7 +283,7 @@ class StepTerms:
 
     work: PipelineWork
     message_s: float
-    """Seconds of one message between pipeline neighbours."""
+    """Seconds of one message between pipeline neighbors."""
     pipeline_s: float
     """Seconds of the schedule, messages included."""
     reference_s: float
