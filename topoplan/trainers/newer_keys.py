@@ -9,7 +9,7 @@ from topoplan.units import named
 
 
 def newer_keys(configuration: Configuration, since: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield, per version, the first of its keys in a configuration, a phrase like `a, b and c need`, and the version."""
+    """Yield per version: the first of its keys in a configuration, a phrase like `a, b and c need`, and the version."""
     by_version: dict[str, list[str]] = {}
     for key in configuration.source.data:
         if key in since:

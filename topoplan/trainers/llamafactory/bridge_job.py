@@ -1,4 +1,4 @@
-"""LLaMA-Factory with Megatron Bridge (USE_MEGATRON_BRIDGE=1): the job and the layout that its keys mean.
+"""LLaMA-Factory with Megatron Bridge (USE_MEGATRON_BRIDGE=1): the job and the layout that its keys describe.
 
 Source, at LLaMA-Factory main of August 2026 (0.9.6.dev0): `hparams/megatron_bridge_args.py`,
 `train/megatron_bridge/config_builder.py`; Megatron-Bridge `training/mixed_precision.py` (bf16_mixed sums gradients in
@@ -42,7 +42,7 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Raises NotPredictedError for what is not predicted."""
+    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys = reading.keys
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type") or "lora"
     if stage not in ("pt", "sft"):

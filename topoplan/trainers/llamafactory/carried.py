@@ -1,4 +1,4 @@
-"""What of a person's LLaMA-Factory file goes along with its job, whichever plan is taken: data, schedule, logs."""
+"""Keys of a user's LLaMA-Factory file that go along with its job whatever plan is chosen: data, schedule, logs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ _OF_THE_RUN = frozenset(
         *("neat_packing", "sequence_packing"),
     ]
 )
-"""Keys of one run, which every plan writes for itself, or that are read in another way."""
+"""Keys of a single run, which every plan sets itself, or which are read elsewhere."""
 
 
 def carried(keys: Keys, job: Job) -> Mapping[str, Any]:
-    """Keys of the job that no prediction reads, and under `trainer` those that LLaMA-Factory reads on every path which
-    may train the job, where they are not as usual."""
+    """Return the keys of the job that no prediction reads.
+
+    Under `trainer` are non-default keys that LLaMA-Factory reads on every path that may train the job.
+    """
     paths = ("mca", "plain") if job.finetuning == "full" else ("plain",)
     version, usual = trainer_versions()["llamafactory"], {**known_keys(), **plain_keys()}
     not_these = {*_OF_THE_RUN, *DECIDED, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}

@@ -16,18 +16,18 @@ from topoplan.trainers.trainer import Checkpoints
 from topoplan.trainers.usual import slow_precision
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
-"""What each process runs: launcher.py calls `run_exp` as a module; `read_args` takes argv[1] as the YAML, and what
-follows in place of its keys."""
+"""The command of each process: launcher.py as a module calls `run_exp`; `read_args` takes argv[1] as the YAML file and
+the following words as overrides of its keys."""
 
 
 def launcher(job: Job, further: str = "") -> str:
-    """What each process runs, with a key whose value is a file of the bundle."""
+    """Return the command of each process, with overrides for keys whose values are files of the bundle."""
     words = [_LAUNCHER, further, beside("dataset_dir", made_up.DIRECTORY) if made_up.is_made_up(job) else ""]
     return " ".join(filter(None, words))
 
 
 def beside(key: str, file: str) -> str:
-    """A key in place of train.yaml's, for `launcher`: what lies beside it, by its whole path. It is YAML again."""
+    """Return an override for `launcher`: a key with the absolute path of a file in the bundle, quoted as YAML."""
     quote = "\\'"
     return f"\"{key}='${{bundle_dir//{quote}/{quote}{quote}}}/{file}'\""
 
@@ -36,7 +36,7 @@ RESUME_FROM = """\
 resume=()
 [[ -z "$last_checkpoint" ]] || resume=("resume_from_checkpoint='${last_checkpoint//\\'/\\'\\'}'")
 """
-"""Bash, ahead of `launcher`."""
+"""Bash code that must precede `launcher`."""
 
 RESUME = """\
 start the same again. The script names the last whole checkpoint in `output_dir` to the trainer, which skips
@@ -44,7 +44,7 @@ start the same again. The script names the last whole checkpoint in `output_dir`
 
 CHECKPOINTS = Checkpoints(takes_any=True)
 """transformers/trainer.py, _save_checkpoint writes trainer_state.json last, on the first rank, after all others have
-written their parts; hparams/parser.py takes get_last_checkpoint, which is that with the highest number."""
+written their parts; hparams/parser.py uses get_last_checkpoint, which picks the one with the highest number."""
 
 CACHING_ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF",
@@ -70,8 +70,7 @@ VERSIONS = Versions(
 
 
 def dataset_directory(values: Mapping[str, Any]) -> str | None:
-    """The directory with dataset_info.json; None when the data comes from a hub, an earlier tokenising
-    or the bundle."""
+    """Return the directory of dataset_info.json; None for data from a hub, tokenized earlier, or in the bundle."""
     directory = str(values["dataset_dir"])
     if values["dataset"] == made_up.MADE_UP:
         return None
@@ -81,7 +80,7 @@ def dataset_directory(values: Mapping[str, Any]) -> str | None:
 
 
 def usual_warnings(spec: Spec) -> Iterator[str]:
-    """What is right to write, whichever engine trains, and may still surprise."""
+    """Warn about valid settings that may surprise the user, with any engine."""
     job = spec.job
     if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
         yield (

@@ -1,4 +1,4 @@
-"""How a data set is made known to LLaMA-Factory: an entry of dataset_info.json and one record of its file, by stage.
+"""How to register a dataset with LLaMA-Factory: an entry of dataset_info.json and a sample record, by stage.
 
 Source: LLaMA-Factory data/parser.py (DatasetAttr) and data/converter.py.
 """
@@ -16,7 +16,7 @@ _CHAT_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", 
 
 
 def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
-    """An entry of dataset_info.json for the job's (first) data set, and a record of the file, both as JSON text."""
+    """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text."""
     name = (job.dataset or "").split(",")[0].strip() or DATASET_TO_FILL_IN
     if name == DATASET_TO_FILL_IN:
         name = "my_data"

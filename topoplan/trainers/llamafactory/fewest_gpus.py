@@ -1,7 +1,7 @@
-"""The layout that a configuration of the Megatron path asks for, where no cluster is known.
+"""The layout of a Megatron path configuration, if no cluster is known.
 
-The number of GPUs is taken to be the smallest that the degrees allow, all in one fast domain: rules about the cluster
-cannot fail then, and those about the model, the job and the layout are the ones of `topoplan.engines.megatron.rules`.
+It is assumed to run on the smallest number of GPUs that the degrees allow, all in one NVLink domain. Rules about the
+cluster can then not fail; those about model, job and layout are the ones of `topoplan.engines.megatron.rules`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from topoplan.trainers.llamafactory.mca_job import ROWS, packs
 from topoplan.trainers.megatron_keys import CP, EP, ETP, PP, SPLIT, TP, VPP
 
 _MOST = 65536
-"""No degree or count above it is looked at."""
+"""Larger degrees and counts are not examined."""
 _ASSUMED_GPU = "h100-sxm-80gb"
 
 UNKNOWN_MODEL = Model(name="", model_type="", hidden_size=0, vocab_size=0, layers=(), tie_word_embeddings=False)
-"""Stands where no model is known; only rules that look at none may be asked then."""
+"""Placeholder if no model is known; only rules that ignore the model may then be checked."""
 
 
 def spec_and_layout(configuration: Configuration, model: Model) -> tuple[Spec, Layout] | None:
-    """What the layout rules look at; None where a degree or a count is none."""
+    """Return the input of the layout rules; None if a degree or count is invalid."""
     keys = Keys(configuration, {})
     reading, length = Reading(keys=keys, model=model, world=1), whole(configuration, "cutoff_len", 2048)
     if not length or not 0 < length <= 2**30 or not configuration.source.data.keys() & _LAYOUT_KEYS:

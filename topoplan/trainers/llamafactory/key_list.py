@@ -1,9 +1,9 @@
-"""What the trainer's YAML may hold: its keys with their types, and the user's own keys checked against them.
+"""Keys that LLaMA-Factory's YAML may hold, with their types, and checks of the user's keys against them.
 
 LLaMA-Factory's parser refuses unknown keys but checks neither types nor choices (`sequence_parallel: maybe` passes and
-counts as true), and its Megatron path reads only some of the keys that the parser takes. Both are caught here.
-The lists are data: `topoplan/catalog/trainer_keys/`, with the versions that they were taken from. They know more than
-one version of a package: what bundles are written for, and what is newer (`catalog/releases.py`).
+counts as true), and its Megatron path ignores some keys that the parser accepts. Both are caught here. The lists are
+data in `topoplan/catalog/trainer_keys/`, with the versions they were taken from. They cover several versions of a
+package: those that bundles are written for, and newer ones (`catalog/releases.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GONE = {
     "save_safetensors": "leave it out: safetensors is what the trainer writes",
     "warmup_ratio": "write warmup_steps, as a whole number",
 }
-"""Keys that not every supported transformers accepts, and what to do instead."""
+"""Keys that some supported transformers versions refuse, with what to do instead."""
 
 _UNUSED = {
     "add_special_tokens": "the Megatron workflow does not resize the embedding: add the tokens to the model beforehand",
@@ -41,7 +41,7 @@ _UNUSED = {
     "moe_aux_loss_coef": "write moe_aux_loss_coeff, the adapter's own key",
     "optim": "remove it: the optimizer is Megatron's Adam; `optimizer: sgd` is the only other one",
 }
-"""Remedies for keys that the Megatron workflow does not use, where a general sentence would not do."""
+"""Specific remedies for keys that the Megatron workflow does not use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +50,21 @@ class Key:
 
     name: str
     types: tuple[str, ...]
-    """str, int, float, bool, dict, list: any of them will do."""
+    """Accepted types, any of str, int, float, bool, dict, list."""
     nullable: bool
     choices: tuple[Any, ...]
-    """The only strings that work; empty when any does."""
+    """The only strings accepted; empty if any string is."""
     default: Any
     package: str
     """llamafactory, transformers, mcore_adapter or ms-swift."""
     since: str
-    """First version of the package that has the key, where not all known ones do; else empty."""
+    """First version of the package with the key; empty if all known versions have it."""
     ignored: bool
-    """The parser takes it, and the Megatron workflow never reads it."""
+    """True if the parser accepts the key and the Megatron workflow never reads it."""
 
     @classmethod
     def of(cls, name: str, entry: Mapping[str, Any], package: str = "") -> Key:
-        """From an entry of a list, which names its package itself where the list is of several."""
+        """Create a key from an entry of a list; the entry names its package if the list covers several."""
         return cls(
             name=name,
             types=tuple(entry["types"]),
@@ -78,37 +78,37 @@ class Key:
 
 
 TrainerPath = str
-"""Who trains by these keys: "mca", mcore_adapter (USE_MCA=1); "bridge", Megatron Bridge
-(USE_MEGATRON_BRIDGE=1); "plain", neither."""
+"""The training path: "mca", mcore_adapter (USE_MCA=1); "bridge", Megatron Bridge (USE_MEGATRON_BRIDGE=1);
+or "plain"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """LLaMA-Factory's chat templates, and the model types that its Megatron paths take."""
+    """LLaMA-Factory's chat templates, and the model types that its Megatron paths support."""
 
     names: frozenset[str]
-    """Of every known version."""
+    """Templates of all known versions."""
     since: Mapping[str, str]
-    """Template -> first version of LLaMA-Factory that has it, where not all known ones do."""
+    """Template -> first version of LLaMA-Factory with it; only templates that some known version lacks."""
     by_model: Mapping[str, str]
     by_model_type: Mapping[str, str]
     supported_model_types: tuple[str, ...]
-    """With mcore_adapter."""
+    """Model types that mcore_adapter supports."""
     bridge_model_types: tuple[str, ...]
-    """With Megatron Bridge."""
+    """Model types that Megatron Bridge supports."""
     version: str
-    """Of LLaMA-Factory: what bundles are written for."""
+    """The version of LLaMA-Factory that bundles are written for."""
 
 
 @cache
 def known_keys() -> Mapping[str, Key]:
-    """Every key that the parser accepts with USE_MCA=1."""
+    """Return the keys that the parser accepts with USE_MCA=1."""
     return {name: Key.of(name, entry) for name, entry in key_list("llamafactory")["keys"].items()}
 
 
 @cache
 def plain_keys() -> Mapping[str, Key]:
-    """Every key that the parser accepts without Megatron: DeepSpeed, FSDP or plain data parallel training."""
+    """Return the keys that the parser accepts without Megatron: DeepSpeed, FSDP or plain data parallelism."""
     shared = {name: replace(key, ignored=False) for name, key in known_keys().items() if key.package != "mcore_adapter"}
     return shared | {
         name: Key.of(name, entry) for name, entry in key_list("llamafactory")["keys_without_megatron"].items()
@@ -117,43 +117,43 @@ def plain_keys() -> Mapping[str, Key]:
 
 @cache
 def bridge_keys() -> Mapping[str, Key]:
-    """Every key that the parser accepts with USE_MEGATRON_BRIDGE=1."""
+    """Return the keys that the parser accepts with USE_MEGATRON_BRIDGE=1."""
     own = key_list("llamafactory")["keys_with_bridge"]
     return {**plain_keys(), **{name: Key.of(name, entry) for name, entry in own.items()}}
 
 
 def defaults_of(path: TrainerPath) -> Mapping[str, Any]:
-    """LLaMA-Factory's own values of the keys of a path."""
+    """Return LLaMA-Factory's defaults for the keys of a path."""
     return {name: key.default for name, key in keys_for(path).items()}
 
 
 def keys_for(path: TrainerPath) -> Mapping[str, Key]:
-    """Every key that the parser of some known version accepts, for what trains."""
+    """Return the keys of a path that the parser of any known version accepts."""
     return {"mca": known_keys, "bridge": bridge_keys, "plain": plain_keys}[path]()
 
 
 @cache
 def removed_keys() -> Mapping[str, str]:
-    """Keys that transformers had, and the first version that no longer has them."""
+    """Return keys that transformers has removed, with the first version without them."""
     removed: Mapping[str, str] = key_list("llamafactory")["removed_from_transformers"]
     return removed
 
 
 @cache
 def own_removed_keys() -> Mapping[str, str]:
-    """The same of LLaMA-Factory itself, from 0.8 on."""
+    """Return keys that LLaMA-Factory itself has removed since 0.8, with the first version without them."""
     removed: Mapping[str, str] = key_list("llamafactory")["removed"]
     return removed
 
 
 def deepspeed_keys() -> frozenset[str]:
-    """What DeepSpeed reads at the top of its JSON."""
+    """Return the top-level keys of DeepSpeed's JSON."""
     return frozenset(key_list("deepspeed")["top"])
 
 
 @cache
 def megatron_settings() -> Mapping[str, str]:
-    """What additional_configs may name, with the versions of megatron-core that have it: `>=0.18.2`; empty: all."""
+    """Return the settings for additional_configs, with their versions of megatron-core: `>=0.18.2`; empty for all."""
     document = key_list("megatron_config")
     bounds = {word: document[word]["megatron_core"] for word in ("since", "until")}
     core = {
@@ -167,13 +167,13 @@ def megatron_settings() -> Mapping[str, str]:
 
 @cache
 def trainer_versions() -> Mapping[str, Any]:
-    """The versions that bundles are written for."""
+    """Return the versions that bundles are written for."""
     versions: Mapping[str, Any] = key_list("llamafactory")["versions"]
     return versions
 
 
 def newer_than(since: str, package: str = "llamafactory") -> str:
-    """What a key wants that is there since a version: `transformers 5.6.0 or newer`."""
+    """Return what a key requires that exists since a version: `transformers 5.6.0 or newer`."""
     if package != "llamafactory":
         return f"{package} {since} or newer"
     before = [one for one in releases() if Version(one.version) < Version(since)]
@@ -182,7 +182,7 @@ def newer_than(since: str, package: str = "llamafactory") -> str:
 
 
 def needed_transformers(key: Key) -> str:
-    """A sentence on a key that not every transformers has which the trainer takes; else empty."""
+    """Return a sentence on a key that only some supported transformers versions have; else empty."""
     if key.package == "transformers-kt":
         return f"the key {key.name} needs transformers-kt, KTransformers' build of transformers"
     if key.package != "transformers" or not key.since:
@@ -193,7 +193,7 @@ def needed_transformers(key: Key) -> str:
 
 @cache
 def templates() -> Templates:
-    """The chat templates of the catalog."""
+    """Return the chat templates of the catalog."""
     document = key_list("llamafactory_templates")
     return Templates(
         names=frozenset(document["names"]),
@@ -207,7 +207,7 @@ def templates() -> Templates:
 
 
 def listed_template(model: str) -> str | None:
-    """The template in LLaMA-Factory's list of models, by the id of one or the last part of its path."""
+    """Return the template in LLaMA-Factory's list of models, looked up by hub id or the last part of a path."""
     known = templates().by_model
     last = model.rstrip("/").rpartition("/")[2].lower()
     by_last_part = {name.rpartition("/")[2].lower(): template for name, template in known.items()}
@@ -215,16 +215,16 @@ def listed_template(model: str) -> str | None:
 
 
 def default_template(model: str, model_type: str) -> str | None:
-    """The template of the list, else by the type of the model."""
+    """Return the template from LLaMA-Factory's list of models, or else by model type."""
     return listed_template(model) or templates().by_model_type.get(model_type)
 
 
 _NO_TEMPLATE = ("none", "null", "no", "auto", "false")
-"""Words for no template, which are the names of none."""
+"""Words that people write for no template, although no template has such a name."""
 
 
 def missing_template(name: str) -> str:
-    """A sentence on a template that the LLaMA-Factory which bundles are written for has not; else empty."""
+    """Return a sentence on a template that bundles' version of LLaMA-Factory lacks; else empty."""
     known = templates()
     if name in known.since:
         return f"the template {name!r} needs {newer_than(known.since[name])}, and the bundle is for {known.version}"
@@ -238,7 +238,7 @@ def missing_template(name: str) -> str:
 
 
 def check_key(name: str, value: Any, where: str, *, path: TrainerPath = "mca") -> Any:
-    """`value` as it is written for the key `name`; an error says what would be wrong with it, or never be read."""
+    """Return `value` as it is to be written for a key. Raises SpecError if the value is wrong or would be ignored."""
     verdict = judge_key(name, value, path=path, version=trainer_versions()["llamafactory"])
     if verdict.trouble:
         raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
@@ -246,17 +246,17 @@ def check_key(name: str, value: Any, where: str, *, path: TrainerPath = "mca") -
 
 
 Trouble = Literal["", "secret", "gone", "unknown", "newer", "type", "ignored", "dropped"]
-"""gone: not every supported transformers has the key. newer: the version in question does not have it yet. type: the
-value is none that the key takes. ignored: the Megatron workflow never reads the key. dropped: it reads it, and leaves a
-part of the value out."""
+"""gone: some supported transformers version lacks the key. newer: the version in question does not have it yet. type:
+the key does not accept the value. ignored: the Megatron workflow never reads the key. dropped: the workflow reads the
+key but discards part of the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A value for a trainer key, and what would be wrong with it."""
+    """The judgment on a value for a trainer key."""
 
     value: Any = None
-    """In the type that the key declares."""
+    """The value in the type that the key declares."""
     trouble: Trouble = ""
     what: str = ""
     expected: str = ""
@@ -264,9 +264,9 @@ class Verdict:
 
 
 def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str = "") -> Verdict:
-    """What a key and its value come to on a path.
+    """Judge a key and its value on a path.
 
-    `version` is LLaMA-Factory's; without it a key counts as known when some known version has it.
+    `version` is LLaMA-Factory's; without it, a key is known if any known version has it.
     """
     if any(secrets_in({name: value})):
         return Verdict(value=value, trouble="secret", what=NEVER_WRITTEN, remedy=REMEDY)
@@ -304,7 +304,7 @@ def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str 
 
 
 def typed_value(key: Key, value: Any) -> Verdict:
-    """`value` in the type that the key declares and in its range, or what is wrong with it."""
+    """Judge whether `value` has the declared type and range of the key, converting it if possible."""
     verdict = _typed(key, value)
     expected = "" if verdict.trouble else range_missed(key_list("ranges")["ranges"].get(key.name), verdict.value)
     if not expected:
@@ -336,7 +336,7 @@ def _typed(key: Key, value: Any) -> Verdict:
         if "int" in types and value.is_integer():
             return Verdict(value=int(value))
     if isinstance(value, str):
-        number = _number(value)  # PyYAML takes 2e-5 for a string; the user meant what every other reader sees
+        number = _number(value)  # PyYAML reads 2e-5 as a string, other parsers as the number that the user meant
         if "str" not in types and "float" in types and number is not None:
             return Verdict(value=number)
         if "str" in types:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory on Megatron-core (MCA): what a run wants; train.yaml itself is in `mca_yaml.py`."""
+"""LLaMA-Factory on Megatron-core (MCA): what a run needs; train.yaml itself is written by `mca_yaml.py`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ From then on every step prints a line with `loss`, `grad_norm` and
 
 
 def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """What a run with these keys wants of a node."""
+    """Return what a run with these keys needs on a node."""
     requirements = _requirements(spec, layout, values)
     can_resume = resumable(spec, layout)
     return TrainerRun(
@@ -97,7 +97,7 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
 def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
     found = [EnvVar(name="USE_MCA", value="1", reason="LLaMA-Factory trains with Megatron-core, through mcore_adapter")]
     if cluster.gpu.architecture != "blackwell" and (layout.tp > 1 or layout.cp > 1):
-        # Megatron-LM asserts this in training/arguments.py, which the adapter does not go through.
+        # Megatron-LM asserts this in training/arguments.py, which the adapter bypasses.
         reason = "kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it"
         found.append(EnvVar(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason))
     return (*found, RECORD_VRAM, CACHING_ALLOCATOR)

@@ -1,4 +1,4 @@
-"""What a job and a model mean to the Megatron (MCA) trainer of LLaMA-Factory."""
+"""Properties of jobs and models that matter to LLaMA-Factory's Megatron (MCA) trainer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from topoplan.specs.model import Mlp, Model, Moe
 from topoplan.specs.spec import Spec
 
 FREEZABLE_MODEL_TYPES = frozenset(["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
-"""Types whose parts train/mca/workflow.py can freeze (_freeze_model_parameters)."""
+"""Model types whose parts train/mca/workflow.py can freeze (_freeze_model_parameters)."""
 
 
 def resumable(spec: Spec, layout: Layout) -> bool:
-    """False where the adapter saves checkpoints that it cannot resume from.
+    """Whether the adapter can resume from the checkpoints that it saves for a layout.
 
-    Where etp differs from tp they are torch_dist (mcore_adapter training_args.py). trainer/trainer.py,
-    _load_from_checkpoint passes no models on to checkpointing.py, _load_dist_checkpoint, which asks them for shapes.
+    If etp differs from tp, checkpoints are torch_dist (mcore_adapter training_args.py). trainer/trainer.py,
+    _load_from_checkpoint then passes no models to checkpointing.py, _load_dist_checkpoint, which needs their shapes.
     """
     return not facts_of(spec.model).is_moe or layout.etp == layout.tp
 
 
 def is_gated(model: Model) -> bool:
-    """True when every feed-forward is a gated one (SwiGLU)."""
+    """Whether every feed-forward layer is gated (SwiGLU)."""
     return all(layer.ffn.gated for layer in model.layers if isinstance(layer.ffn, Mlp | Moe))

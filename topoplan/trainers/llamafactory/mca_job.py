@@ -1,6 +1,6 @@
-"""LLaMA-Factory's Megatron path (mcore_adapter): what its keys mean, and which of them a layout is written in.
+"""LLaMA-Factory's Megatron path (mcore_adapter): the meaning of its keys, and how a layout is written in them.
 
-Defaults are those of the key list of `catalog/trainer_keys`.
+Defaults are those of the key list in `catalog/trainer_keys`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ROWS = by_key(
     ),
     replace(
         DEGREES[SP],
-        # models/model_config.py::McaModelConfig.__post_init__: off without TP, on with TP and EP.
+        # models/model_config.py::McaModelConfig.__post_init__: disabled without TP, enabled with TP and EP.
         read=lambda reading, key: reading.parts["tp"] > 1 and (reading.keys.flag(key) or reading.parts["ep"] > 1),
     ),
     Row(
@@ -82,7 +82,7 @@ ROWS = by_key(
     Row(
         "accumulate_allreduce_grads_in_fp32",
         "grad_reduce_in_fp32",
-        # training_args.py: bf16 switches it on.
+        # training_args.py: bf16 enables it.
         lambda reading, key: reading.keys.flag("bf16") or reading.keys.flag(key),
         "unset, fp16 sums gradients in fp16",
         lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
@@ -105,7 +105,7 @@ ROWS = by_key(
     ),
 )
 LAYOUT_KEYS = (*DEGREES, "per_device_train_batch_size", "gradient_accumulation_steps")
-"""In the order of the section of train.yaml."""
+"""Keys in the order of their section of train.yaml."""
 
 
 def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Raises SpecError for what is not predicted."""
+    """Read the job. Raises SpecError for what is not predicted."""
     keys, model = reading.keys, reading.model
     stage = keys.text("stage") or "sft"
     if stage not in STAGES:
@@ -133,7 +133,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         precision=_precision(keys),
         **of_stage(reading, stage, apart=apart, freezes=freezes),
         mtp_num_layers=keys.value("mtp_num_layers") and keys.degree("mtp_num_layers"),
-        pin={"cp": 1} if apart else {},  # its sub-sequences are no multiples of 2 * cp (mca_user_keys.py)
+        pin={"cp": 1} if apart else {},  # sub-sequence lengths are not multiples of 2 * cp (mca_user_keys.py)
     )
     check_something_trained(keys, "freeze_language_model", job)
     return replace(job, samples=None if job.packs else _most_samples(keys))
@@ -152,7 +152,7 @@ def _precision(keys: Keys) -> str:
 
 
 def _most_samples(keys: Keys) -> int | None:
-    """Samples of an epoch at most: LLaMA-Factory takes `max_samples` of every data set."""
+    """Return the maximum number of samples per epoch: LLaMA-Factory takes up to `max_samples` from every dataset."""
     limit, names = keys.count("max_samples"), keys.value("dataset")
     if limit is None or not isinstance(names, str) or keys.flag("streaming"):
         return None
@@ -160,14 +160,14 @@ def _most_samples(keys: Keys) -> int | None:
 
 
 def packs(stage: Any, packing: Any) -> bool:
-    """`hparams/parser.py`: the default of stage pt alone."""
+    """Whether a job packs, following `hparams/parser.py`: by default only in stage pt."""
     return stage == "pt" if packing is None else bool(packing)
 
 
 def of_stage(reading: Reading, stage: str, *, apart: bool, freezes: bool) -> dict[str, Any]:
-    """Keys of a job that are read alike on both paths: its stage, how it packs, parts that are frozen, images.
+    """Return keys of a job that both paths read in the same way: its stage, packing, frozen parts, images.
 
-    `apart`: samples of a packed sequence attend to their own alone. `freezes`: the trainer knows the model's parts.
+    `apart`: samples of a packed sequence do not attend to each other. `freezes`: the trainer knows the model's parts.
     """
     keys = reading.keys
     parts = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
@@ -182,9 +182,9 @@ def of_stage(reading: Reading, stage: str, *, apart: bool, freezes: bool) -> dic
 
 
 def _reference_forwards(keys: Keys, stage: str) -> int | None:
-    """Where it is not the usual number of the stage."""
+    """Return the number of reference forward passes if it differs from the default of the stage."""
     if stage == "kto":
-        return 3  # train/kto/trainer.py: both models see the sample, and with another's answer once more
+        return 3  # train/kto/trainer.py: policy and reference see the sample, and again with a mismatched answer
     # hparams/finetuning_args.py, use_ref_model
     return 0 if stage == "dpo" and keys.value("pref_loss") in ("orpo", "simpo") else None
 

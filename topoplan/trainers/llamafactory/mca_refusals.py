@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's Megatron path (mcore_adapter) can train at all."""
+"""What LLaMA-Factory's Megatron path (mcore_adapter) cannot train."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from topoplan.trainers.shared_refusals import FP8_RECIPES, mca_finetuning, megat
 from topoplan.trainers.traits import MCA
 
 STAGES = ("pt", "sft", "dpo")
-"""That have a Megatron workflow (LLaMA-Factory `train/tuner.py`)."""
+"""Stages with a Megatron workflow (LLaMA-Factory `train/tuner.py`)."""
 
 MTP_MODEL_TYPES = frozenset({"deepseek_v3", "glm4_moe"})
-"""Types whose multi-token-prediction weights the adapter loads under megatron-core 0.16: convert_mtp_name in
-`models/deepseek_v3/__init__.py` and `models/glm4_moe/__init__.py`. That of qwen3_5 writes the names of a later
+"""Model types whose multi-token-prediction weights the adapter loads under megatron-core 0.16: convert_mtp_name in
+`models/deepseek_v3/__init__.py` and `models/glm4_moe/__init__.py`. qwen3_5's function produces the names of a later
 megatron-core (mtp_model_layer), and qwen3_next drops the weights."""
 
 
 def job_refusals(spec: Spec) -> Iterator[Refusal]:
-    """A model or a job that no layout would help."""
+    """Refuse a model or job that cannot run under any layout."""
     model, job, gpu, where = spec.model, spec.job, spec.cluster.gpu, spec.path or ""
     supported = templates().supported_model_types
     if model.model_type not in supported:
@@ -69,11 +69,11 @@ def job_refusals(spec: Spec) -> Iterator[Refusal]:
 
 
 def preferences(spec: Spec) -> Iterator[Refusal]:
-    """Stage dpo on a vision-language model, which ends at the first batch.
+    """Refuse stage dpo on a vision-language model, which crashes on the first batch.
 
-    LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper takes the last token off a pair's ids and leaves its
-    mask as it is. Transformers' get_rope_index looks up one by the other and raises an IndexError; a batch without
-    images gets a dummy one, and ends there too.
+    LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper removes the last token from a pair's ids but not from
+    its mask. transformers' get_rope_index indexes one with the other and raises an IndexError. A batch without images
+    gets a dummy image and crashes too.
     """
     if spec.job.stage == "dpo" and spec.model.vision is not None:
         yield Refusal(
@@ -87,9 +87,9 @@ def preferences(spec: Spec) -> Iterator[Refusal]:
 
 
 def _frozen_parts(spec: Spec) -> Iterator[Refusal]:
-    """Parts of a vision-language model that stage pt is to leave as they are.
+    """Refuse frozen parts of a vision-language model in stage pt, which ignores them.
 
-    LLaMA-Factory train/mca/workflow.py: run_sft and run_dpo call _freeze_model_parameters, and run_pt does not.
+    LLaMA-Factory train/mca/workflow.py: run_sft and run_dpo call _freeze_model_parameters, run_pt does not.
     """
     keys = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
     frozen = [key for key in keys if getattr(spec.job, key)]
@@ -105,11 +105,11 @@ def _frozen_parts(spec: Spec) -> Iterator[Refusal]:
 
 
 def _token_prediction(spec: Spec) -> Iterator[Refusal]:
-    """Multi-token-prediction layers that the adapter cannot train.
+    """Refuse multi-token-prediction layers that the adapter cannot train.
 
-    `training_args.py` has mtp_num_layers at 0, which `McaModelConfig.update_with_args` puts over the checkpoint's
-    number: without the key there are none. With it `McaGPTModel._get_mtp_block_spec` builds them, and
-    `PretrainedModel.from_pretrained` refuses weights that are missing or left over.
+    mtp_num_layers defaults to 0 in `training_args.py`, and `McaModelConfig.update_with_args` overrides the checkpoint's
+    number with it, so without the key there are none. With it, `McaGPTModel._get_mtp_block_spec` builds them, and
+    `PretrainedModel.from_pretrained` refuses missing or surplus weights.
     """
     model, count, where = spec.model, spec.job.mtp_num_layers, spec.path or ""
     if not count:
@@ -133,7 +133,7 @@ def _token_prediction(spec: Spec) -> Iterator[Refusal]:
 
 
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """A model, job or layout that the trainer would refuse, or train otherwise than planned."""
+    """Refuse a model, job or layout that the trainer would refuse, or train differently from the plan."""
     job, model = spec.job, spec.model
     supported = templates().supported_model_types
     if model.model_type not in supported:
@@ -154,7 +154,8 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _samples(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """An epoch needs a full batch: trainer/trainer.py divides by the number of them (_inner_training_loop)."""
+    """Refuse an epoch without a full batch: trainer/trainer.py divides by the number of batches
+    (_inner_training_loop)."""
     if job.samples is None or job.samples >= job.global_batch_size:
         return
     full = layout.micro_batch_size * layout.dp
@@ -173,7 +174,7 @@ def _samples(job: Job, layout: Layout) -> Iterator[Refusal]:
 
 
 def _sequence_padding(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Sequences that are not packed are padded by the collator, to a length that CP and SP must be able to split."""
+    """Refuse unpacked sequences whose padded length CP and SP cannot split."""
     parts, pad = sequence_parts(layout), pad_multiple(MCA.padding, job)
     fixed_length = is_padded_to_seq_len(MCA.padding, job, layout)
     length = math.ceil(job.seq_len / pad) * pad if fixed_length else pad

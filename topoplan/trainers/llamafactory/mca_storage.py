@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint on Megatron: what mcore_adapter saves in it."""
+"""Checkpoint sizes on Megatron: what mcore_adapter saves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STATE_BYTES = {"adam": 12, "sgd": 8}  # fp32: the weight, and two moments or on
 
 
 def checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> CheckpointSize:
-    """The checkpoints of a run with these trainer keys.
+    """Return the checkpoint sizes of a run with these trainer keys.
 
     mcore_adapter trainer/trainer.py, save_model and _save_optimizer_and_scheduler; checkpointing.py,
-    save_config_and_state_dict: a legacy checkpoint has the file of every rank with expert data-parallel rank 0, and so
-    the weights outside of the experts once for each expert-parallel rank. Megatron-core distrib_optimizer.py: the
-    distributed optimizer saves every element once, in fp32.
+    save_config_and_state_dict: a legacy checkpoint has the files of all ranks with expert data-parallel rank 0, and
+    therefore the non-expert weights once per expert-parallel rank. Megatron-core distrib_optimizer.py: the distributed
+    optimizer saves every element once, in fp32.
     """
     all_trained = replace(
         spec.job, freeze_language_model=False, freeze_vision_tower=False, freeze_multi_modal_projector=False

@@ -1,4 +1,4 @@
-"""The trainer keys of the user (`job.trainer`) on the Megatron path: held against the plan and against each other."""
+"""The user's trainer keys (`job.trainer`) on the Megatron path, compared with the plan and with each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FP8 = ("fp8", "fp8_recipe")
 
 
 def user_keys(spec: Spec, layout: Layout, written: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """`job.trainer`, checked key by key and against the plan, of which train.yaml has `written`."""
+    """Return `job.trainer`, each key checked and compared with the plan, whose train.yaml has the keys in `written`."""
     fixed = _fixed_values(spec, written)
     remedy = "leave it out, or ask for it under job.pin, so that it is predicted"
     steps = megatron_steps(spec.job)
@@ -39,18 +39,18 @@ def user_keys(spec: Spec, layout: Layout, written: Mapping[str, Any], warnings: 
 
 
 def _fixed_values(spec: Spec, written: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Key -> the values that agree with the plan, its own first."""
+    """Return for each key the values that agree with the plan, the plan's own first."""
     keys = (*ROWS, "moe_layer_recompute", "mtp_num_layers", *(_FP8 if "fp8" not in written else ()))
     fixed = decided(spec, written, keys, "mca")
     fixed |= {key: (1, None) for key in (EP, ETP) if key not in written}
     fixed |= dict.fromkeys((EMBEDDING, LOSS), (None, False))
     if spec.job.precision != "fp16":
-        fixed["accumulate_allreduce_grads_in_fp32"] = (True,)  # bf16 switches it on
+        fixed["accumulate_allreduce_grads_in_fp32"] = (True,)  # bf16 enables it
     return fixed
 
 
 def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
-    """Keys that are right alone and wrong together, or with this plan."""
+    """Raise an error for keys that are valid alone but not together, or not with this plan."""
     _check_packing(user, spec, layout)
     _check_evaluation(user, spec, layout)
     steps, warmup = megatron_steps(spec.job, user.get("max_steps")), user.get("warmup_steps")
@@ -87,15 +87,15 @@ def _check_packing(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
             # trainer/trainer.py, _packing_sequence reshapes the 3 x batch x tokens of mRoPE as if batch came first.
             raise SpecError(f"{key} garbles the positions of images: leave it out for {spec.model.name}", where=where)
         if spec.job.mtp_num_layers:
-            # trainer/trainer.py, _prepare_train_inputs takes positions that it has made without packing alone.
+            # trainer/trainer.py, _prepare_train_inputs only builds the positions it needs without packing.
             raise SpecError(f"{key} and mtp_num_layers exclude each other in the Megatron adapter", where=where)
 
 
 def _check_evaluation(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
-    """An evaluation needs samples, and a whole global batch of them.
+    """Raise an error unless an evaluation has a whole global batch of samples.
 
-    trainer/trainer.py, _stream_eval_inputs takes as many micro batches at a time as a training step has; without one
-    such step gather_metrics ends in an IndexError.
+    trainer/trainer.py, _stream_eval_inputs takes as many micro-batches at a time as a training step has; without one
+    such step, gather_metrics ends in an IndexError.
     """
     if not evaluates(user):
         return

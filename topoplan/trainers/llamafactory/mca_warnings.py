@@ -1,4 +1,4 @@
-"""What the Megatron (MCA) trainer does otherwise than one would think."""
+"""What the Megatron (MCA) trainer does contrary to expectation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from topoplan.trainers.llamafactory.mca_facts import resumable
 from topoplan.trainers.traits import MCA
 
 _QUANTIZED = re.compile(r"-(?:fp8|awq|gptq|int[48]|w[48]a16|bnb)\b", re.IGNORECASE)
-"""In hub ids whose weights are published quantized. DeepSeek's own of type deepseek_v3 are in fp8 and do not say so."""
+"""Matches hub ids of quantized weights; DeepSeek's own deepseek_v3 models are in fp8 without saying so in the name."""
 
 _FUSED_EXPERTS = frozenset(["qwen3_vl_moe", "qwen3_5_moe"])
-"""Types that Hugging Face keeps all experts of a layer in one tensor for, gathered by an export of its own."""
+"""Model types whose experts Hugging Face keeps in one tensor per layer; a separate export routine gathers them."""
 
 
 def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
-    """What is right to write and may still surprise."""
+    """Warn about valid settings that may surprise the user."""
     job = spec.job
     found = [*_weights(spec), *caveats(spec, layout)]
     if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
@@ -39,7 +39,7 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
 
 
 def _weights(spec: Spec) -> Iterator[str]:
-    """What has to be done with the published weights of this model."""
+    """Warn about published weights that have to be converted first."""
     model = spec.model
     in_fp8 = model.model_type == "deepseek_v3" and model.name.startswith("deepseek-ai/")
     if model.config_path is None and (in_fp8 or _QUANTIZED.search(model.name)):
@@ -50,7 +50,7 @@ def _weights(spec: Spec) -> Iterator[str]:
 
 
 def caveats(spec: Spec, layout: Layout) -> Iterator[str]:
-    """What the adapter cannot do with this model and its checkpoints, read and written."""
+    """Warn about what the adapter cannot do with a model or its checkpoints."""
     model = spec.model
     adapter = f"mcore_adapter {trainer_versions()['mcore_adapter'].rpartition(' ')[2]}"
     if model.model_type == "qwen3_next":

@@ -1,7 +1,7 @@
-"""train.yaml: the plan in the keys of LLaMA-Factory's Megatron (MCA) trainer, each non-obvious line with its reason.
+"""train.yaml for LLaMA-Factory's Megatron (MCA) trainer: the plan in its keys, each non-obvious line with its reason.
 
-Sources: LLaMA-Factory hparams/ and train/mca/workflow.py, mcore_adapter training_args.py and models/model_config.py,
-at the versions named in `topoplan/catalog/trainer_keys/llamafactory.json`.
+Sources: LLaMA-Factory hparams/ and train/mca/workflow.py, mcore_adapter training_args.py and models/model_config.py, at
+the versions named in `topoplan/catalog/trainer_keys/llamafactory.json`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from topoplan.trainers.yaml_text import Entry, Section
 
 
 def trainer_file(spec: Spec, layout: Layout) -> TrainerFiles:
-    """train.yaml of a layout; an error names what the trainer cannot do, or which of the user's keys contradicts it."""
+    """Write a layout's train.yaml. Raises an error for what the trainer cannot do and for contradicting user keys."""
     warnings = [*trainer_warnings(spec, layout)]
     user = user_keys(spec, layout, values_of(_sections(spec, layout, {})), warnings)
     what = f"LLaMA-Factory {trainer_versions()['llamafactory']} with USE_MCA=1, {versions_line()}"
@@ -78,7 +78,7 @@ def _model_section(spec: Spec) -> Section:
 def _training_section(spec: Spec, layout: Layout, steps: int | None) -> Section:
     warmup, why = warmup_steps(steps), "a guess, to be fewer than the steps"
     if steps is not None:
-        # Megatron's scheduler asserts that fewer than all steps warm up (core/optimizer_param_scheduler.py).
+        # Megatron's scheduler asserts that warm-up takes fewer than all steps (core/optimizer_param_scheduler.py).
         warmup, why = min(warmup, steps - 1), f"3% of {steps} steps"
     return training_section(spec, warmup, why, *_precision_entries(spec, layout))
 
@@ -142,7 +142,7 @@ def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Secti
 
 
 def _rope_fusion(model: Model, layout: Layout, *, local: bool) -> tuple[bool, str]:
-    """Whether Megatron-core and Transformer Engine have fused rotary embeddings for this model, and a reason."""
+    """Whether Megatron-core and Transformer Engine can fuse rotary embeddings for this model, and the reason."""
     if local:
         return False, "the kernel is Transformer Engine's"
     if any(isinstance(layer.attention, LatentAttention) for layer in model.layers):

@@ -1,4 +1,4 @@
-"""LLaMA-Factory on transformers: what a run with DeepSpeed, FSDP2 or plain data parallel training wants."""
+"""LLaMA-Factory on transformers: what a run with DeepSpeed, FSDP2 or plain data parallelism needs."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ From then on every step prints a line with `loss` and `grad_norm`, and
 `trainer_log.jsonl` in `output_dir` has the time that is left."""
 
 _NAMES = {"deepspeed": "DeepSpeed", "bitsandbytes": "bitsandbytes", "liger-kernel": "Liger kernels"}
-"""Packages that not every run needs, as README names them."""
+"""Packages that not every run needs, with their names in the README."""
 _ENGINES = {"ddp": "plain data parallel training", "fsdp2": "FSDP2 (accelerate)"}
 
 
 def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """What a run with these keys wants of a node."""
+    """Return what a run with these keys needs on a node."""
     requirements = _requirements(spec, layout, values)
     return TrainerRun(
         model_dir=str(values["model_name_or_path"]),

@@ -1,6 +1,6 @@
-"""LLaMA-Factory without Megatron: the job and the layout that its keys mean.
+"""LLaMA-Factory without Megatron: the job and the layout that its keys describe.
 
-Defaults are those of the key list of `catalog/trainer_keys` (LLaMA-Factory 0.9.5 `hparams/`, transformers
+Defaults are those of the key list in `catalog/trainer_keys` (LLaMA-Factory 0.9.5 `hparams/`, transformers
 `training_args.py`): finetuning_type lora with lora_rank 8 and lora_target all, cutoff_len 2048, and gradient
 checkpointing on (`hparams/model_args.py::disable_gradient_checkpointing`, `model/model_utils/checkpointing.py`).
 """
@@ -53,20 +53,20 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "quantization_method": ("bnb", "bitsandbytes"),
     "optim_target_modules": ("",),
 }
-"""Keys that change memory or time in ways that no formula here has, and the values that leave them off."""
+"""Keys that change memory or time in ways that no formula covers, and the values that disable them."""
 
 
 def _allocates(reading: Reading, _: str) -> bool:
     launch, said = reading.launch, expandable_segments(reading.launch)
     if said is not None:
         return said
-    # launcher.py sets it where it starts torchrun itself, which it does on more than one GPU.
+    # launcher.py sets the variable when it starts torchrun itself, as it does on more than one GPU.
     by_itself = launch is None or (launch.program == "llamafactory-cli" and not launch.starter)
     return by_itself and reading.world > 1
 
 
 def _presets(layout: Layout) -> tuple[str, str]:
-    """Examples of LLaMA-Factory (examples/deepspeed/), or what a file has to say."""
+    """Return the names of LLaMA-Factory's example files (examples/deepspeed/), or what a file must contain."""
     zero = zero_preset(layout, "ds_z", "_config.json", stages=(2, 3))
     return zero, f"FSDP2{' with fsdp_offload_params' if layout.offload else ''}"
 
@@ -86,7 +86,7 @@ ROWS = by_key(
     *sharding_rows(_presets),
     Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=_why_accumulation),
     recompute_row("disable_gradient_checkpointing", _why_checkpointing, off=True),
-    # model/model_utils/liger_kernel.py: for these types alone, and stages that need the logits do without.
+    # model/model_utils/liger_kernel.py: only for these types; stages that need the logits disable the fused loss.
     liger_row(
         "enable_liger_kernel",
         LIGER_MODEL_TYPES,
@@ -100,7 +100,7 @@ ROWS = by_key(
 def _layout(reading: Reading) -> Layout:
     launch = reading.launch
     if reading.keys.given("ray_num_workers") is not None and (launch is None or launch.variable("USE_RAY")):
-        # train/tuner.py::_ray_training_function: Ray places the workers, wherever it has GPUs.
+        # train/tuner.py::_ray_training_function: Ray places the workers wherever it has GPUs.
         reading.keys.not_predicted(("ray_num_workers",), "training under Ray")
     return read_layout(ROWS, reading)
 
@@ -111,7 +111,7 @@ def _assumptions(reading: Reading, _: Layout, __: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Raises NotPredictedError for what is not predicted."""
+    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys, sharding = reading.keys, reading.sharding
     refuse(keys, _OFF)
     if not keys.flag("do_train"):
@@ -155,10 +155,10 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
 
 
 def _keeps_fp32(sharding: Sharding) -> bool:
-    """Whatever pure_bf16 says.
+    """Whether trained weights are kept in fp32 despite pure_bf16.
 
-    accelerate casts what FSDP2 trains to fp32 where it has a mixed precision; DeepSpeed's stages 1 and 2 have fp32
-    weights of their own (`stage_1_and_2.py`), and with stage 3 LLaMA-Factory refuses the key.
+    With mixed precision, accelerate casts what FSDP2 trains to fp32. DeepSpeed's stages 1 and 2 have fp32 weights of
+    their own (`stage_1_and_2.py`). With stage 3, LLaMA-Factory refuses the key.
     """
     return (sharding.backend == "fsdp2" and sharding.casts) or sharding.zero_stage in (1, 2)
 

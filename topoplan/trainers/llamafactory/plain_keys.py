@@ -1,4 +1,4 @@
-"""The trainer keys of the user (`job.trainer`) without Megatron: held against the plan and against each other."""
+"""The user's trainer keys (`job.trainer`) without Megatron, compared with the plan and with each other."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from topoplan.trainers.user_keys import place_of
 from topoplan.trainers.usual import says_sync
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_8bit"}
-"""Of the job, as transformers calls them."""
+"""The job's optimizers by their names in transformers."""
 _SAME_OPTIMIZER = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
 
 DECIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "disable_gradient_checkpointing", "pure_bf16"),
     *("quantization_bit", "quantization_method", "double_quantization", "enable_liger_kernel"),
-    # What changes memory or time in ways that no plan has stays off, as it is by itself.
+    # Keys that change memory or time in ways that no plan covers stay off, which is their default.
     *("additional_target", "auto_find_batch_size", "freeze_extra_modules", "freeze_trainable_modules", "fp8"),
     *("gradient_checkpointing", "mixture_of_depths", "parallelism_config", "shift_attn", "upcast_lmhead_output"),
     *("use_adam_mini", "use_apollo", "use_badam", "use_dora", "use_galore", "use_kt", "use_llama_pro", "use_muon"),
@@ -29,7 +29,7 @@ DECIDED = (
 
 
 def plain_user_keys(spec: Spec, layout: Layout, written: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """`job.trainer`, checked key by key and against the plan, of which train.yaml has `written`.
+    """Return `job.trainer`, each key checked and compared with the plan, whose train.yaml has the keys in `written`.
 
     Raises SpecError or LayoutError for an unknown key, a value of the wrong type, and what the plan decides.
     """
@@ -41,11 +41,11 @@ def plain_user_keys(spec: Spec, layout: Layout, written: Mapping[str, Any], warn
 
 
 def fixed_values(spec: Spec, written: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Key -> the values that agree with the plan, its own first."""
+    """Return for each key the values that agree with the plan, the plan's own first."""
     optimizer = spec.job.optimizer
     return {
         **decided(spec, written, DECIDED, "plain"),
-        "deepspeed": (None,),  # the node scripts say which file
+        "deepspeed": (None,),  # the node scripts set the file
         "fsdp": (None, [], ""),
         "optim": (OPTIMIZERS[optimizer], _SAME_OPTIMIZER[optimizer]),
         "flash_attn": ("auto", "sdpa", "fa2", "fa3"),
@@ -53,7 +53,7 @@ def fixed_values(spec: Spec, written: Mapping[str, Any]) -> dict[str, tuple[Any,
 
 
 def _check_combinations(user: dict[str, Any], spec: Spec, layout: Layout) -> None:
-    """Keys that are right alone and wrong together, or with this plan."""
+    """Raise an error for keys that are valid alone but not together, or not with this plan."""
     job = spec.job
     if user.get("neat_packing") and (job.stage != "sft" or not job.packing):
         # hparams/parser.py: "`neat_packing` cannot be set as True except SFT"

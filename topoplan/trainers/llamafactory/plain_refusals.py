@@ -1,6 +1,6 @@
-"""What LLaMA-Factory cannot do with DeepSpeed, FSDP2 or plain data parallel training, and ignores without a word.
+"""What LLaMA-Factory refuses or silently ignores with DeepSpeed, FSDP2 or plain data parallelism.
 
-Sources are named by their file at LLaMA-Factory 0.9.5, transformers 5.6, accelerate 1.11 and DeepSpeed 0.19.
+Sources are files of LLaMA-Factory 0.9.5, transformers 5.6, accelerate 1.11 and DeepSpeed 0.19.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FREEZABLE_MODEL_TYPES = frozenset(
         *("qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "video_llava"),
     ]
 )
-"""Types whose parts it can freeze (model/model_utils/visual.py, COMPOSITE_MODELS); for others the keys do nothing."""
+"""Model types whose parts can be frozen (model/model_utils/visual.py, COMPOSITE_MODELS); others ignore the keys."""
 
 LIGER_MODEL_TYPES = frozenset(
     [
@@ -32,13 +32,13 @@ LIGER_MODEL_TYPES = frozenset(
         *("qwen3_5", "qwen3_moe", "qwen3_next"),
     ]
 )
-"""Types that it has Liger's kernels for (model/model_utils/liger_kernel.py); for others it warns and does without."""
+"""Model types with Liger kernels (model/model_utils/liger_kernel.py); for others LLaMA-Factory only warns."""
 
 _PRECISIONS = ("bf16", "fp16")
 
 
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """What the trainer would refuse, ignore in part or train otherwise than planned, of what its engine allows."""
+    """Refuse what the engine allows but the trainer would refuse, partly ignore, or train differently from the plan."""
     yield from _splits(layout)
     yield from _job(spec)
     yield from quantized_weights(spec.job)
@@ -50,7 +50,8 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 def _splits(layout: Layout) -> Iterator[Refusal]:
     if layout.ulysses > 1 or layout.cp > 1:
-        # Its experimental v1 trainer has Ulysses (v1/plugins/model_plugins/parallelization), and takes other YAML.
+        # LLaMA-Factory's experimental v1 trainer has Ulysses (v1/plugins/model_plugins/parallelization), with other
+        # YAML.
         key = "ulysses" if layout.ulysses > 1 else "cp"
         yield Refusal(
             "sequence-split",
@@ -59,8 +60,8 @@ def _splits(layout: Layout) -> Iterator[Refusal]:
             remedy=f"pin {key}=1, or take another trainer",
         )
     if layout.backend == "fsdp2" and layout.sharding == "hybrid":
-        # accelerate has it (ParallelismConfig), and transformers 5 asks that for `sp_backend`, which 1.12 brought;
-        # LLaMA-Factory 0.9.5 takes accelerate up to 1.11.
+        # accelerate supports it (ParallelismConfig), but transformers 5 needs `sp_backend` there, which accelerate 1.12
+        # added; LLaMA-Factory 0.9.5 allows accelerate up to 1.11.
         yield Refusal(
             "hybrid-sharding",
             "hybrid sharding: LLaMA-Factory's accelerate (1.11) and transformers 5 do not agree on its configuration",
@@ -99,7 +100,7 @@ def _job(spec: Spec) -> Iterator[Refusal]:
             kind=ModelError,
         )
     if job.finetuning == "freeze" and not (job.freeze_vision_tower and not job.freeze_language_model):
-        # model/adapter.py, _setup_freeze_tuning matches `.35.` anywhere in a name, in the vision tower's blocks too.
+        # model/adapter.py, _setup_freeze_tuning matches `.35.` anywhere in a name, including the vision tower's blocks.
         yield Refusal(
             "frozen-layers",
             "finetuning freeze chooses layers by number, and means those of the language model",
@@ -109,7 +110,7 @@ def _job(spec: Spec) -> Iterator[Refusal]:
 
 
 def _packed_weights(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """Of QLoRA, as they are split over ranks."""
+    """Refuse QLoRA with a backend that cannot shard packed weights."""
     if spec.job.finetuning == "qlora" and layout.backend == "fsdp2":
         # accelerate utils/fsdp_utils.py, fsdp2_prepare_model: `model.to(torch.float32)` unless the model is fp32.
         yield Refusal(
@@ -126,7 +127,8 @@ def _numbers(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if job.optimizer != "adamw_8bit":
         return
     if layout.backend == "fsdp2":
-        # Its kernels take the addresses of plain tensors (bitsandbytes optim/optimizer.py); FSDP2's are DTensors.
+        # bitsandbytes' kernels take the addresses of plain tensors (optim/optimizer.py), but FSDP2's tensors are
+        # DTensors.
         yield Refusal(
             "optimizer",
             "adamw_8bit with FSDP2: bitsandbytes steps whole tensors, and FSDP2 has shards of them (DTensor)",
@@ -134,7 +136,7 @@ def _numbers(spec: Spec, layout: Layout) -> Iterator[Refusal]:
             remedy="take adamw, or pin backend ddp or deepspeed",
         )
     if layout.offload_optimizer:
-        # accelerate utils/deepspeed.py, map_pytorch_optim_to_deepspeed puts DeepSpeedCPUAdam in place of it.
+        # accelerate utils/deepspeed.py, map_pytorch_optim_to_deepspeed replaces it with DeepSpeedCPUAdam.
         yield Refusal(
             "optimizer",
             "adamw_8bit with offload_optimizer: an optimizer in host memory is DeepSpeed's own Adam, in fp32",

@@ -1,4 +1,4 @@
-"""What is right to write for LLaMA-Factory with DeepSpeed, FSDP2 or plain data parallel training, and may surprise."""
+"""Valid settings for LLaMA-Factory with DeepSpeed, FSDP2 or plain data parallelism that may surprise the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topoplan.trainers.llamafactory.common import usual_warnings
 
 
 def support_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
-    """What is right to write and may still surprise."""
+    """Warn about valid settings that may surprise the user."""
     job = spec.job
     yield from usual_warnings(spec)
     if layout.backend == "fsdp2" and job.finetuning == "lora" and not job.pure_bf16:

@@ -1,4 +1,4 @@
-"""train.yaml for DeepSpeed, FSDP2 and plain data parallel training: the plan in LLaMA-Factory's keys, with reasons.
+"""train.yaml for DeepSpeed, FSDP2 and plain data parallelism: the plan in LLaMA-Factory's keys, with reasons.
 
 Sources: LLaMA-Factory hparams/, model/adapter.py and model/model_utils/, transformers training_args.py, at the versions
 named in `topoplan/catalog/trainer_keys/llamafactory.json`.
@@ -34,9 +34,9 @@ from topoplan.trainers.yaml_text import Entry, Section
 
 
 def plain_trainer_files(spec: Spec, layout: Layout) -> TrainerFiles:
-    """train.yaml, with ds_config.json or accelerate.yaml beside it as the backend has it.
+    """Write train.yaml, and ds_config.json or accelerate.yaml if the backend needs one.
 
-    Raises SpecError for a key of the user that contradicts the layout.
+    Raises SpecError for a user's key that contradicts the layout.
     """
     warnings = [*support_warnings(spec, layout)]
     user = plain_user_keys(spec, layout, written_keys(spec, layout), warnings)
@@ -60,7 +60,7 @@ def _further(spec: Spec, layout: Layout) -> dict[str, str]:
 
 
 def written_keys(spec: Spec, layout: Layout) -> dict[str, Any]:
-    """What train.yaml has without keys of the user."""
+    """Return what train.yaml contains without the user's keys."""
     return values_of(_sections(spec, layout, {}))
 
 

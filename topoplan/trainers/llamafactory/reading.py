@@ -1,4 +1,4 @@
-"""How files and commands of LLaMA-Factory are known."""
+"""Recognition of LLaMA-Factory's files and commands."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MARKS = frozenset(
     ["model_name_or_path", "stage", "finetuning_type", "cutoff_len", "dataset_dir", "template", "do_train"]
 )
 _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])
-"""They stand beside its own keys, too."""
+"""DeepSpeed keys that may occur next to LLaMA-Factory's own."""
 _CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL)
-"""By name, by path, or as `$(which llamafactory-cli)`."""
+"""Matches the command by name, by path, or as `$(which llamafactory-cli)`."""
 _SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
 _KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
 
@@ -33,8 +33,10 @@ def _claim(data: Mapping[str, Any], known: int) -> float:
 
 
 def path_of(configuration: Configuration, variables: Sequence[Variable]) -> TrainerPath:
-    """What trains it: USE_MCA and USE_MEGATRON_BRIDGE say so (hparams/parser.py, get_train_args), else the keys that
-    only one path knows."""
+    """Return the training path of a configuration.
+
+    USE_MCA and USE_MEGATRON_BRIDGE decide (hparams/parser.py, get_train_args), or else keys that only one path knows.
+    """
     mca, bridge = _enabled("USE_MCA", variables), _enabled("USE_MEGATRON_BRIDGE", variables)
     if mca or bridge:
         return "mca" if mca else "bridge"
@@ -47,7 +49,7 @@ def path_of(configuration: Configuration, variables: Sequence[Variable]) -> Trai
 
 
 def _enabled(name: str, variables: Sequence[Variable]) -> bool | None:
-    """Whether a variable is switched on, as extras/misc.py::is_env_enabled has it; None where none is set."""
+    """Whether a variable is enabled, as extras/misc.py::is_env_enabled reads it; None if it is not set."""
     said = [one.value.strip().lower() for one in variables if one.name == name]
     return said[-1] in ("true", "y", "1") if said else None
 

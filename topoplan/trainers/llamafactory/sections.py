@@ -1,4 +1,4 @@
-"""Sections of train.yaml that are the same in LLaMA-Factory whichever engine trains."""
+"""Sections of train.yaml that LLaMA-Factory's engines share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from topoplan.trainers.usual import loaders, save_steps, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
 PADDED = "padded to the longest"
-"""What becomes of samples that are not packed."""
+"""How unpacked samples are padded."""
 
 
 def versions_line() -> str:
-    """The versions of transformers that the file is for."""
+    """Return the versions of transformers that the file is for."""
     return "transformers " + " to ".join(trainer_versions()["transformers"])
 
 
 def model_section(spec: Spec, freezable: Collection[str], where: str, *method: Entry) -> Section:
-    """The section; `where` is a word on the model's directory, `freezable` the model types with parts to freeze."""
+    """Return the section; `where` comments on the model's directory, `freezable` are the freezable model types."""
     job, model = spec.job, spec.model
     entries = [
         Entry("model_name_or_path", model_directory(model), where),
@@ -38,7 +38,7 @@ def model_section(spec: Spec, freezable: Collection[str], where: str, *method: E
 
 
 def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Section:
-    """The section; `why` there are so many steps of warm-up."""
+    """Return the section; `why` is the reason for the number of warm-up steps."""
     entries = (
         Entry("num_train_epochs", float(spec.job.epochs)),
         Entry("learning_rate", float(spec.job.learning_rate)),
@@ -51,14 +51,14 @@ def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Sect
 
 
 def evaluation_entries(user: Mapping[str, Any], steps: int | None) -> list[Entry]:
-    """How often a run of so many steps evaluates, where the user's keys say that it does and not when."""
+    """Return how often a run evaluates, if the user's keys enable evaluation without saying when."""
     if user.get("eval_strategy") != "steps":
         return []
     return [Entry("eval_steps", save_steps(steps), "unset it follows logging_steps: after every step")]
 
 
 def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
-    """The section; `order` says how samples are read, `padded` what becomes of those that are not packed."""
+    """Return the section; `order` says how samples are read, `padded` how unpacked ones are padded."""
     job, model = spec.job, spec.model
     notes: list[str] = []
     comment = "a name in dataset_info.json; the spec has none" if job.dataset is None else order
@@ -73,8 +73,8 @@ def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
         notes.append("template: not in the spec and not known for this model; the tokenizer's own is parsed instead")
     entries.append(Entry("cutoff_len", job.seq_len, "the seq_len that was planned for"))
     if job.stage == "pt" and job.packing:
-        # DataArguments.__post_init__ takes one off cutoff_len for an explicit `packing: true`; the default of stage pt
-        # is applied later, and run_pt adds the token that the shift of the labels takes.
+        # DataArguments.__post_init__ subtracts one from cutoff_len for an explicit `packing: true`. Stage pt's default
+        # is applied later, and run_pt adds the token that the shift of the labels uses up.
         notes.append("packing: on by default in stage pt; written here it would cost a token of each sequence")
     elif job.stage == "pt":
         entries.append(Entry("packing", False, "stage pt packs unless told not to"))

@@ -24,11 +24,11 @@ _LOG = Log(
     peaks_of_first=True,
     file="trainer_log.jsonl",
 )
-"""It prints through transformers: `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar on standard
-error on the first rank of all, with the number of steps, and writes `{'loss': ...}` on its standard output; with
-`disable_tqdm` it is `PrinterCallback`, on the first rank of every node, and no line says which step it is. Its own
+"""LLaMA-Factory logs through transformers. `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar with
+the number of steps on standard error of global rank 0, and writes `{'loss': ...}` to its standard output. With
+`disable_tqdm`, `PrinterCallback` prints on the first rank of every node, without the step number. LLaMA-Factory's own
 `LogCallback` (llamafactory/train/callbacks.py) writes lines of JSON to trainer_log.jsonl: the time since the start in
-whole seconds, and with RECORD_VRAM=1 the peaks of the process that writes, which is the first of all."""
+whole seconds and, with RECORD_VRAM=1, the memory peaks of the writing process, which is global rank 0."""
 
 LLAMA_FACTORY = Trainer(
     name="llamafactory",

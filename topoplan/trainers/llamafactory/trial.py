@@ -1,4 +1,4 @@
-"""A trial with LLaMA-Factory: its job, and the samples beside train.yaml where nobody names any."""
+"""Trials with LLaMA-Factory: the job, and generated samples beside train.yaml if the user has named no dataset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 
 
 def _job(spec: Spec, steps: int, output: str) -> Job:
-    """Of the user's own samples no more are tokenised than it can need."""
+    """Return the trial's job, limiting the user's own samples to what the trial can use."""
     job = trials.trial_job(spec.job, steps, output)
     if made_up.is_made_up(job):
         return job
@@ -23,12 +23,12 @@ def _job(spec: Spec, steps: int, output: str) -> Job:
 
 
 def _samples(spec: Spec) -> dict[str, str]:
-    """dataset_info.json and the file that it names."""
+    """Return dataset_info.json and the file that it names."""
     entry: dict[str, object] = json.loads(dataset_entry(spec.job, spec.model)[0])[made_up.MADE_UP]
     columns = entry["columns"]
     if isinstance(columns, dict):
         columns.pop("images", None)
-    # data/loader.py: a num_samples above what is there takes samples again.
+    # data/loader.py: with a num_samples above the number of samples, samples are repeated.
     entry |= {"file_name": "samples.jsonl", "num_samples": made_up.how_many(spec)}
     files = {
         "dataset_info.json": json.dumps({made_up.MADE_UP: entry}, indent=2) + "\n",

@@ -1,4 +1,4 @@
-"""The trainer keys of the user (`job.trainer`), as LLaMA-Factory takes them whichever engine trains."""
+"""The user's trainer keys (`job.trainer`), as LLaMA-Factory treats them with any engine."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _OF_THE_JOB = {
     "quantization_bit": "quantization_bit",
     "stage": "stage",
 }
-"""Trainer keys that follow from a key of the job, on which memory and time were predicted."""
+"""Trainer key -> the job's key that it follows from; memory and time were predicted for that."""
 
 _ALWAYS = ("stage", "do_train", "finetuning_type", "cutoff_len", "num_train_epochs", "bf16", "fp16")
 _WRITTEN = (
     *("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels"),
     *("freeze_trainable_layers", "lora_rank", "lora_target"),
 )
-"""Decided where they are written; they mean nothing elsewhere."""
+"""Keys decided by the plan only where its train.yaml has them; elsewhere they have no effect."""
 
 
 def decided(
     spec: Spec, written: Mapping[str, Any], keys: Iterable[str], path: TrainerPath
 ) -> dict[str, tuple[Any, ...]]:
-    """Key -> the values that agree with the plan, its own first.
+    """Return for each key the values that agree with the plan, the plan's own first.
 
-    `written` is what the plan's train.yaml has without keys of the user. A key that is not in it is at the trainer's
+    `written` is the content of the plan's train.yaml without user keys; a key that is not in it has the trainer's
     default. `keys` are those of the engine.
     """
     known = keys_for(path)
@@ -68,9 +68,9 @@ def checked_keys(
     warnings: list[str],
     remedy: str,
 ) -> dict[str, Any]:
-    """`job.trainer`, checked key by key and against the plan. Raises what `held` raises.
+    """Return `job.trainer`, each key checked and compared with the plan. Raises whatever `held` raises.
 
-    `steps` are those of the job.
+    `steps` is the number of steps of the job.
     """
     given = _with_warmup_steps(spec.job.trainer, steps)
     user = held(
@@ -86,29 +86,29 @@ def checked_keys(
 
 
 def _with_warmup_steps(given: Mapping[str, Any], steps: int | None) -> Mapping[str, Any]:
-    """A ratio as the number of steps that it stands for: transformers 5 has given up warmup_ratio."""
+    """Convert warmup_ratio to the number of steps it stands for, because transformers 5 deprecates the ratio."""
     ratio = given.get("warmup_ratio")
     is_ratio = isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio < 1
     if ratio is None or "warmup_steps" in given or steps is None or not is_ratio:
-        return given  # check_key refuses it, and says what to write
+        return given  # check_key refuses the ratio and says what to write
     rest = {key: value for key, value in given.items() if key != "warmup_ratio"}
     return {**rest, "warmup_steps": math.ceil(ratio * steps)}
 
 
 def evaluates(user: Mapping[str, Any]) -> bool:
-    """True when the user's keys make the trainer evaluate, which it does not by itself."""
+    """Whether the user's keys enable evaluation, which is off by default."""
     return user.get("eval_strategy", "no") != "no" or bool(user.get("eval_on_start"))
 
 
 def check_evaluation(user: Mapping[str, Any], spec: Spec) -> None:
-    """Raise SpecError for an evaluation of nothing."""
+    """Raise SpecError for an evaluation without data."""
     if evaluates(user) and not user.get("val_size") and not user.get("eval_dataset"):
         where = place_of(spec, "eval_strategy" if "eval_strategy" in user else "eval_on_start")
         raise SpecError("there is nothing to evaluate on", where=where, remedy="set eval_dataset or val_size too")
 
 
 def check_model_path(user: Mapping[str, Any], spec: Spec, why: str) -> None:
-    """Raise SpecError, with `why`, where the model's place is its id on a hub."""
+    """Raise SpecError, with `why`, if the model's path is a hub id."""
     path = user.get("model_name_or_path")
     if path == spec.model.name and spec.model.config_path is None and is_hub_id(path):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's new engine (USE_V1=1): how its files are known, and the job and the layout that its keys mean.
+"""LLaMA-Factory's new engine (USE_V1=1): recognition of its files, and the job and layout that its keys describe.
 
 Sources, at LLaMA-Factory main of August 2026 (0.9.6.dev0), `v1/`: `config/`, `core/base_trainer.py`,
 `core/model_engine.py`, `core/utils/batching.py`, `plugins/trainer_plugins/distributed/` (fsdp2.py, deepspeed.py) and
@@ -42,7 +42,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "optim_config.name": (),
     "dist_config.name": ("fsdp2", "deepspeed"),
     "dist_config.reshard_after_forward": (True,),
-    "kernel_config.name": ("auto", "liger_kernel"),  # a fused loss is not among Liger's here: the trainer needs logits
+    "kernel_config.name": ("auto", "liger_kernel"),  # without Liger's fused loss: this trainer needs the logits
     "peft_config.name": ("lora", "freeze"),
     "peft_config.use_dora": (False,),
     "peft_config.modules_to_save": ([],),
@@ -53,7 +53,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "quant_config.quantization_bit": (4,),
     "pref_loss": (),
 }
-"""Keys that change memory or time in ways that no formula here has, and the values that leave them off."""
+"""Keys that change memory or time in ways that no formula covers, and the values that disable them."""
 
 
 def _claim(data: Mapping[str, Any], _known: int) -> float:
@@ -61,7 +61,7 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
 
 
 def _flat(configuration: Configuration, setup: Setup) -> Configuration:
-    """The keys of blocks as `block.key`."""
+    """Flatten the keys of blocks to `block.key`."""
     data = configuration.source.data
     names = [key for key, value in data.items() if not isinstance(value, Mapping)]
     names += [f"{block}.{key}" for block, held in data.items() if isinstance(held, Mapping) for key in held]
@@ -69,7 +69,10 @@ def _flat(configuration: Configuration, setup: Setup) -> Configuration:
 
 
 def _gradient_accumulation(reading: Reading, key: str) -> int:
-    """`batching.py`, BatchGenerator: a step is one micro batch unless a batch is given, which has to divide."""
+    """Read gradient accumulation: one micro-batch per step unless a batch size is given, which it must divide.
+
+    Source: `batching.py`, BatchGenerator.
+    """
     batch = reading.keys.count(key)
     each: int = reading.parts["micro_batch_size"] * reading.replicas
     if batch is None:
@@ -105,13 +108,13 @@ def _layout(reading: Reading) -> Layout:
     if keys.given("dist_config.name") == "deepspeed":
         reading.sharding = deepspeed_file.of_name(file, keys, Setup(parts=()), "dist_config.config_file")
         return read_layout(ROWS, reading)
-    # fsdp2.py::get_mp_policy; loss.backward() without no_sync reduces after each micro batch.
+    # fsdp2.py::get_mp_policy; loss.backward() without no_sync reduces after each micro-batch.
     reading.sharding = Sharding(backend="fsdp2", offload=keys.flag("dist_config.offload_params"))
     return changed(read_layout(ROWS, reading), grad_reduce_in_fp32=True, sync_each_batch=True)
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Raises NotPredictedError for what is not predicted."""
+    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys, launch = reading.keys, reading.launch
     command = next(iter(launch.arguments), "") if launch else ""
     if command in ("dpo", "rm"):
@@ -131,7 +134,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         lora_rank=keys.count("peft_config.r"),
         lora_target=tuple(map(str, targets)) if isinstance(targets, list) else (str(targets),),
         quantization_bit=bits,
-        # dtype="auto" leaves what is frozen as the checkpoint has it; PEFT makes fp32 of adapters alone.
+        # dtype="auto" leaves frozen weights in the checkpoint's dtype; PEFT casts only adapters to fp32.
         pure_bf16=method == "lora" and layout.backend == "fsdp2",
         freeze_vision_tower=False,
         freeze_multi_modal_projector=False,

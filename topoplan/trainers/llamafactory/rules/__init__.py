@@ -1,4 +1,4 @@
-"""The rules on LLaMA-Factory's configurations, whichever way they are trained."""
+"""The rules on LLaMA-Factory's configurations, for all training paths."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ RULES = {**table.RULES, **mca_layouts.RULES, **fault_rules.RULES}
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in them, first of what YAML makes of them."""
+    """Report faults of LLaMA-Factory configurations, starting with values that YAML misreads."""
     for module in (yaml_values, llamafactory, mca):
         yield from module.findings(setup)

@@ -1,4 +1,4 @@
-"""Data sets as LLaMA-Factory looks them up: `dataset_info.json` in `dataset_dir`, where it is on this machine.
+"""Datasets as LLaMA-Factory looks them up: `dataset_info.json` in `dataset_dir`, if it is on this machine.
 
 Sources, at LLaMA-Factory 0.9.5: `data/parser.py` (get_dataset_list), `data/loader.py` (_load_single_dataset,
 _get_merged_dataset).
@@ -33,11 +33,11 @@ _OWN = {
         *("mllm_demo", "kto_en_demo", "wiki_demo", "c4_demo"),
     ),
 }
-"""Names in LLaMA-Factory's own list, in pairs or not, for those who have no list of their own here."""
+"""Names in LLaMA-Factory's own list, by whether they hold preference pairs, for use if no list is at hand."""
 
 
 def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
-    """Names that are not in the list, files that are not there, and sets of another stage."""
+    """Report datasets missing from the list, missing files, and datasets for another stage."""
     directory = words(configuration, "dataset_dir") or "data"
     if not is_relative(directory) and not directory.startswith("/"):
         return
@@ -58,7 +58,7 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _not_here(configuration: Configuration, directory: str, *, is_there: bool) -> Iterator[Finding]:
-    """What can be said without the list: that there is one in `data`, or of LLaMA-Factory's own sets."""
+    """Report what is certain without the list: that `data` has one, or the kind of LLaMA-Factory's own datasets."""
     is_path = ":" not in directory and directory != "ONLINE"
     if not is_there and is_path and directory != "data" and find(configuration.part, f"data/{INFO}") is not None:
         yield RULES["llamafactory-undefined-dataset.list"].at(configuration, "dataset_dir", directory=directory)

@@ -1,4 +1,4 @@
-"""Which trainer keys a LLaMA-Factory configuration may hold, and under which name one of them is known today."""
+"""The keys that a LLaMA-Factory configuration may hold, and the current names of renamed ones."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from topoplan.trainers.llamafactory.key_list import Key, keys_for
 _LARGEST = 65536
 
 RENAMED = {"evaluation_strategy": "eval_strategy"}
-"""Names that every supported transformers refuses, and the ones that took their place (transformers 4.46)."""
+"""Old -> new names; every supported transformers refuses the old ones (transformers 4.46)."""
 
 
 def keys_of(setup: Setup, configuration: Configuration) -> Mapping[str, Key]:
-    """The keys that LLaMA-Factory's parser takes, on the path that trains this configuration."""
+    """Return the keys that LLaMA-Factory's parser accepts on the configuration's training path."""
     return keys_for(setup.path_of(configuration) or "plain")
 
 
 def key_of(setup: Setup, configuration: Configuration, name: str) -> Key | None:
-    """What the parser knows of a key, by its name of today."""
+    """Return the parser's entry for a key, which may have its old name."""
     return keys_of(setup, configuration).get(RENAMED.get(name, name))
 
 
 def degree(configuration: Configuration, name: str) -> int | None:
-    """`tensor`, `pipeline` and so on: the parallel size, 1 where it is not set, None where it is no size."""
+    """Return the parallel size of `tensor_model_parallel` and the like: 1 if it is not set, None if it is invalid."""
     value = whole(configuration, f"{name}_size", 1)
     return value if value is not None and 1 <= value <= _LARGEST else None

@@ -1,7 +1,7 @@
-"""What LLaMA-Factory refuses, and what it takes and a user would not want.
+"""What LLaMA-Factory refuses, and what it accepts although a user would not want it.
 
 Sources, at LLaMA-Factory 0.9.5: `data/parser.py`, `data/template.py`, `model/model_utils/checkpointing.py`,
-`train/sft/workflow.py`; and what `llamafactory_keys` and `relations.toml` name.
+`train/sft/workflow.py`; also those named in `llamafactory_keys` and `relations.toml`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from topoplan.units import shown
 
 _ENDINGS_OF_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt")
 _PLAIN_TEMPLATES = frozenset({"default", "empty", "fewshot", "alpaca", "vicuna", "chatml"})
-"""For base models, which have no template of their own."""
+"""Templates suitable for base models, which have none of their own."""
 _LORA_KEYS = ("additional_target", "create_new_adapter", "lora_alpha", "lora_dropout", "lora_rank", "lora_target")
 _FREEZE_KEYS = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
 _KEYS_OF_A_METHOD = (
     (_LORA_KEYS, "lora", ("full", "freeze", "oft")),
     (_FREEZE_KEYS, "freeze", ("full", "lora", "oft")),
 )
-"""Keys, the method that reads them, and those that do not."""
+"""Keys, the method that reads them, and the methods that do not."""
 _RELATIONS = read_relations(__package__, "relations.toml")
 _HIGHEST_FULL_LEARNING_RATE = 1e-4
 _FEWEST_SAVE_STEPS = 10
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in the LLaMA-Factory configurations, whichever way they are trained."""
+    """Report faults of LLaMA-Factory configurations on any training path."""
     for configuration in setup.of("llamafactory"):
         yield from key_findings(setup, configuration)
         known, unwise = around(setup, configuration), RULES["llamafactory-unwise-together"]
@@ -95,13 +95,13 @@ def _template(configuration: Configuration) -> Iterator[Finding]:
     rule = RULES["llamafactory-template-of-another-model"]
     if listed.removesuffix("_nothink") == template.removesuffix("_nothink"):
         if not listed.endswith("_nothink"):
-            return  # a model that can do both, trained without thoughts
+            return  # a model with and without thinking, trained without it
         rule = RULES["llamafactory-template-of-another-model.thinking"]
     yield rule.at(configuration, "template", template=template, listed=listed)
 
 
 def _has_template(configuration: Configuration, name: str) -> bool:
-    """Whether the LLaMA-Factory that the file lies in registers a template of its own."""
+    """Whether the LLaMA-Factory checkout that contains the file registers a template of that name."""
     for directory in Path(configuration.part.name).absolute().parents:
         source = directory / "src" / "llamafactory" / "data" / "template.py"
         with suppress(OSError, ValueError):
@@ -129,7 +129,7 @@ def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
 
 
 def _saving(configuration: Configuration) -> Iterator[Finding]:
-    """Checkpoints and evaluation."""
+    """Report unwise settings of checkpoints and evaluation."""
     every, limit = number(configuration, "save_steps"), number(configuration, "max_steps")
     saves = _strategy(configuration, "save_strategy", "steps") == "steps"
     if saves and every is not None and 1 <= every < _FEWEST_SAVE_STEPS and not (limit and 0 < limit <= 10 * every):
@@ -147,7 +147,7 @@ def _learning_rate(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
-    """Keys of another method."""
+    """Report keys that belong to another fine-tuning method."""
     method = configuration.get("finetuning_type")
     for keys, reader, others in _KEYS_OF_A_METHOD:
         for key in keys if method in others else ():
@@ -169,7 +169,7 @@ def _plain(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """What a job of its own has to say."""
+    """Report keys that a complete job lacks."""
     have, trains = configuration.source.data, flag(configuration, "do_train")
     if have.get("model_name_or_path") is None:
         yield RULES["llamafactory-missing-key.model"].at(configuration, None)
@@ -189,9 +189,9 @@ def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
 
 
 def _strategy(configuration: Configuration, key: str, default: str) -> str | None:
-    """A strategy where it is one; None for what another rule refuses."""
+    """Return a strategy if it is valid; None if another rule refuses it."""
     names = (key, *(old for old, new in RENAMED.items() if new == key))
     value = next((value_of(configuration, name) for name in names if name in configuration.source.data), default)
     if value is False:
-        return "no"  # what was meant by the bare word
+        return "no"  # the meaning of the bare word
     return value if value in ("no", "steps", "epoch", "best") else None

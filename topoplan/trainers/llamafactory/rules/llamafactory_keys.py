@@ -1,4 +1,4 @@
-"""LLaMA-Factory's keys one by one: known, of today, of the right type, no secret."""
+"""Checks of LLaMA-Factory's keys one by one: whether each is known, current, of the right type, and not a secret."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from topoplan.trainers.newer_keys import newer_keys
 from topoplan.units import shown
 
 _OF_EVALUATION = frozenset(["task", "task_dir", "batch_size", "lang", "n_shot", "save_dir", "download_mode"])
-"""Of `llamafactory-cli eval` (hparams/evaluation_args.py)."""
+"""Keys of `llamafactory-cli eval` (hparams/evaluation_args.py)."""
 _VALUES_OF_BEFORE = {("quantization_method", "bitsandbytes"): "0.9.3"}
-"""A key with a value -> the first LLaMA-Factory that calls it otherwise."""
+"""Key and value -> the first LLaMA-Factory version that uses another word for the value."""
 
 
 def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """What is wrong with each key of a configuration by itself."""
+    """Report faults of single keys."""
     path, known = setup.path_of(configuration) or "plain", keys_of(setup, configuration)
     since = {name: key.since for name, key in known.items() if key.package == "llamafactory" and key.since}
     for key, needs, version in newer_keys(configuration, since):
@@ -69,7 +69,7 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
 
 
 def _renamed(configuration: Configuration, key: str) -> tuple[Edit, ...]:
-    """The new name, and quotes around a bare `no` with it: both stand on one line."""
+    """Return edits to the new name, quoting a bare `no` at the same time because both are on one line."""
     value = value_of(configuration, key)
     if RENAMED[key] in configuration.source.data:
         return drop(configuration, (key,)) if value == value_of(configuration, RENAMED[key]) else ()
@@ -82,7 +82,7 @@ def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> F
     if key == "overwrite_output_dir" and key in removed_keys():
         return RULES["llamafactory-removed-key.overwrite_output_dir"].at(configuration, key)
     if key in removed_keys():
-        edits = () if value_of(configuration, key) else drop(configuration, (key,))  # what is off is lost with nothing
+        edits = () if value_of(configuration, key) else drop(configuration, (key,))  # removing a disabled key is safe
         return RULES["llamafactory-removed-key"].at(configuration, key, version=removed_keys()[key], edits=edits)
     if key in own_removed_keys():
         return RULES["llamafactory-removed-key.own"].at(configuration, key, version=own_removed_keys()[key])
@@ -101,7 +101,7 @@ def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> F
 
 
 def _wrong_type(setup: Setup, configuration: Configuration, key: str, path: TrainerPath) -> Finding | None:
-    """A value of another kind than the key declares; what YAML made of it is explained by `yaml_values.py`."""
+    """Report a value of the wrong type, unless YAML's misreading explains it (`yaml_values.py`)."""
     if misread(setup, configuration, key) or (key in _SPLIT and isinstance(configuration.get(key), list)):
         return None
     value = taken = value_of(configuration, key)
@@ -124,13 +124,13 @@ _SPLIT = frozenset(
         *("galore_target", "apollo_target", "freeze_trainable_modules", "freeze_extra_modules"),
     ]
 )
-"""Text that split_arg of `hparams/` cuts at commas, which takes a list as it is."""
+"""Keys whose text split_arg of `hparams/` splits at commas, and which may also be lists."""
 _BOOLEAN_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
-"""transformers `hf_argparser.py::string_to_bool`."""
+"""Words that transformers `hf_argparser.py::string_to_bool` accepts."""
 
 
 def _as_argument(key: str, text: str, value: Any, path: TrainerPath) -> Any:
-    """What argparse makes of text: the type that the key declares, where the text can be read so."""
+    """Convert text as argparse does: to the type that the key declares, if the text can be read so."""
     if judge_key(key, text, path=path).trouble != "type":
         return text
     if text.lower() in _BOOLEAN_WORDS and judge_key(key, True, path=path).trouble != "type":

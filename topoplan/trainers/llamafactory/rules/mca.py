@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's Megatron path (USE_MCA=1, mcore_adapter) ignores, refuses or does otherwise than it seems.
+"""What LLaMA-Factory's Megatron path (USE_MCA=1, mcore_adapter) ignores, refuses, or does contrary to expectation.
 
 Sources: LLaMA-Factory 0.9.5 `train/mca/workflow.py`, `train/tuner.py`; mcore_adapter 0.10 `training_args.py`,
 `models/model_config.py`, `trainer/trainer.py`; megatron-core 0.16 `transformer/transformer_config.py`,
@@ -46,13 +46,13 @@ _MEANING = {
     "quantization_bit": "the weights are loaded as they are, and trained",
     "rope_scaling": "positions are those of the model's own config.json",
 }
-"""What happens where these are set; for others the general sentence does."""
+"""What happens if these keys are set; other keys get a general sentence."""
 _FETCHES = "run_train.py"
-"""The adapter's own script (mcore_adapter examples/train/run_train.py, download_model)."""
+"""The adapter's own script, which downloads models (mcore_adapter examples/train/run_train.py, download_model)."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in the configurations that mcore_adapter trains."""
+    """Report faults of configurations that mcore_adapter trains."""
     for configuration in setup.of("llamafactory"):
         if not setup.uses_mca(configuration):
             continue
@@ -76,7 +76,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
-    """Keys that are not read."""
+    """Report keys that are ignored."""
     for key in configuration.source.data:
         value = value_of(configuration, key)
         verdict = judge_key(key, value)
@@ -107,7 +107,7 @@ def _freezes(configuration: Configuration, model: Model) -> Iterator[Finding]:
             continue
         if model.model_type not in FREEZABLE_MODEL_TYPES:
             level: Severity = "error" if key == "freeze_language_model" else "note"
-            edits = () if level == "error" else None  # who meant to freeze the language model trains it all the same
+            edits = () if level == "error" else None  # removing the key would still train the language model
             yield RULES["mca-freezes-nothing"].at(configuration, key, level=level, model=model.name, edits=edits)
         elif configuration.get("stage") == "pt":
             yield RULES["mca-freezes-nothing.pt"].at(configuration, key)

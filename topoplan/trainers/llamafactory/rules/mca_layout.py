@@ -1,4 +1,4 @@
-"""Degrees, switches and recomputation of the Megatron path that do not go together, whatever the cluster."""
+"""Degrees, switches and recomputation on the Megatron path that contradict each other on any cluster."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DEGREES = frozenset([TP, PP, CP, EP])
 
 
 def layout_findings(configuration: Configuration, model: Model | None, *, planned: bool) -> Iterator[Finding]:
-    """Degrees and switches that do not go together, with each other or with the model.
+    """Report degrees and switches that conflict with each other or with the model.
 
-    `planned`: topoplan wrote it, and has weighed what costs only memory.
+    `planned`: topoplan wrote the file and has weighed options that only cost memory.
     """
     tp, pp = degree(configuration, "tensor_model_parallel"), degree(configuration, "pipeline_model_parallel")
     complete, have = is_complete(configuration), configuration.source.data
@@ -48,7 +48,7 @@ def _sequence_parallel_off(configuration: Configuration, model: Model | None, tp
     if ep > 1:
         if given:
             yield RULES["mca-sequence-parallel-forced"].at(configuration, SP, tp=tp, ep=ep)
-    elif model is None or not facts_of(model).is_moe:  # with experts the layout rules refuse it
+    elif model is None or not facts_of(model).is_moe:  # with experts, the layout rules refuse it
         yield RULES["mca-sequence-parallel-off"].at(configuration, SP if given else TP, tp=tp)
 
 
@@ -56,7 +56,7 @@ def _sequence_parallel_off(configuration: Configuration, model: Model | None, tp
 
 
 def recompute_findings(configuration: Configuration) -> Iterator[Finding]:
-    """Keys of recomputation that contradict each other."""
+    """Report recomputation keys that contradict each other."""
     granularity = configuration.get("recompute_granularity")
     if granularity == "full":
         yield from _full(configuration)

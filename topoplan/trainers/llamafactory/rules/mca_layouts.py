@@ -1,6 +1,6 @@
-"""Layouts that Megatron refuses, or that cannot be used afterwards, on LLaMA-Factory's Megatron path.
+"""Layouts of LLaMA-Factory's Megatron path that Megatron refuses or whose results cannot be used.
 
-No cluster is known here: only the layout rules that need none are asked, for the fewest GPUs that the degrees allow.
+The cluster is unknown here, so only rules that do not need one are checked, for the fewest GPUs that the degrees allow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REMEDIES: Mapping[str, str] = {
     "optimizer": "set use_distributed_optimizer: true",
     "sequence-parallel": "set sequence_parallel: true",
 }
-"""In the trainer's words, where those of the rule are a plan's."""
+"""Remedies in terms of the trainer's keys, replacing those of the rule, which are about plans."""
 _TABLE = read_rules(__package__, "mca_layouts.toml")
 RULES = {**_TABLE} | {
     f"mca-{rule.name}": Rule(
@@ -52,7 +52,7 @@ RULES = {**_TABLE} | {
 
 
 def layouts_findings(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
-    """The layout rules that are broken, checkpoints that nothing else reads, and known faults of the packages."""
+    """Report broken layout rules, checkpoints that nothing else can read, and known faults of packages."""
     asked = spec_and_layout(configuration, model or UNKNOWN_MODEL)
     is_built = model is not None and model.model_type in templates().supported_model_types
     if asked is not None:
@@ -77,14 +77,14 @@ def _broken_rules(configuration: Configuration, spec: Spec, layout: Layout, *, w
         if rule.name in _NEED_STAGES and not stages_known:
             continue
         if rule.name == "overlap" and not is_complete(configuration):
-            continue  # a few lines of a file: the rest may switch them on
+            continue  # in an excerpt; the rest of the file may enable them
         equation = rule.failed(case, layout)
         if equation is None:
             continue
         if rule.name == "pipeline-split":
             stages_known = False
             if layout.vpp > 1 and layout.pp == 1:
-                continue  # told already
+                continue  # reported already
         key = next((key for key in keys if key in configuration.source.data), None)
         told |= {key} if key else set()
         what = f"{equation}{f' ({spec.model.name})' if with_model else ''}"

@@ -18,7 +18,7 @@ _GROUPED = "moe_grouped_gemm"
 
 
 def training_findings(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
-    """What is wrong with how a legal layout is trained."""
+    """Report faults in how a legal layout is trained."""
     yield from _dispatcher(configuration, model)
     yield from _experts(configuration, model)
     yield from _packing(configuration)

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's Megatron Bridge path (USE_MEGATRON_BRIDGE=1) refuses, and does otherwise than it seems.
+"""What LLaMA-Factory's Megatron Bridge path (USE_MEGATRON_BRIDGE=1) refuses or does contrary to expectation.
 
 Sources, at LLaMA-Factory main of August 2026 (0.9.6.dev0, ff6d4d12e): `hparams/parser.py`
 (`_validate_megatron_bridge_parallel_args`, get_train_args), `hparams/megatron_bridge_args.py`,
@@ -21,7 +21,7 @@ from topoplan.units import shown
 
 
 def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """What is to be said of a configuration that Megatron Bridge trains, or that asks for it."""
+    """Report on a configuration that Megatron Bridge trains, or that asks for it."""
     switch = "use_megatron_bridge"
     if setup.path_of(configuration) != "bridge":
         if flag(configuration, switch) and setup.path_of(configuration) == "plain":

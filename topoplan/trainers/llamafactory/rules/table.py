@@ -1,4 +1,4 @@
-"""What the rules on LLaMA-Factory say."""
+"""The texts of the rules on LLaMA-Factory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What YAML makes of a value before the trainer sees it.
+"""Values that YAML changes before the trainer sees them.
 
-LLaMA-Factory reads a file with OmegaConf (`hparams/parser.py::read_args`): PyYAML's loader with its YAML 1.1 booleans,
-and a float of its own, so that 2e-5 is a number. `to_container` is called without `resolve`: `${...}` stays text. Then
-HfArgumentParser.parse_dict checks no type, and any text counts as true.
+LLaMA-Factory reads a file with OmegaConf (`hparams/parser.py::read_args`): PyYAML's loader with YAML 1.1 booleans, but
+with a float syntax of its own that includes 2e-5. `to_container` is called without `resolve`, so `${...}` stays text.
+HfArgumentParser.parse_dict then checks no types, and any text counts as true.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0
 _CLOSED = re.compile(r"\$\{[^${}]+\}")
 
 _WORD_FOR_NO = {"report_to": "none"}
-"""What switches a key off that takes text, where it is not `no`."""
+"""Words that disable keys that take text, where it is not `no`."""
 _PRINTED_QUOTES = re.compile(
     "[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}]([^\n]+)"
     "[\N{RIGHT DOUBLE QUOTATION MARK}\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}]"
@@ -37,10 +37,10 @@ _OTHER_COMMAS = re.compile("\\s*[\N{FULLWIDTH COMMA}\N{IDEOGRAPHIC COMMA}\N{FULL
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """Bare yes and no, quoted booleans, numbers and nulls, `${`, and what text editors put in place of quotes."""
+    """Report bare yes and no, quoted booleans, numbers and nulls, `${`, and typographic quotes."""
     for configuration in setup.of("llamafactory"):
         if configuration.from_command:
-            continue  # no YAML is read
+            continue  # command lines are not YAML
         for name in configuration.source.data:
             if finding := misread(setup, configuration, name):
                 yield finding
@@ -49,7 +49,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def misread(setup: Setup, configuration: Configuration, name: str) -> Finding | None:
-    """What is wrong where YAML makes something else of the value of a key than was meant."""
+    """Return the finding on a value that YAML reads differently from what was meant, if any."""
     key, value = key_of(setup, configuration, name), configuration.get(name)
     if configuration.from_command or key is None or not isinstance(value, str):
         return None
@@ -84,7 +84,7 @@ def _finding(configuration: Configuration, key: str, rule: str, meant: Any, **wo
     return RULES[rule].at(
         configuration,
         key,
-        level="warning" if meant is True else "error",  # text that counts as the true that was meant
+        level="warning" if meant is True else "error",  # any text counts as true, which was meant
         text=shown(configuration.get(key)),
         name=RENAMED.get(key, key),
         meant=written,
@@ -102,9 +102,9 @@ def _interpolations(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _typographic(configuration: Configuration) -> Iterator[Finding]:
-    """Quotes and commas as text editors and input methods put them in place of those that YAML and the parser know."""
+    """Report typographic quotes and commas from text editors and input methods, which YAML does not recognize."""
     for key, value in configuration.source.data.items():
-        if not isinstance(value, str) or key == "default_system":  # a text of its own
+        if not isinstance(value, str) or key == "default_system":  # free text
             continue
         if match := _PRINTED_QUOTES.fullmatch(value):
             yield RULES["yaml-typographic"].at(
