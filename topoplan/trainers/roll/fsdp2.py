@@ -23,9 +23,9 @@ _OFF = {
     "additional_target": ("",),
     "param_dtype": ("bf16", "bfloat16"),
 }
-"""Keys that change memory or time in ways that no formula here has, and the values that leave them off."""
+"""Keys that change memory or time in ways that no formula covers, and the values that disable them."""
 _FREEZES = {"model.visual": (role.VISION, role.PROJECTOR), "visual": (role.VISION, role.PROJECTOR)}
-"""Of transformers' models, which have the merger in the tower; its name from 4.52 on, and before."""
+"""Module prefix (from transformers 4.52 on, and before) -> parts that it freezes; the merger is in the tower."""
 
 ROWS = by_key(
     Row("ulysses_size", "ulysses"),
@@ -58,7 +58,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         lora_rank=keys.count("lora_rank"),
         lora_target=adapted or ("all",),
         **role.packed(keys),
-        # model_providers.py loads the weights in param_dtype, and AdamW steps on these.
+        # model_providers.py loads the weights in param_dtype, and AdamW updates those directly.
         pure_bf16=not adapted,
         **({} if adapted else role.frozen(keys, _FREEZES)),
         pin={"backend": "fsdp2"},

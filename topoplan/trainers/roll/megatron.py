@@ -1,7 +1,7 @@
-"""ROLL's training role on Megatron: mcore_adapter, as LLaMA-Factory has it, with keys of the same names.
+"""ROLL's training role on Megatron: mcore_adapter, as in LLaMA-Factory, with the same names of keys.
 
-`roll/distributed/strategy/megatron_strategy.py` makes the TrainingArguments of mcore_adapter from training_args, with
-strategy_config over them.
+`roll/distributed/strategy/megatron_strategy.py` builds mcore_adapter's TrainingArguments from training_args, overridden
+by strategy_config.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FREEZES = {
     "vision_model.blocks": (role.VISION,),
     "vision_model.patch_embed": (role.VISION,),
 }
-"""mcore_adapter has the merger in vision_model."""
+"""Module prefix -> parts that it freezes; mcore_adapter has the merger in vision_model."""
 
 
 def _layout(reading: Reading) -> Layout:

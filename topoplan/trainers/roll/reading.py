@@ -1,4 +1,4 @@
-"""How files and commands of ROLL are known: one document for all roles, of which one or two train."""
+"""Recognition of ROLL's files and commands: one document for all roles, of which one or two train."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from topoplan.reading.setup import Configuration, Variable
 from topoplan.specs.source import at
 
 ROLES = ("actor_train", "sft_train", "student_train", "student")
-"""Those that train, in the order in which they are looked for; a critic beside the actor is another."""
+"""Roles that train, in the order in which they are looked up; a critic that trains beside the actor is not included."""
 _OTHERS = ("actor_infer", "teacher", "critic")
 _OF_ENVIRONMENTS = frozenset(["max_actions_per_traj", "env_manager_cls", "custom_envs", "custom_env"])
 _STARTS = "pipeline.py"
 
 
 def role_of(data: Mapping[str, Any]) -> str:
-    """The role that trains; empty where none does."""
+    """Return the role that trains; empty if none does."""
     return next((one for one in ROLES if strategy_of(data, one).endswith("_train")), "")
 
 
 def strategy_of(data: Mapping[str, Any], role: str) -> str:
-    """What runs a role."""
+    """Return the strategy that runs a role."""
     return str(at(data, (role, "strategy_args", "strategy_name")) or "")
 
 
@@ -32,7 +32,7 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
 
 
 def path_of(configuration: Configuration, _: Sequence[Variable]) -> str | None:
-    """`roll-megatron_train`, `roll-fsdp2_train`: each strategy is a way of its own."""
+    """Return the training path, which is the role's strategy: `roll-megatron_train`, `roll-fsdp2_train`."""
     role = role_of(configuration.source.data)
     return f"roll-{strategy_of(configuration.source.data, role)}" if role else None
 

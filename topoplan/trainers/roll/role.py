@@ -1,4 +1,4 @@
-"""The role of ROLL's document that trains: its keys at the top, and what all of its strategies have in common.
+"""The training role of a ROLL document: its keys moved to the top level, and what all of its strategies share.
 
 Sources, at ROLL 8eb27cc: `roll/configs/` (base_config.py, worker_config.py, model_args.py, training_args.py).
 """
@@ -27,13 +27,13 @@ _TOKENS = "max_tokens_per_microbatch_in_train"
 _OF_ROLE = (_DEVICES, "use_sequence_packing", "use_dynamic_batching_in_train", _TOKENS)
 _PACKED = "max_packed_sequence_length_train"
 LORA_RANK = 8
-"""`model_args.py`, lora_rank."""
+"""Default of lora_rank in `model_args.py`."""
 _MICRO_BATCH = 8
-"""`training_args.py`, per_device_train_batch_size."""
+"""Default of per_device_train_batch_size in `training_args.py`."""
 
 
 def view(configuration: Configuration, setup: Setup) -> Configuration:
-    """The keys of the role that trains, those of its strategy among them."""
+    """Return the keys of the training role, including those of its strategy, at the top level."""
     data = configuration.source.data
     role = role_of(data)
     blocks = [f"{role}.{name}" for name in ("model_args", "training_args", "strategy_args.strategy_config")]
@@ -55,10 +55,10 @@ def view(configuration: Configuration, setup: Setup) -> Configuration:
 
 
 def _by_tokens(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What micro batches are that ROLL cuts by their tokens, of samples that all have full length.
+    """Return the micro-batches for ROLL's modes that form them by token count, if all samples have full length.
 
-    utils/dynamic_batching.py pads as many samples to one length as the limit has room for; load_balance of
-    utils/sequence_packing.py lays them end to end.
+    utils/dynamic_batching.py pads samples to one length and takes as many as the token limit allows; load_balance of
+    utils/sequence_packing.py lays samples end to end.
     """
     tokens, limit, packed = (as_whole(data.get(key)) for key in (LENGTH, _TOKENS, _PACKED))
     samples = data["per_device_train_batch_size"] * (as_whole(data.get("gradient_accumulation_steps")) or 1)
@@ -76,7 +76,7 @@ def _by_tokens(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def devices(mapping: object) -> int:
-    """How many devices a mapping holds, whose text ROLL evaluates as Python. Raises ValueError."""
+    """Return the number of devices in a mapping, whose text ROLL evaluates as Python. Raises ValueError."""
     try:
         return _count(ast.parse(str(mapping), mode="eval").body)
     except (SyntaxError, RecursionError) as error:
@@ -84,7 +84,7 @@ def devices(mapping: object) -> int:
 
 
 def gpus(keys: Keys) -> int | None:
-    """How many devices the role is mapped to."""
+    """Return the number of devices that the role is mapped to."""
     written = keys.given(_DEVICES)
     try:
         return devices(written)
@@ -93,7 +93,7 @@ def gpus(keys: Keys) -> int | None:
 
 
 def _count(node: ast.expr) -> int:
-    """Raises ValueError for anything but ranges and lists of numbers."""
+    """Count devices. Raises ValueError for anything but ranges and lists of numbers."""
     match node:
         case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
             return _count(inner)
@@ -113,9 +113,9 @@ def _number(node: ast.expr) -> int:
 
 
 def frozen(keys: Keys, towers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The parts of a model that sees, and whether freeze_module_prefix has them: `towers` says what a prefix freezes.
+    """Return for each freezable part whether freeze_module_prefix freezes it; `towers` lists the parts per prefix.
 
-    Raises NotPredictedError for another prefix.
+    Raises NotPredictedError for any other prefix.
     """
     written = str(keys.given("freeze_module_prefix") or "")
     prefixes = [one.strip() for one in written.split(",") if one.strip()]
@@ -126,12 +126,12 @@ def frozen(keys: Keys, towers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def packed(keys: Keys) -> dict[str, Any]:
-    """Keys of a job whose samples share sequences, and attend to their own alone."""
+    """Return a job's keys for packed samples that do not attend to each other; empty without packing."""
     return {"packing": True, "trainer": {"neat_packing": True}} if keys.flag("packing") else {}
 
 
 def assumptions(reading: Reading, layout: Layout, job: Job) -> Iterator[str]:
-    """What is predicted of a pipeline of several roles, and of micro batches that are cut by their tokens."""
+    """State what is predicted of a pipeline of several roles, and of micro-batches formed by token count."""
     yield "predicted is a step of the role that trains: other roles leave the GPUs while it runs"
     if reading.keys.flag("use_dynamic_batching_in_train"):
         samples = f"{layout.micro_batch_size} samples of {job.seq_len:,} tokens"

@@ -1,8 +1,8 @@
-"""The arguments that ms-swift's commands take, and the user's own (`job.trainer`) held against them and the plan.
+"""The arguments of ms-swift's commands, and checks of the user's own (`job.trainer`) against them and the plan.
 
 Sources, at the versions of `topoplan/catalog/trainer_keys/ms_swift.json`: `swift/arguments/`,
-`swift/megatron/arguments/`, `swift/trainers/arguments.py`, and `swift/pipelines/base.py`, which stops at arguments that
-are left over.
+`swift/megatron/arguments/`, `swift/trainers/arguments.py`, and `swift/pipelines/base.py`, which refuses unknown
+arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_key
 from topoplan.trainers.user_keys import held
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
-"""`swift pt` takes what `swift sft` does, `megatron pt` and `megatron rlhf` what `megatron sft` does."""
+"""`swift pt` takes the arguments of `swift sft`; `megatron pt` and `megatron rlhf` take those of `megatron sft`."""
 COMMANDS: tuple[Command, ...] = ("swift sft", "swift rlhf", "megatron sft")
 
 _FROM_TRANSFORMERS = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
@@ -47,7 +47,7 @@ _OF_THE_JOB = {
     "torch_dtype": "precision",
     "tuner_type": "finetuning",
 }
-"""Arguments that follow from a key of the job, on which memory and time were predicted."""
+"""Argument -> the job's key that it follows from; memory and time were predicted for that."""
 
 _OF_LLAMAFACTORY = {
     "cutoff_len": "set job.seq_len",
@@ -63,29 +63,29 @@ _OF_LLAMAFACTORY = {
     "quantization_bit": "set job.quantization_bit",
     "val_size": "write split_dataset_ratio",
 }
-"""What to write for keys of LLaMA-Factory that ms-swift calls otherwise."""
+"""What to write in place of LLaMA-Factory's keys that have another name in ms-swift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a command takes."""
+    """The arguments of a command."""
 
     types: Mapping[str, Mapping[str, Any] | None]
-    """None where only the name is known."""
+    """Name -> type; None if only the name is known."""
     renamed: Mapping[str, str]
-    """Names of version 3, and those that version 4 has for them."""
+    """Names of version 3 -> their names in version 4."""
     gone: frozenset[str]
-    """Names of version 3 that version 4 has nothing for."""
+    """Names of version 3 without a counterpart in version 4."""
 
 
 @cache
 def swift_versions() -> tuple[str, ...]:
-    """The versions of ms-swift whose arguments are listed, oldest first; bundles install the newest."""
+    """Return the versions of ms-swift whose arguments are listed, oldest first; bundles install the newest."""
     return tuple(key_list("ms_swift")["versions"]["ms_swift"])
 
 
 def oldest_version(trainer: Mapping[str, Any], command: Command) -> str:
-    """The oldest ms-swift that takes all of these arguments."""
+    """Return the oldest ms-swift that accepts all of these arguments."""
     types = arguments_of(command).types
     wanted = {str((types.get(name) or {}).get("since") or swift_versions()[0]) for name in trainer}
     return max((swift_versions()[0], *wanted), key=swift_versions().index)
@@ -93,13 +93,13 @@ def oldest_version(trainer: Mapping[str, Any], command: Command) -> str:
 
 @cache
 def arguments_of(command: Command) -> Arguments:
-    """What a command takes."""
+    """Return the arguments of a command."""
     document = key_list("ms_swift")
     types: dict[str, Mapping[str, Any] | None] = {}
     chosen: dict[str, tuple[Any, ...]] = {}
     section = "megatron" if command.startswith("megatron") else "sft"
     if section == "sft":
-        # Which transformers is installed is not known: what 4 or 5 has is taken.
+        # The installed version of transformers is unknown, so the arguments of both 4 and 5 are accepted.
         types |= {
             name: {"types": key.types, "choices": key.choices, "nullable": key.nullable}
             for name, key in plain_keys().items()
@@ -108,7 +108,7 @@ def arguments_of(command: Command) -> Arguments:
         chosen = {name: key.choices for name, key in plain_keys().items() if key.choices}
         types |= dict.fromkeys((*removed_keys(), *_FROM_TRANSFORMERS))
     types |= {**document["shared"], **document[section]}
-    for name in chosen.keys() & types.keys():  # which ms-swift declares as text, and hands on
+    for name in chosen.keys() & types.keys():  # arguments that ms-swift declares as text and passes on
         types[name] = {"choices": chosen[name], **(types[name] or {"types": ["str"]})}
     if command == "swift rlhf":
         types |= {name: types.get(name) or document["rlhf_types"].get(name) for name in document["rlhf"]}
@@ -121,7 +121,7 @@ def arguments_of(command: Command) -> Arguments:
 
 
 def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> dict[str, Any]:
-    """`job.trainer`, checked argument by argument; `decided` are those of the plan, None for one that it leaves out.
+    """Return `job.trainer`, each argument checked; `decided` has the plan's values, None for an argument it leaves out.
 
     Raises SpecError for what the command would refuse, LayoutError for what contradicts the plan.
     """
@@ -140,7 +140,7 @@ def _check_name(name: str, command: Command, where: str) -> None:
     known = arguments_of(command)
     switch = name.removeprefix("no_")
     if switch != name and switch in known.types and known.types.get(name, {}) is None:
-        # HfArgumentParser has it for switches that are on by default, and it would go past what the plan decides.
+        # HfArgumentParser generates it for switches that default to true; it would bypass what the plan decides.
         raise SpecError(
             f"{name} is how a command line says {switch} false", where=where, remedy=f"write {switch}: false"
         )
@@ -160,7 +160,7 @@ def _check_name(name: str, command: Command, where: str) -> None:
 
 
 def _checked(name: str, value: Any, command: Command, where: str) -> Any:
-    """`value` in the type that the argument has."""
+    """Return `value` converted to the type of the argument."""
     key = _key(name, command)
     if key is None:
         return value

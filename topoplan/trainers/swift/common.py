@@ -1,4 +1,4 @@
-"""What train.yaml has for `swift sft` and for `megatron sft` alike."""
+"""What the train.yaml of `swift sft` and of `megatron sft` have in common."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from topoplan.trainers.usual import loaders, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
 READ_AT = swift_versions()[-1]
-"""The ms-swift that is installed."""
+"""The version of ms-swift that bundles install."""
 _FREEZES = {
     "freeze_vit": "freeze_vision_tower",
     "freeze_aligner": "freeze_multi_modal_projector",
     "freeze_llm": "freeze_language_model",
 }
 TASKS = ("causal_lm", "seq_cls")
-"""What a model is trained as (task_type)."""
+"""Supported values of task_type."""
 BRIDGE = "1.6.5"
-"""The mcore-bridge beside which it was tried."""
+"""The version of mcore-bridge that files were tested with."""
 
 
 def labels_of(keys: Keys) -> int:
-    """Outputs of the last layer where a classifier or a reward model is trained (model/register.py); else 0."""
+    """Return the outputs of the last layer of a classifier or reward model (model/register.py); 0 for other models."""
     if keys.given("rlhf_type") == "rm":
         return 1  # arguments/rlhf_args.py::_init_rm, megatron/arguments/rlhf_args.py
     return (as_whole(keys.given("num_labels")) or 1) if keys.given("task_type") == "seq_cls" else 0
 
 
 def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:
-    """The first lines of train.yaml."""
+    """Return the first lines of train.yaml."""
     section: Command = "megatron sft" if command.startswith("megatron") else "swift rlhf"
     oldest = oldest_version(spec.job.trainer, section)
     versions = READ_AT if oldest == READ_AT else f"{oldest} to {READ_AT}"
@@ -48,7 +48,7 @@ def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:
 
 
 def model_entries(spec: Spec) -> list[Entry]:
-    """Where the model lies."""
+    """Return entries for the location of the model."""
     return [
         Entry("model", model_directory(spec.model), "a directory on every node"),
         Entry("check_model", False, "else ModelScope is asked whether there is a newer one"),
@@ -56,18 +56,18 @@ def model_entries(spec: Spec) -> list[Entry]:
 
 
 def of_images(reading: Reading) -> dict[str, Any]:
-    """What a file says of a vision-language model's parts and its images: keys of a job."""
+    """Return a job's keys on a vision-language model's frozen parts and images."""
     if reading.model.vision is None:
         return {}
     found: dict[str, Any] = {part: reading.keys.flag(key) for key, part in _FREEZES.items()}
-    # qwen_vl_utils reads the variable where the template is given no number.
+    # qwen_vl_utils reads the variable if the template has no number.
     variable = reading.launch.variable("MAX_PIXELS") if reading.launch else None
     pixels = reading.keys.count("max_pixels") or (as_whole(plain_scalar(variable.value)) if variable else None)
     return found | ({"image_max_pixels": pixels} if pixels else {})
 
 
 def freeze_entries(spec: Spec) -> list[Entry]:
-    """The parts of a vision-language model that are not trained; with LoRA, that get no adapters."""
+    """Return entries for the frozen parts of a vision-language model; with LoRA, these get no adapters."""
     job = spec.job
     if spec.model.vision is None:
         return []
@@ -79,7 +79,7 @@ def freeze_entries(spec: Spec) -> list[Entry]:
 
 
 def adapter_entries(job: Job) -> list[Entry]:
-    """LoRA: its rank, its scale and the layers that have it."""
+    """Return entries for LoRA: rank, scale and target layers."""
     rank, every = job.lora_rank or LORA_RANK, "all" in job.lora_target
     return [
         Entry("lora_rank", rank),
@@ -93,7 +93,7 @@ def adapter_entries(job: Job) -> list[Entry]:
 
 
 def data_section(spec: Spec, *, unpacked: str) -> Section:
-    """Samples, their length, and the processes that read them; `unpacked` says what becomes of them without packing."""
+    """Return the section on samples, their length and data workers; `unpacked` describes samples without packing."""
     job, sees = spec.job, spec.model.vision is not None
     cut = ("right", "cut, as planned; the default drops longer samples")
     if sees:
@@ -117,7 +117,7 @@ def data_section(spec: Spec, *, unpacked: str) -> Section:
 
 
 def output_section(steps: int | None, *further: Entry) -> Section:
-    """Where and how often the run is saved; output_dir is put in front of it."""
+    """Return the section on where and how often the run is saved; output_dir is put in front of it."""
     why = "else output_dir gets a directory named by the time of each start"
     first = [Entry("add_version", False, why)]
     return train_yaml.output_section(steps, *further, Entry("logging_steps", 1), first=first)

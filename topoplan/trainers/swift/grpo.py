@@ -1,7 +1,7 @@
-"""GRPO of ms-swift: which of its steps are predicted as training on prompts with their answers, and how long these are.
+"""ms-swift's GRPO: which of its steps are predicted as training on prompts with answers, and how long these are.
 
-The update of the policy is that of supervised fine-tuning on samples of prompt and answer (ms-swift 4.6
-`rlhf_trainers/grpo_trainer.py`, `megatron/trainers/grpo_trainer.py`). It is not where something else stays on the GPUs.
+The policy update equals supervised fine-tuning on samples of prompt and answer (ms-swift 4.6
+`rlhf_trainers/grpo_trainer.py`, `megatron/trainers/grpo_trainer.py`), unless something else stays on the GPUs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from topoplan.reading.values import Keys, as_whole
 from topoplan.trainers.codec import Reading
 
 _ANSWER = 512
-"""`max_completion_length` where it is left out (rlhf_trainers/arguments.py)."""
+"""Default of `max_completion_length` (rlhf_trainers/arguments.py)."""
 LENGTH = "max_length"
 _WITHOUT_REFERENCE = ("cpo", "simpo", "orpo", "rm")
-"""Methods on pairs of answers whose loss asks no other model (rlhf_trainers/, megatron/trainers/rlhf_mixin.py)."""
+"""Methods on answer pairs whose loss needs no reference model (rlhf_trainers/, megatron/trainers/rlhf_mixin.py)."""
 
 
 def with_answers(configuration: Configuration, _: Setup) -> Configuration:
-    """With max_length for the prompt and its answer together, where it is for the prompt."""
+    """Change max_length from the prompt alone, as GRPO counts it, to prompt and answer together."""
     data = configuration.source.data
     prompt = as_whole(data.get(LENGTH))
     if data.get("rlhf_type") != "grpo" or prompt is None:
@@ -32,9 +32,9 @@ def with_answers(configuration: Configuration, _: Setup) -> Configuration:
 
 
 def job_of(keys: Keys) -> Mapping[str, Any]:
-    """As what job a configuration of `rlhf` is predicted.
+    """Return the keys of the job that an `rlhf` configuration is predicted as.
 
-    Raises NotPredictedError for other methods, and for what stays on the GPUs while the policy is trained.
+    Raises NotPredictedError for other methods, and for anything that stays on the GPUs while the policy is trained.
     """
     kind = keys.given("rlhf_type")
     if kind in _WITHOUT_REFERENCE:
@@ -44,7 +44,7 @@ def job_of(keys: Keys) -> Mapping[str, Any]:
     if kind in ("dpo", None):
         return {"stage": "dpo"}
     if kind == "kto":
-        # kto_trainer.py of both: both models see the sample, and with another's answer once more.
+        # kto_trainer.py of both: policy and reference see the sample, and again with a mismatched answer.
         return {"stage": "sft", "reference_forwards": 1 if keys.given("loss_type") == "apo_zero_unpaired" else 3}
     if kind != "grpo":
         keys.not_predicted(("rlhf_type",))
@@ -57,6 +57,6 @@ def job_of(keys: Keys) -> Mapping[str, Any]:
 
 
 def assumptions(reading: Reading) -> Iterator[str]:
-    """What is predicted of a step that generates, judges and trains."""
+    """State what is predicted of a step that generates, scores and trains."""
     if reading.keys.given("rlhf_type") == "grpo":
         yield "predicted is the update of the policy, on prompts and answers of full length: samples are made beside it"

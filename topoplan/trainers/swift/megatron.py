@@ -1,7 +1,7 @@
 """train.yaml for `megatron sft` (and `megatron pt`) of ms-swift: Megatron-core through mcore_bridge.
 
-Source: ms-swift's swift/megatron/arguments/megatron_args.py; weights are read from Hugging Face's files and written to
-them (mcore_bridge), so that nothing has to be converted.
+Source: ms-swift's swift/megatron/arguments/megatron_args.py. mcore_bridge reads and writes weights in Hugging Face's
+format, so nothing has to be converted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DECIDED = (
     *("add_version", "bridge_backend", "lora_rank", "target_modules", "target_regex", "modules_to_save", "lora_bias"),
     "lora_dtype",
 )
-"""Arguments that memory and time were predicted with, or that the scripts go by."""
+"""Arguments that predictions assume or that the scripts rely on."""
 _SPEED_KEYS = (
     *("overlap_grad_reduce", "overlap_param_gather", "attention_backend", "tp_comm_overlap"),
     *("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
@@ -57,7 +57,7 @@ TRAITS = {"megatron": FINE_TUNING, "mca": MCA}
 
 
 def megatron_files(spec: Spec, layout: Layout) -> TrainerFiles:
-    """train.yaml of a layout."""
+    """Write a layout's train.yaml."""
     sections = _sections(spec, layout)
     ours = values_of(sections)
     user = user_arguments(spec, "megatron sft", {name: ours.get(name) for name in _DECIDED})
@@ -142,7 +142,7 @@ def _training_section(spec: Spec, steps: int | None) -> Section:
 def _speed_section(spec: Spec, layout: Layout) -> Section:
     lines = [*entries(ROWS, _SPEED_KEYS, spec, layout), Entry("apply_rope_fusion", *_rope_fusion(spec.model))]
     if facts_of(spec.model).is_moe:
-        # How tokens get to their experts, as it was predicted.
+        # The token dispatcher that was predicted.
         dispatcher: Any = dispatcher_of(case_with(spec, TRAITS[layout.backend]), layout)
         lines.append(Entry(DISPATCHER, dispatcher))
         if dispatcher == "flex":
@@ -152,7 +152,7 @@ def _speed_section(spec: Spec, layout: Layout) -> Section:
 
 
 def _rope_fusion(model: Model) -> tuple[bool, str]:
-    """Whether there is RoPE fusion, and why. docs/Megatron-SWIFT: not supported with MLA, mrope and others."""
+    """Whether RoPE fusion is supported, and why. docs/Megatron-SWIFT: not supported with MLA, mrope and others."""
     if any(isinstance(layer.attention, LatentAttention) for layer in model.layers):
         return False, "not for latent attention"
     if model.vision is not None:

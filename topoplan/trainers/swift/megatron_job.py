@@ -1,4 +1,4 @@
-"""ms-swift's `megatron sft`: the job and the layout that its keys mean.
+"""ms-swift's `megatron sft`: the job and the layout that its keys describe.
 
 Defaults are those of `swift/megatron/arguments/megatron_args.py`.
 """
@@ -59,22 +59,22 @@ DEFAULTS: Mapping[str, Any] = {
     "num_train_epochs": 1,
     "target_modules": "all-linear",
 }
-"""`MegatronArguments` and `MegatronTunerMixin` of ms-swift. A model's torch_dtype is its checkpoint's; nearly all have
-bfloat16."""
+"""Defaults of `MegatronArguments` and `MegatronTunerMixin` in ms-swift. torch_dtype defaults to the checkpoint's, which
+is bfloat16 for nearly all models."""
 
 
 _OFF: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("target_regex", "modules_to_save"), ("",)),
     "lora_bias": ("none",),
 }
-"""What else may be trained with adapters, and the values that leave it off."""
+"""What else may be trained with adapters, and the values that disable it."""
 
 _ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
-"""With one of them all weights are not trained, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
+"""Keys with which full fine-tuning does not happen, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
 
 
 def _cp_comm_type(reading: Reading, key: str) -> str:
-    """Megatron-core's usual is p2p. Raises NotPredictedError for the others."""
+    """Read cp_comm_type, by default megatron-core's p2p. Raises SpecError for types that are not predicted."""
     given = reading.keys.value(key)
     kinds = set(given) if isinstance(given, list) else {given or "p2p"}
     if len(kinds) > 1 or not kinds <= {"p2p", "a2a"}:
@@ -83,7 +83,10 @@ def _cp_comm_type(reading: Reading, key: str) -> str:
 
 
 def _sums_in_fp32(reading: Reading, key: str) -> bool:
-    """`MegatronArguments._map_dtype`: bf16 takes main_grads_dtype. Raises SpecError for what Megatron stops at."""
+    """Whether gradients are summed in fp32: `MegatronArguments._map_dtype` uses main_grads_dtype in bf16.
+
+    Raises SpecError for what Megatron refuses.
+    """
     keys = reading.keys
     if keys.value("main_grads_dtype") == "bf16" and not keys.flag("use_precision_aware_optimizer"):
         expected = "expected use_precision_aware_optimizer with it"
@@ -93,7 +96,10 @@ def _sums_in_fp32(reading: Reading, key: str) -> bool:
 
 
 def _attention_backend(reading: Reading, key: str) -> str:
-    """flash-attn is ms-swift's own, and keeps one output where samples lie end to end. Raises NotPredictedError."""
+    """Read attention_backend. Raises SpecError for one that is not predicted.
+
+    ms-swift's default, flash-attn, keeps only one output when samples are laid end to end.
+    """
     given, apart = str(reading.keys.value(key)), reading.keys.value("padding_free") is False
     kind = "flash" if given.startswith("flash") else given
     if kind not in ("flash", "fused", "unfused", "auto"):
@@ -106,7 +112,7 @@ def _dtype(reading: Reading, key: str) -> str:
 
 
 def _low(key: str) -> Write:
-    """The value where it is not the usual one."""
+    """Return the value of a dtype key if it is not the default."""
     return lambda _, layout: None if (dtype := getattr(layout, key)) == "fp32" else dtype
 
 
@@ -186,7 +192,7 @@ ROWS = by_key(
         lambda _, layout: (
             "the path that offload runs on" if layout.optimizer_offload_fraction > 0 else "Transformer Engine's Adam"
         ),
-        # Megatron-LM training/arguments.py asserts it, which ms-swift does not go through.
+        # Megatron-LM training/arguments.py asserts it, which ms-swift bypasses.
         lambda _, layout: layout.precision_aware_optimizer or layout.optimizer_offload_fraction > 0 or None,
         nothing,
     ),
@@ -238,13 +244,13 @@ ROWS = by_key(
     ),
 )
 DTYPE_KEYS = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-"""Of gradients and of the optimizer."""
+"""Keys for the dtypes of gradients and optimizer states."""
 LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch_size", "global_batch_size")
-"""In the order of the section of train.yaml."""
+"""Keys in the order of their section of train.yaml."""
 
 
 def _layout(reading: Reading) -> Layout:
-    """The layout. Raises SpecError for a wrong type, or for what is not predicted."""
+    """Read the layout. Raises SpecError for a wrong type, or for what is not predicted."""
     refuse(reading.keys, {"use_megatron_fsdp": (False,), "task_type": TASKS})
     return layout_of(ROWS, reading, backend="megatron")
 
@@ -255,7 +261,7 @@ def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
-    """Its command says whether it is pt, sft or rlhf. Raises SpecError for what is not predicted."""
+    """Read the job; the command determines pt, sft or rlhf. Raises SpecError for what is not predicted."""
     keys, model, launch = reading.keys, reading.model, reading.launch
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or "full"
@@ -307,6 +313,6 @@ CODEC = Codec(
     view=grpo.with_answers,
     layout=_layout,
     job=_job,
-    findings=fault_findings,  # LLaMA-Factory's are told without a cluster
+    findings=fault_findings,  # for LLaMA-Factory, they are reported even without a cluster
     assumptions=_assumptions,
 )

@@ -1,4 +1,4 @@
-"""How files and commands of ms-swift are known, of `swift sft` and of `megatron sft`."""
+"""Recognition of ms-swift's files and commands, for `swift sft` and `megatron sft`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ms-swift cannot do, or trains otherwise than planned."""
+"""What ms-swift refuses, or trains differently from the plan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _HALF = ("bf16", "fp16")
 
 
 def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """A model, job or layout that `swift sft` would refuse, or train otherwise than planned."""
+    """Refuse a model, job or layout that `swift sft` would refuse, or train differently from the plan."""
     job = spec.job
     yield from _stage(spec.job)
     if job.precision not in _HALF:
@@ -82,7 +82,7 @@ def _stage(job: Job) -> Iterator[Refusal]:
 def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     yield from offload(spec, layout)
     if layout.fused_linear_cross_entropy and spec.model.model_type not in LIGER_MODEL_TYPES:
-        # transformers integrations/liger.py; liger_kernel _apply_liger_kernel logs it and goes on.
+        # transformers integrations/liger.py; liger_kernel _apply_liger_kernel only logs it and continues.
         yield Refusal(
             "liger",
             f"Liger has no kernels for {spec.model.model_type!r}, and the model would be trained without",
@@ -98,7 +98,7 @@ def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
             kind=LayoutError,
         )
     if layout.backend == "fsdp2" and layout.sharding != "full":
-        # swift/arguments/sft_args.py, _init_fsdp hands on `fsdp` and `fsdp_config`, which know of no device mesh.
+        # swift/arguments/sft_args.py, _init_fsdp passes on `fsdp` and `fsdp_config`, which have no device mesh.
         yield Refusal(
             "hybrid-sharding",
             f"sharding {layout.sharding}: ms-swift shards with FSDP2 over all ranks, and has no option for a mesh",
@@ -108,10 +108,10 @@ def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """The dtypes that weights and moments are planned in, where ms-swift has no way to get them."""
+    """Refuse planned dtypes of weights and moments that ms-swift cannot produce."""
     yield from pure_fp16(job)
     if job.finetuning == "freeze" and layout.backend == "ddp" and not job.pure_bf16:
-        # pipelines/train/tuner.py, prepare_model sets requires_grad alone; all weights have torch_dtype.
+        # pipelines/train/tuner.py, prepare_model only sets requires_grad; all weights have torch_dtype.
         yield Refusal(
             "frozen-dtype",
             "finetuning freeze with ddp: ms-swift keeps frozen and trained weights in one dtype",
@@ -129,7 +129,10 @@ def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
 
 
 def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
-    """How `sequence_parallel_size` is made of Ulysses and ring attention (sequence_parallel.py, _init_device_mesh)."""
+    """Refuse a split of sequences that `sequence_parallel_size` cannot express.
+
+    ms-swift combines Ulysses and ring attention itself (sequence_parallel.py, _init_device_mesh).
+    """
     if layout.cp > 1:
         yield Refusal(
             "sequence-split",
@@ -166,7 +169,7 @@ def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
 
 
 def _split_heads(attention: Attention | LatentAttention) -> int:
-    """`num_key_value_heads` of the config, which latent attention has as many of as heads."""
+    """Return `num_key_value_heads` of the config; in latent attention, it equals the number of heads."""
     return attention.kv_heads if isinstance(attention, Attention) else attention.heads
 
 
@@ -174,7 +177,7 @@ def _split_heads(attention: Attention | LatentAttention) -> int:
 
 
 def megatron_job_refusals(spec: Spec) -> Iterator[Refusal]:
-    """A job that is not predicted on Megatron-core as ms-swift trains it; of adapters, one that no layout helps."""
+    """Refuse jobs that are not predicted on Megatron-core in ms-swift, and adapters that no layout supports."""
     yield from finetuning(spec.job, spec.model, spec.path or "")
     yield from megatron_optimizer(spec.job, spec.path or "")
     if spec.job.finetuning == "lora":
@@ -187,7 +190,7 @@ def megatron_job_refusals(spec: Spec) -> Iterator[Refusal]:
 
 
 def _model_type(model: Model) -> Iterator[Refusal]:
-    """A model that `megatron sft` has no form of."""
+    """Refuse a model that `megatron sft` does not support."""
     if model.model_type not in MEGATRON_MODEL_TYPES:
         yield Refusal(
             "model-type",
@@ -199,7 +202,7 @@ def _model_type(model: Model) -> Iterator[Refusal]:
 
 
 def finetuning(job: Job, model: Model, where: str = "") -> Iterator[Refusal]:
-    """A way of fine-tuning that is not trained on Megatron: there are full and LoRA."""
+    """Refuse kinds of fine-tuning other than full and LoRA."""
     if job.finetuning == "lora":
         yield from _adapters(job, model, where)
     elif job.finetuning != "full":
@@ -213,7 +216,7 @@ def finetuning(job: Job, model: Model, where: str = "") -> Iterator[Refusal]:
 
 
 def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
-    """What LoRA on Megatron-core is not predicted for, or not built for (mcore_bridge 1.6.5 `tuners/lora.py`)."""
+    """Refuse LoRA that is not predicted or not implemented on Megatron-core (mcore_bridge 1.6.5 `tuners/lora.py`)."""
     if job.precision not in _HALF:
         # lora.py, forward: "rank-sized (e.g. [4, 2560]), which violates TE's FP8 GEMM divisibility rules".
         yield Refusal(
@@ -245,7 +248,7 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
 
 
 def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """A model, job or layout that `megatron sft` would refuse, or train otherwise than planned."""
+    """Refuse a model, job or layout that `megatron sft` would refuse, or train differently from the plan."""
     job, model, gpu = spec.job, spec.model, spec.cluster.gpu
     yield from _stage(spec.job)
     yield from _model_type(model)
@@ -290,8 +293,11 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _iterations(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """megatron_args.py: num_train_epochs is a whole number; else train_iters is what is left, and may not be 0
-    (init_iters)."""
+    """Refuse a run whose number of steps ms-swift cannot derive.
+
+    megatron_args.py (init_iters): num_train_epochs is a whole number; otherwise train_iters is used, which may not be
+    0.
+    """
     if job.epochs != int(job.epochs) and job.samples is None:
         yield Refusal(
             "epochs",

@@ -1,4 +1,4 @@
-"""Data sets as ms-swift names them: files of samples, directories or ids of a hub, each with `#N` for N samples of it.
+"""Datasets as ms-swift names them: sample files, directories or hub ids, each with an optional `#N` for N samples.
 
 Source: `swift/dataset/dataset_syntax.py`, DatasetSyntax.
 """
@@ -18,37 +18,37 @@ _COUNT = re.compile(r"#\d+\Z")
 
 
 def samples_of(job: Job) -> tuple[str, ...]:
-    """The job's data sets; a file's name is completed with dataset_dir."""
+    """Return the job's datasets, with dataset_dir in front of file names."""
     names = [name.strip() for name in (job.dataset or "").split(",") if name.strip()]
     return tuple(_completed(name, job.dataset_dir) for name in names)
 
 
 def dataset_value(job: Job) -> str | list[str]:
-    """What stands behind `dataset` in train.yaml."""
+    """Return the value of `dataset` in train.yaml."""
     names = list(samples_of(job)) or [DATASET_TO_FILL_IN]
     return names[0] if len(names) == 1 else names
 
 
 def files_in(value: Any) -> tuple[str, ...]:
-    """The files and directories among the data sets of train.yaml, which every node needs."""
+    """Return the files and directories among the datasets of train.yaml, which every node needs."""
     names: Iterable[Any] = value if isinstance(value, list) else [value]
     return tuple(_bare(name) for name in names if isinstance(name, str) and is_file(name))
 
 
 def limited(job: Job, count: int) -> str | None:
-    """The job's data sets with so many samples each, as `dataset` of a job; None where it names none."""
+    """Return the job's datasets limited to `count` samples each, as a job's `dataset`; None if it names none."""
     names = [name.strip() for name in (job.dataset or "").split(",") if name.strip()]
     return ",".join(name if _COUNT.search(name) else f"{name}#{count}" for name in names) or None
 
 
 def is_file(name: str) -> bool:
-    """Whether a data set is named by its path."""
+    """Whether a dataset is named by its path."""
     bare = _bare(name)
     return bare.startswith(("/", "./", "../")) or PurePosixPath(bare).suffix.lower() in _SUFFIXES
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a data set is named by its id on a hub."""
+    """Whether a dataset is named by its hub id."""
     return "/" in name
 
 

@@ -38,11 +38,11 @@ _DECIDED = (
     *("gradient_checkpointing", "use_liger_kernel", "add_version", "deepspeed_autotp_size", "device_map"),
     *("experts_impl", "fsdp_config", "zero_hpz_partition_size", "max_epochs", "optimizer", "use_galore"),
 )
-"""Arguments that memory and time were predicted with, or that the scripts go by."""
+"""Arguments that predictions assume or that the scripts rely on."""
 
 
 def sft_files(spec: Spec, layout: Layout) -> TrainerFiles:
-    """train.yaml of a layout, and the file that DeepSpeed or FSDP2 reads."""
+    """Write a layout's train.yaml, and the file for DeepSpeed or FSDP2."""
     max_steps = spec.job.trainer.get("max_steps")
     steps = training_steps(spec.job, max_steps if isinstance(max_steps, int) else None)
     sections = _sections(spec, layout, steps)
@@ -63,7 +63,7 @@ def sft_files(spec: Spec, layout: Layout) -> TrainerFiles:
 
 
 def _warnings(user: Mapping[str, Any]) -> list[str]:
-    """`SftArguments._init_eval_strategy`: without data to evaluate on, eval_strategy is set to no."""
+    """Warn about `SftArguments._init_eval_strategy`, which sets eval_strategy to no if there is no evaluation data."""
     evaluates = user.get("eval_strategy", "no") != "no"
     if evaluates and not (user.get("split_dataset_ratio") or user.get("val_dataset") or user.get("eval_dataset")):
         return ["eval_strategy has no effect without val_dataset or split_dataset_ratio under job.trainer"]
@@ -109,7 +109,7 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
 
 
 def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
-    """The dtype that weights are loaded in, and that of the computation."""
+    """Return entries for the dtypes of loaded weights and of computation."""
     half = "float16" if job.precision == "fp16" else "bfloat16"
     if job.pure_bf16:
         dtype, comment = half, "of weights, gradients and Adam's moments"
@@ -121,7 +121,7 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
         dtype, comment = "float32", "DDP trains what is loaded: in bfloat16, Adam's moments would be too"
     else:
         dtype, comment = half, "of the frozen weights; PEFT makes adapters fp32"
-    # base_args/model_args.py, _init_mixed_precision: unset, float32 weights turn fp16 on.
+    # base_args/model_args.py, _init_mixed_precision: if unset, float32 weights enable fp16.
     autocast = job.precision == "bf16" and not job.pure_bf16
     lines = [
         Entry("torch_dtype", dtype, comment),
@@ -134,7 +134,7 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
 
 
 def _layer_entries(spec: Spec) -> list[Entry]:
-    """All is frozen but some layers."""
+    """Return entries that freeze everything except some layers."""
     count, total = spec.job.freeze_trainable_layers, spec.model.num_layers
     layers = trained_layers(spec.model, count)
     which = f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers"

@@ -1,4 +1,4 @@
-"""ms-swift's `swift sft` and its like: the job and the layout that its arguments mean.
+"""ms-swift's `swift sft`, `pt` and `rlhf`: the job and the layout that their arguments describe.
 
 Sources, at ms-swift 4.5.2: `swift/arguments/` (base_args/, tuner_args.py, sft_args.py) and
 `swift/trainers/arguments.py`.
@@ -36,22 +36,22 @@ from topoplan.trainers.usual import why_accumulation
 
 DEFAULTS: Mapping[str, Any] = {
     "tuner_type": "lora",  # base_args/base_args.py
-    "lora_rank": 8,  # tuner_args.py, as the four below
+    "lora_rank": 8,  # tuner_args.py, also for the next four
     "target_modules": "all-linear",
     "freeze_vit": True,
     "freeze_aligner": True,
     "freeze_llm": False,
-    "per_device_train_batch_size": 1,  # trainers/arguments.py, as the one below
+    "per_device_train_batch_size": 1,  # trainers/arguments.py, also for the next one
     "gradient_checkpointing": True,
     "torch_dtype": "bfloat16",
     "optim": "adamw_torch_fused",
     "packing": False,
     "sequence_parallel_size": 1,
 }
-"""A model's torch_dtype is its checkpoint's; nearly all have bfloat16."""
+"""ms-swift's defaults. torch_dtype defaults to the checkpoint's, which is bfloat16 for nearly all models."""
 
 _BATCH = 16
-"""Sequences that a step takes at least where gradient_accumulation_steps is left out (trainers/arguments.py)."""
+"""Minimum sequences per step if gradient_accumulation_steps is not given (trainers/arguments.py)."""
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_galore", "use_dora"), (False,)),
@@ -71,7 +71,7 @@ _FREEZING = ("freeze_parameters_ratio", "trainable_parameters_regex")
 
 
 def _own_loss(keys: Keys) -> bool:
-    """Whether ms-swift takes the loss from whole logits, and not Liger (trainers/seq2seq_trainer.py, compute_loss)."""
+    """Whether the loss comes from full logits rather than from Liger (trainers/seq2seq_trainer.py, compute_loss)."""
     scaled = keys.given("loss_scale") not in (None, "default")
     return (
         scaled
@@ -100,7 +100,7 @@ def _experts(reading: Reading, key: str) -> str | None:
 
 
 def _presets(layout: Layout) -> tuple[str, str]:
-    """ms-swift's own (swift/config/), or what a file has to say."""
+    """Return the names of ms-swift's presets (swift/config/), or what a file must contain."""
     own = not layout.offload and layout.recompute.granularity != "none"
     fsdp = "fsdp2" if own else f"FSDP2{' with fsdp_offload_params' if layout.offload else ''}"
     return zero_preset(layout, "zero"), fsdp
@@ -117,7 +117,7 @@ _SHARDING = by_key(*sharding_rows(_presets))
 
 
 def _accelerator(spec: Spec, layout: Layout) -> Mapping[str, Any] | None:
-    # sft_args.py sets dispatch_batches where there is no accelerator_config.
+    # sft_args.py sets dispatch_batches only if there is no accelerator_config.
     syncs = _SHARDING["accelerator_config"].value(spec, layout)
     return {"dispatch_batches": False, **syncs} if syncs else None
 
@@ -157,7 +157,7 @@ ROWS = by_key(
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Its command says whether it is pt or sft. Raises NotPredictedError for what is not predicted."""
+    """Read the job; the command determines pt or sft. Raises NotPredictedError for what is not predicted."""
     keys, model, launch = reading.keys, reading.model, reading.launch
     count = _layers_of(keys, model)
     refuse(keys, {key: values for key, values in _OFF.items() if count is None or key not in _FREEZING})
@@ -174,7 +174,8 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     dtype = str(keys.value("torch_dtype"))
     if dtype not in ("bfloat16", "float16", "float32"):
         keys.not_predicted(("torch_dtype",))
-    # base_args/model_args.py::_init_mixed_precision: half precision of the same kind, and fp16 for float32 weights.
+    # base_args/model_args.py::_init_mixed_precision: the same half precision as the weights', or fp16 for float32
+    # weights.
     half = keys.flag("fp16") if keys.given("fp16") is not None else dtype != "bfloat16" and not keys.flag("bf16")
     job = Job(
         seq_len=seq_len,
@@ -186,7 +187,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         lora_rank=keys.count("lora_rank"),
         lora_target=targets(keys, "target_modules") or ("all",),
         quantization_bit=bits,
-        # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
+        # With DDP, trained weights keep their loaded dtype: only DeepSpeed, FSDP and PEFT convert them to fp32.
         pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
         optimizer=optimizer_of(keys),
         num_labels=labels_of(keys),
@@ -198,22 +199,22 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
 
 
 def trained_layers(model: Model, count: int) -> range:
-    """The last `count` layers, or the first ones for a negative number."""
+    """Return the indices of the last `count` layers, or of the first ones for a negative number."""
     total = model.num_layers
     return range(max(0, total - count), total) if count > 0 else range(min(-count, total))
 
 
 def trained_layers_regex(model: Model, count: int) -> str:
-    """ms-swift's trainable_parameters_regex for these layers, by their names in Hugging Face's model."""
+    """Return ms-swift's trainable_parameters_regex for these layers, by their names in Hugging Face's model."""
     numbers = "|".join(map(str, trained_layers(model, count)))
     tower = r"language_model\.(?:model\.)?" if model.vision is not None else r"^model\."
     return rf"{tower}layers\.(?:{numbers})\."
 
 
 def _layers_of(keys: Keys, model: Model) -> int | None:
-    """How many of the last layers alone are trained, or of the first ones (negative), where that is what two keys say.
+    """Return how many of the last layers are trained (negative for the first ones), if two keys express just that.
 
-    swift/arguments/tuner_args.py: freeze_parameters_ratio of all is frozen, and then what the other matches is not.
+    swift/arguments/tuner_args.py: freeze_parameters_ratio 1 freezes everything, except what the other key matches.
     """
     written = tuple(keys.given(key) for key in _FREEZING)
     counts = range(1, model.num_layers + 1)

@@ -1,9 +1,9 @@
-"""The end of a node's script: train.yaml as arguments, and one torchrun.
+"""The end of a node's script: train.yaml converted to arguments, and one torchrun.
 
-`swift sft FILE.yaml` (swift/cli/main.py) turns the keys of a YAML into arguments, and starts either torchrun, where
-NPROC_PER_NODE or NNODES is set, or one more Python for each rank: `torchrun --no_python swift sft` starts every rank
-twice, and a torchrun in each of them where one of the two is set. Neither passes signals on, or tells how a rank
-ended. The modules that it starts take arguments alone, no YAML.
+`swift sft FILE.yaml` (swift/cli/main.py) converts a YAML file's keys to arguments. It then starts torchrun if
+NPROC_PER_NODE or NNODES is set, or else one more Python process per rank. `torchrun --no_python swift sft` therefore
+starts every rank twice, or a torchrun in each rank if one of the two is set. Neither forwards signals nor reports how a
+rank ended. The modules that it starts accept arguments only, no YAML.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from topoplan.trainers.torchrun import torchrun_command
 
 _MODULE = {"sft": "swift.cli.sft", "pt": "swift.cli.pt"}
 _MEGATRON_MODULE = {"sft": "swift.cli._megatron.sft", "pt": "swift.cli._megatron.pt"}
-"""Stage -> what `swift STAGE` and `megatron STAGE` start (ROUTE_MAPPING)."""
+"""Stage -> the module that `swift STAGE` or `megatron STAGE` starts (ROUTE_MAPPING)."""
 _FILES = {"deepspeed": ("deepspeed", DEEPSPEED_FILE), "fsdp2": ("fsdp", FSDP_FILE)}
-"""Backend -> the option, and the file that says how to shard."""
+"""Backend -> the option and the file that configure sharding."""
 
 
 def start(spec: Spec, layout: Layout, node: int) -> str:
-    """Bash, from a comment to `exec`; the file that says how to shard is named by its whole path."""
+    """Return bash code, from a comment to `exec`, in which the sharding file has its absolute path."""
     option, file = _FILES.get(layout.backend, ("", ""))
     return _text(spec, node, _MODULE[spec.job.stage], option=option, file=file, megatron=False)
 
 
 def start_megatron(spec: Spec, layout: Layout, node: int) -> str:
-    """The same of `megatron sft`."""
+    """Return bash code for `megatron sft`, from a comment to `exec`."""
     return _text(spec, node, _MEGATRON_MODULE[spec.job.stage], option="", file="", megatron=True)
 
 

@@ -1,4 +1,4 @@
-"""What is right to write for ms-swift and may still surprise."""
+"""Valid settings for ms-swift that may surprise the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topoplan.trainers.usual import slow_precision
 
 
 def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
-    """What is right to write and may still surprise."""
+    """Warn about valid settings that may surprise the user."""
     job, model = spec.job, spec.model
     if job.template is not None:
         yield (

@@ -1,4 +1,4 @@
-"""ms-swift: `swift sft` for DDP, DeepSpeed and FSDP2, `megatron sft` for the layouts of Megatron."""
+"""ms-swift: `swift sft` for DDP, DeepSpeed and FSDP2, `megatron sft` for Megatron layouts."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ _DATA_ON_NODES = """
    Each node tokenises them for itself, into `MODELSCOPE_CACHE`; where `env` in the spec makes that a directory which
    all nodes share, it is done once."""
 _VISION = {"qwen_vl_utils": ">=0.0.14", "decord": "", "torchvision": ""}
-"""What `requires` names for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
+"""What `requires` lists for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
 _MEGATRON_CORE = "0.16.1"
-"""The megatron-core beside which files were tried."""
+"""The version of megatron-core that files were tested with."""
 _VERSIONS = Versions(title="ms-swift", tried=lambda: {"megatron-core": (_MEGATRON_CORE,)})
 _FLASH = "==2.8.3"
-"""Transformer Engine takes no newer one (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
+"""The newest version that Transformer Engine supports (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
 
 
 def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """What `swift sft` wants."""
+    """Return what a run of `swift sft` needs."""
     job = spec.job
     sharded = layout.backend
     engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[sharded]
@@ -96,7 +96,7 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
 
 
 def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """What `megatron sft` wants."""
+    """Return what a run of `megatron sft` needs."""
     wanted = {
         "torch": "",
         "ms-swift": f"=={READ_AT}",
@@ -168,9 +168,10 @@ def _readme(spec: Spec, engine: str, *, files: tuple[tuple[str, str], ...] = ())
 
 
 def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
-    """Of Megatron: weights for both, and every element of the optimizer once, in fp32 (trainers/base.py).
+    """Return Megatron's checkpoint sizes: weights in both formats, and optimizer states once, in fp32
+    (trainers/base.py).
 
-    With LoRA they are the adapters; merged, the whole model is written for Hugging Face in place of them.
+    With LoRA, the weights are the adapters; with merge_lora, the Hugging Face weights are the whole merged model.
     """
     total, trained = parameter_count(spec.model), megatron_trained_parameters(spec)
     to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
@@ -188,9 +189,9 @@ def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSiz
 
 
 def _peft_elements(spec: Spec, adapters: Adapters) -> int:
-    """Of the adapters as PEFT has them: q, k and v, and gate and up, have a copy each of the A that is theirs together.
+    """Return the elements of the adapters in PEFT's format, where projections that share an A have a copy each.
 
-    mcore_bridge `bridge/gpt_bridge.py` (lora_A.clone()).
+    These are q, k and v, and gate and up. Source: mcore_bridge `bridge/gpt_bridge.py` (lora_A.clone()).
     """
     total = 0
     layers = (*spec.model.layers, *(spec.job.mtp_num_layers * (mtp_layer(spec.model),)))
@@ -257,11 +258,11 @@ _LOG = Log(
     ),
     reserved=value_of(r"memory\(GiB\)", "gib"),
 )
-"""It puts its own callbacks in the place of transformers': the bar is called `Train`, and the line with the loss says
-the step, the number of steps and the time since the first one (swift/trainers/patcher.py, add_train_message;
-swift/utils/utils.py, format_time). `megatron sft` prints the like from the last rank of all
-(swift/megatron/callbacks/print.py). Both write the same to logging.jsonl. `train_speed` is a mean since the start, and
-`memory(GiB)` the most that the allocator has held: of one rank, of its group of ranks with `megatron sft`."""
+"""ms-swift replaces transformers' callbacks with its own: the bar is titled `Train`, and the line with the loss
+includes the step, the number of steps and the time since the first step (swift/trainers/patcher.py, add_train_message;
+swift/utils/utils.py, format_time). `megatron sft` prints a similar line from the last rank
+(swift/megatron/callbacks/print.py). Both also write it to logging.jsonl. `train_speed` is the mean since the start.
+`memory(GiB)` is the peak reserved memory: of one rank, or with `megatron sft` of a group of ranks."""
 
 MS_SWIFT = Trainer(
     name="swift",

@@ -1,4 +1,4 @@
-"""A trial with ms-swift: its job, and the samples beside train.yaml where nobody names any."""
+"""Trials with ms-swift: the job, and generated samples beside train.yaml if the user has named no dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = f"{made_up.DIRECTORY}/samples.jsonl"
 
 
 def _job(spec: Spec, steps: int, output: str, *, length: str) -> Job:
-    """Of the user's own samples no more are tokenised than it can need."""
+    """Return the trial's job, limiting the user's own samples to what the trial can use."""
     job = trials.trial_job(spec.job, steps, output, length=length)
     return job if made_up.is_made_up(job) else replace(job, dataset=limited(job, made_up.how_many(spec)))
 
@@ -31,5 +31,5 @@ MEGATRON_TRIAL = trials.Trial(job=partial(_job, length="train_iters"), samples=_
 
 
 def samples_argument(spec: Spec) -> str:
-    """The value of `--dataset` below the bundle; empty where train.yaml says it. `#N` takes samples again."""
+    """Return the value of `--dataset` relative to the bundle; empty if train.yaml has it. `#N` repeats samples."""
     return f"{_FILE}#{made_up.how_many(spec)}" if made_up.is_made_up(spec.job) else ""

@@ -1,7 +1,7 @@
-"""train.yaml for Trinity-RFT: the plan in its keys, with the reason beside each line.
+"""train.yaml for Trinity-RFT: the plan in its keys, each with its reason.
 
-The job is its SFT (`mode: train`, which needs no explorer and gives the trainer all GPUs). The blocks `model` and
-`trainer` are those of a reinforcement-learning run as well. Sources: Trinity-RFT 0.6.0 `common/config.py`,
+The job is Trinity-RFT's SFT (`mode: train`, which needs no explorer and gives the trainer all GPUs). The blocks `model`
+and `trainer` can also be used for reinforcement learning. Sources: Trinity-RFT 0.6.0 `common/config.py`,
 `algorithm/algorithm.py` (SFTAlgorithm), `buffer/reader/file_reader.py`.
 """
 
@@ -29,7 +29,7 @@ PROJECT = "topoplan"
 CHECKPOINT_ROOT = "saves"
 _NEVER = 2**31 - 1
 _CORES_A_GPU = 3
-"""One for each worker that could share the GPU (verl 0.7.1 `trainer/ppo/ray_trainer.py`, max_colocate_count)."""
+"""One per worker that might share the GPU (verl 0.7.1 `trainer/ppo/ray_trainer.py`, max_colocate_count)."""
 _OWN = (
     *("mode", "project", "group", "name"),
     *("algorithm.algorithm_type", "algorithm.repeat_times", "cluster", "model.max_model_len", "model.rope_scaling"),
@@ -38,16 +38,16 @@ _OWN = (
     *("trainer.max_token_len_per_gpu", "trainer.use_dynamic_bsz", "trainer.use_remove_padding"),
     *("trainer.offload_policy", "trainer.param_offload", "trainer.optimizer_offload", "trainer.trainer_config"),
 )
-"""Keys, and blocks, that the spec and the plan decide."""
+"""Keys and blocks that the spec and the plan decide."""
 _BLOCKS = (
     *("checkpoint_root_dir", "continue_from_checkpoint", "ignore_validator_suggestions", "algorithm", "model"),
     *("buffer", "trainer", "monitor", "synchronizer", "log", "data_processor", "service"),
 )
-"""What a user may say more in: the blocks of Config that a run in mode train reads."""
+"""Blocks to which users may add keys: the blocks of Config that a run in mode train reads."""
 
 
 def trinity_files(spec: Spec, layout: Layout) -> TrainerFiles:
-    """train.yaml. Raises SpecError for a key of the user that contradicts the plan."""
+    """Write train.yaml. Raises SpecError for a user's key that contradicts the plan."""
     document = _merged(_document(spec, layout), spec)
     name = run_name(spec.model, layout.id, [spec.cluster.world_size, document])
     document = {"mode": document["mode"], "project": PROJECT, "name": name, **document}
@@ -66,15 +66,15 @@ def trinity_files(spec: Spec, layout: Layout) -> TrainerFiles:
 
 
 def output_directory(values: Mapping[str, Any]) -> str:
-    """Where checkpoints go; Trinity-RFT `common/config.py`, get_checkpoint_job_dir."""
+    """Return the directory of checkpoints; Trinity-RFT `common/config.py`, get_checkpoint_job_dir."""
     parts = (values["checkpoint_root_dir"], values["project"], values.get("group") or "", values["name"])
     return str(PurePosixPath(*map(str, parts)))
 
 
 def training_steps(job: Job) -> int | None:
-    """Optimizer steps of the job; None when the spec does not say how many samples there are.
+    """Return the optimizer steps of the job; None if the spec does not give the number of samples.
 
-    The reader goes through the epochs as one run of samples and drops the last incomplete batch (_HFBatchReader).
+    The reader treats all epochs as one sequence of samples and drops the last incomplete batch (_HFBatchReader).
     """
     return None if job.samples is None else max(1, math.floor(job.samples * job.epochs / job.global_batch_size))
 
@@ -137,7 +137,7 @@ def _trainer(layout: Layout, job: Job, steps: int | None, gpus_per_node: int) ->
         "max_checkpoints_to_keep": 2,
         "save_hf_checkpoint": "never" if layout.offload else "last",
     }
-    # What Trinity-RFT has no key of its own for, in verl's words.
+    # Settings without a Trinity-RFT key, in verl's own keys.
     verl: dict[str, Any] = {}
     if layout.recompute.granularity == "none":
         verl["model"] = {"enable_gradient_checkpointing": False}
@@ -147,7 +147,7 @@ def _trainer(layout: Layout, job: Job, steps: int | None, gpus_per_node: int) ->
 
 
 def _reasons(spec: Spec, layout: Layout) -> dict[str, str]:
-    """Path of a key -> why it is there."""
+    """Return the comment for each key, by path."""
     job, own = spec.job, spec.model.max_position_embeddings
     gpus = f"{layout.world_size} GPUs"
     return {
@@ -198,7 +198,7 @@ def _warnings(spec: Spec, layout: Layout) -> Iterator[str]:
 
 
 def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    """The document with the keys of job.trainer, which are blocks of Trinity-RFT's configuration."""
+    """Return the document with the keys of job.trainer, which are blocks of Trinity-RFT's configuration."""
     for block, value in spec.job.trainer.items():
         if block not in _BLOCKS and block not in _OWN:
             raise SpecError(
@@ -211,7 +211,7 @@ def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
 
 
 def _put(ours: Any, theirs: Any, path: str, spec: Spec) -> Any:
-    """`theirs` over `ours`, key by key."""
+    """Return `ours` overridden by `theirs`, key by key."""
     if path in _OWN:
         if theirs == ours:
             return ours

@@ -1,7 +1,8 @@
-"""Trinity-RFT's trainer (verl on FSDP): the job and the layout that its configuration means.
+"""Trinity-RFT's trainer (verl on FSDP): the job and the layout that its configuration describes.
 
-Predicted is the trainer's step on its share of the GPUs, with samples as long as they may be. Sources, at Trinity-RFT
-0.6.0: `common/config.py`, `common/config_validator.py` (max_token_len_per_gpu, GPUs of explorer and trainer).
+The prediction is for the trainer's step on its share of the GPUs, with samples of maximum length. Sources, at
+Trinity-RFT 0.6.0: `common/config.py`, `common/config_validator.py` (max_token_len_per_gpu, GPUs of explorer and
+trainer).
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "lora_configs": ([],),
     "enable_activation_offload": (False,),
 }
-"""What else changes memory in ways that no formula here has, and the values that do not."""
+"""Keys that change memory in ways that no formula covers, and the values that disable them."""
 
 
 def _view(configuration: Configuration, setup: Setup) -> Configuration:
-    """The blocks that decide the trainer's step, at the top."""
+    """Return the configuration with the keys that determine the trainer's step at the top level."""
     found = flattened(configuration, setup, ("trainer",), _KEYS)
     data, written = found.source.data, configuration.source.data
     parts = [as_whole(data.get(name)) for name in ("max_prompt_tokens", "max_response_tokens")]
@@ -76,7 +77,7 @@ def _view(configuration: Configuration, setup: Setup) -> Configuration:
 
 
 def _engines(model: Mapping[str, Any]) -> int:
-    """GPUs that generate; a number that is not known counts as one."""
+    """Return the GPUs of a generating model; an unknown factor counts as one."""
     return (as_whole(model.get("engine_num")) or 1) * (as_whole(model.get("tensor_parallel_size")) or 1)
 
 
@@ -97,7 +98,7 @@ def _batch(keys: Keys) -> int:
 
 
 def _micro_batch(reading: Reading, key: str) -> int:
-    """Samples of full length that fill a micro batch."""
+    """Return how many samples of full length fill a micro-batch."""
     keys = reading.keys
     if not keys.flag("use_dynamic_bsz"):
         if keys.count("ppo_micro_batch_size_per_gpu") is None:

@@ -1,4 +1,4 @@
-"""How files of Trinity-RFT are known."""
+"""Recognition of Trinity-RFT's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCKS = frozenset(["algorithm", "buffer", "cluster", "explorer", "model", "mon
 
 def _claim(data: Mapping[str, Any], _known: int) -> float:
     if "actor_rollout_ref" in data:
-        return 0.0  # verl's own, which Trinity-RFT has below trainer.trainer_config
+        return 0.0  # a file of verl itself; Trinity-RFT has this key under trainer.trainer_config
     model = data.get("model")
     blocks = {key for key in _BLOCKS & data.keys() if isinstance(data[key], dict)}
     return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0

@@ -1,4 +1,4 @@
-"""Which recipe of the trainer lets a model, a context and a number of GPUs go together: the first one that fits."""
+"""Which recipe of the trainer a model, context length and number of GPUs needs: the first one that fits."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ from topoplan.trainers.trinity.traits import TRINITY, TRINITY_FSDP1
 NONE_FITS = "-"
 VANILLA = "vanilla"
 _STEP = 4096
-"""Tokens."""
+"""Step between context lengths, in tokens."""
 SEQUENCES_PER_MICROBATCH = 2
-"""Longest sequences that a micro batch has room for; Trinity-RFT `common/config.py`: max_token_len_per_gpu is twice
-max_model_len over the Ulysses degree where it is not set, and `common/verl_config.py` raises it to that where it is
-less."""
+"""Sequences of maximum length that fit into a micro-batch. Trinity-RFT `common/config.py`: max_token_len_per_gpu
+defaults to 2 * max_model_len / Ulysses degree, and `common/verl_config.py` raises a lower value to that."""
 _MICRO_BATCHES = 2
-"""Of a batch, at least: gradients are there when the second one's loss is worked out."""
+"""Minimum micro-batches per batch: gradients already exist when the second one's loss is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRange:
-    """Contexts from one on, in the guide's steps."""
+    """Context lengths from a starting point, in the steps of the guide."""
 
     first: int
     last: int | None = None
-    """The longest; None goes on until nothing fits."""
+    """The longest length; None to continue until nothing fits."""
 
     def values(self, models: Sequence[Model]) -> Iterator[int]:
-        """4,096 more each time, and from the models' own context (the shortest of them) on a quarter of that.
+        """Yield lengths in steps of 4,096, and beyond the models' (shortest) own context in steps of a quarter of it.
 
         Source: Trinity-RFT `scripts/context_length_test/search_context_length_capacity.py`.
         """
@@ -56,16 +55,16 @@ class OpenRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What to do for one model, context and number of GPUs."""
+    """The result for one model, context length and number of GPUs."""
 
     gpus: int
     max_model_len: int
-    """Tokens, prompt and response."""
+    """Tokens of prompt and response."""
     model: Model
     layout: Layout | None
-    """The first recipe that fits; None where none does."""
+    """The first recipe that fits; None if none does."""
     memory: Memory
-    """Of that recipe; where none fits, of the one that is over the card by least."""
+    """Memory of that recipe; if none fits, of the one that exceeds the card by the least."""
 
     @property
     def recipe(self) -> str:
@@ -74,12 +73,12 @@ class Cell:
 
     @property
     def yarn_factor(self) -> float | None:
-        """Factor of YaRN's rope scaling that the context needs; None within the model's own."""
+        """Factor of YaRN's rope scaling that the context needs; None within the model's own context."""
         return yarn_factor(self.model, self.max_model_len)
 
 
 def recipe(layout: Layout) -> str:
-    """The name of a recipe."""
+    """Return the name of a recipe."""
     words = ["Env"] * layout.expandable_segments + ["Offload"] * layout.offload
     if layout.ulysses > 1:
         words.append(f"SP={layout.ulysses}")
@@ -87,10 +86,10 @@ def recipe(layout: Layout) -> str:
 
 
 def recipes(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
-    """Recipes in the order in which they are tried.
+    """Yield recipes in the order in which they are tried.
 
-    The environment variable costs nothing, sequence parallelism communication, and offload most: it comes last, and
-    never without the variable. Layers are checkpointed in all of them.
+    The environment variable costs nothing, sequence parallelism costs communication, and offload costs the most: it
+    comes last, and always with the variable. Gradient checkpointing is on in all recipes.
     """
     degrees = ulysses_degrees(model, gpus, cluster.gpus_per_node)
     kinds = [(degree, expandable, False) for degree in degrees for expandable in (False, True)]
@@ -110,9 +109,9 @@ def recipes(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
 
 
 def memory_of(model: Model, cluster: Cluster, max_model_len: int, layout: Layout) -> Memory:
-    """Memory of a recipe: FSDP 1, the trainer's default, but for offload, whose policy is FSDP 2's.
+    """Return the memory of a recipe: FSDP 1, the trainer's default, except for offload, which needs FSDP 2's policy.
 
-    All of the card may be used but what the driver keeps.
+    The whole card may be used except for the driver's share.
     """
     profile = profile_of(cluster.gpu)
     case = Case(
@@ -126,13 +125,13 @@ def memory_of(model: Model, cluster: Cluster, max_model_len: int, layout: Layout
 
 
 def usual_machine(gpu: Gpu, gpus: int) -> Cluster:
-    """As many of a card's usual machines as hold `gpus` GPUs."""
+    """Return as many of a card's usual machines as are needed for `gpus` GPUs."""
     machines = known.machines(gpu, -(-gpus // gpu.gpus_per_node), gpu.gpus_per_node, gpu.name)
     return replace(machines, nvlink_domain_gpus=gpu.nvlink_domain_gpus)
 
 
 def cell(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Cell:
-    """The first recipe that fits."""
+    """Return the first recipe that fits."""
     tried: list[Memory] = []
     for layout in recipes(model, cluster, gpus):
         memory = memory_of(model, cluster, max_model_len, layout)
@@ -144,11 +143,11 @@ def cell(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Cell:
 
 
 def table(models: Sequence[Model], gpu: Gpu, gpus: Sequence[int], contexts: Sequence[int] | OpenRange) -> list[Cell]:
-    """Every cell, in the order GPUs, contexts, models.
+    """Return all cells, ordered by GPUs, contexts, models.
 
-    Contexts without an end go on, for each number of GPUs, up to the first at which nothing fits.
+    An open range of contexts continues, for each number of GPUs, to the first length at which nothing fits.
 
-    Raises LayoutError for a card that the trainer's attention does not run on, ModelError for a model that no job is
+    Raises LayoutError for a card that the trainer's attention does not support, ModelError for a model that no job is
     written for.
     """
     for model in models:

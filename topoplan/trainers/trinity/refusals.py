@@ -1,7 +1,7 @@
-"""What Trinity-RFT's trainer cannot do, does otherwise than planned, or ignores.
+"""What Trinity-RFT's trainer refuses, does differently from the plan, or ignores.
 
 Sources: Trinity-RFT 0.6.0, `common/config.py`, `common/config_validator.py`, `algorithm/algorithm.py`,
-`trainer/verl_legacy/` (the backend that verl below 0.8 gets) and `trainer/verl/` (verl 0.8 and later); verl 0.7.1
+`trainer/verl_legacy/` (the backend for verl below 0.8) and `trainer/verl/` (verl 0.8 and later); verl 0.7.1
 `models/transformers/monkey_patch.py`.
 """
 
@@ -19,19 +19,19 @@ from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.shared_refusals import offload
 
 TRINITY, VERL = "0.6.0", "0.7.1"
-"""The versions that are written for. verl 0.8 has a backend of its own in Trinity-RFT, which leaves rope_scaling out
-of training (`trainer/verl/config.py`, _build_model_config)."""
+"""The versions that files are written for. Trinity-RFT's separate backend for verl 0.8 ignores rope_scaling in training
+(`trainer/verl/config.py`, _build_model_config)."""
 
 
 def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """What cannot be written."""
+    """Refuse what no files can be written for."""
     yield from _job(spec.job, spec.path)
     yield from _layout(spec, layout)
     yield from model_refusals(spec.model)
 
 
 def model_refusals(model: Model, where: str = "model") -> Iterator[Refusal]:
-    """A model that no Trinity-RFT job is written for."""
+    """Refuse a model that no Trinity-RFT job is written for."""
     if model.vision is not None:
         yield Refusal(
             "vision",

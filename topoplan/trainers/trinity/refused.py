@@ -1,8 +1,8 @@
-"""What Trinity-RFT's own validator stops at: GPUs, lengths and batches that do not go together.
+"""What Trinity-RFT's own validator refuses: inconsistent numbers of GPUs, lengths and batches.
 
 Sources, at Trinity-RFT 0.6.0: `common/config_validator.py`; `trainer/verl_legacy/verl_config.py`
-(_check_parallel_config). Only what a file says itself is held together: what it leaves to the running Ray cluster, or
-to the environment, is not known.
+(_check_parallel_config). Only values in the file are checked; those taken from the running Ray cluster or the
+environment are unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITH_TASKS = ("both", "explore", "colocate")
 
 
 def filled(setup: Setup, configuration: Configuration, path: KeyPath) -> Any:
-    """A value, filled in from what the scripts set; None where that is not known."""
+    """Return a value with interpolations resolved from what the scripts set; None if it is unknown."""
     data = configuration.source.data
     return interpolation.filled(at(data, path), data, setup.environment)
 
@@ -40,7 +40,7 @@ class _Read:
         self.setup, self.configuration, self.data = setup, configuration, configuration.source.data
 
     def count(self, path: KeyPath, default: int | None = None) -> int | None:
-        """What is known of a whole number; `default` where nothing is written."""
+        """Return a whole number, None if it is unknown; `default` if the key is absent."""
         if at(self.data, path) is None:
             return default
         return as_whole(filled(self.setup, self.configuration, path))
@@ -54,19 +54,19 @@ class _Read:
 
     @property
     def is_whole(self) -> bool:
-        """It is a run of its own, not a few blocks of one, nor several stages with keys of their own."""
+        """Whether the file is a complete run, rather than an excerpt, or several stages with keys of their own."""
         named = isinstance(self.get("model", "model_path"), str)
         return named and {"algorithm", "buffer"} <= self.data.keys() and not self.get("stages")
 
     def engine(self, path: KeyPath) -> int | None:
-        """GPUs of one engine; 0 where it runs elsewhere."""
+        """Return the GPUs of one engine; 0 if it runs elsewhere."""
         if self.get(*path, "engine_type") in _NO_ENGINE_OF_ITS_OWN:
             return 0
         degrees = [self.count((*path, key), 1) for key in _DEGREES]
         return None if None in degrees else math.prod(degree for degree in degrees if degree is not None)
 
     def engines(self) -> int | None:
-        """GPUs of all engines."""
+        """Return the GPUs of all engines."""
         others = self.get("explorer", "auxiliary_models")
         paths = [_ROLLOUT, *(("explorer", "auxiliary_models", number) for number in range(len(others or ())))]
         if self.mode == "train":
@@ -80,13 +80,13 @@ class _Read:
         return total
 
     def cluster(self) -> tuple[int, int] | None:
-        """Nodes and GPUs of each; None where the running cluster says it."""
+        """Return the number of nodes and of GPUs per node; None if the running cluster determines them."""
         nodes, gpus = self.count(("cluster", "node_num")), self.count(("cluster", "gpu_per_node"))
         return (nodes, gpus) if nodes and gpus and nodes > 0 and gpus > 0 else None
 
 
 def refused_findings(setup: Setup, configuration: Configuration, *, is_old: bool) -> Iterator[Finding]:
-    """Everything that it stops at; `is_old`: the file has keys of earlier versions, which asked for less."""
+    """Report what the validator refuses. `is_old`: the file has keys of earlier versions, which required less."""
     read = _Read(setup, configuration)
     yield from _lengths(read)
     if not is_old:
@@ -98,7 +98,7 @@ def refused_findings(setup: Setup, configuration: Configuration, *, is_old: bool
 
 
 def _lengths(read: _Read) -> Iterator[Finding]:
-    """`_check_model_len`."""
+    """Report lengths that `_check_model_len` refuses."""
     keys = ("max_prompt_tokens", "max_response_tokens", "max_model_len")
     prompt, response, longest = (read.count(("model", key)) for key in keys)
     if prompt is not None and response is not None and longest is not None and prompt + response > longest:
@@ -116,7 +116,7 @@ def _lengths(read: _Read) -> Iterator[Finding]:
 
 
 def _batch(read: _Read) -> Iterator[Finding]:
-    """`BufferConfigValidator.validate`."""
+    """Report a missing batch size, which `BufferConfigValidator.validate` refuses."""
     algorithm = read.get("algorithm", "algorithm_type")
     if (
         not read.is_whole
@@ -129,7 +129,7 @@ def _batch(read: _Read) -> Iterator[Finding]:
 
 
 def _tasks(read: _Read) -> Iterator[Finding]:
-    """`_check_explorer_input` and `_check_trainer_input`."""
+    """Report missing or conflicting data, which `_check_explorer_input` and `_check_trainer_input` refuse."""
     if not read.is_whole:
         return
     if read.mode == "train" and not read.get("buffer", "trainer_input", "experience_buffer"):
@@ -147,7 +147,7 @@ def _tasks(read: _Read) -> Iterator[Finding]:
 
 
 def _styles(read: _Read) -> Iterator[Finding]:
-    """Ways to synchronise that others exclude."""
+    """Report settings that exclude the style of synchronization."""
     style = str(read.get("synchronizer", "sync_style") or "fixed").lower()
     share: KeyPath = ("explorer", "over_rollout", "ratio")
     ratio = as_number(read.get(*share)) or 0.0
@@ -165,11 +165,11 @@ def _styles(read: _Read) -> Iterator[Finding]:
 
 
 def _gpus(read: _Read) -> Iterator[Finding]:
-    """`ClusterConfigValidator`: engines first, and the trainer has what they leave."""
+    """Report GPU counts that `ClusterConfigValidator` refuses: engines come first, and the trainer gets the rest."""
     for key in (*_DEGREES, "engine_num"):
         size = read.count((*_ROLLOUT, key), 1)
         if size is not None and size < 1:
-            return  # told of the key itself
+            return  # the key itself is reported
     cluster, engines, engine = read.cluster(), read.engines(), read.engine(_ROLLOUT)
     if read.mode == "colocate":
         yield from _colocated(read, cluster)
@@ -195,13 +195,13 @@ def _gpus(read: _Read) -> Iterator[Finding]:
 
 
 def _place(read: _Read) -> KeyPath:
-    """The key that decides how many GPUs the engines take."""
+    """Return the key that decides how many GPUs the engines take."""
     keys = [key for key in ("engine_num", *_DEGREES) if (read.count((*_ROLLOUT, key), 1) or 1) > 1]
     return (*_ROLLOUT, keys[0]) if keys else ("cluster", "gpu_per_node")
 
 
 def _colocated(read: _Read, cluster: tuple[int, int] | None) -> Iterator[Finding]:
-    """One GPU for both."""
+    """Report anything but one shared GPU in mode colocate."""
     if cluster is not None and math.prod(cluster) != 1:
         what = f"{math.prod(cluster)} GPUs"
         yield RULES["trinity-colocate"].at(read.configuration, ("cluster", "gpu_per_node"), what=what)
@@ -213,7 +213,7 @@ def _colocated(read: _Read, cluster: tuple[int, int] | None) -> Iterator[Finding
 
 
 def _trainer(read: _Read, gpus: int) -> Iterator[Finding]:
-    """`_check_parallel_config`: how the trainer splits what it gets."""
+    """Report a split of the trainer's GPUs that `_check_parallel_config` refuses."""
     strategies = [read.get("trainer", "trainer_strategy"), read.get(*_VERL_ACTOR, "strategy")]
     if "megatron" in strategies:
         return
@@ -233,7 +233,7 @@ def _trainer(read: _Read, gpus: int) -> Iterator[Finding]:
 
 
 def _train_batch(read: _Read) -> int | None:
-    """Experiences of a step, where they are written; zero stands for the tasks times their repetitions."""
+    """Return the experiences per step, if known; a train_batch_size of zero means tasks times repetitions."""
     written = read.count(("buffer", "train_batch_size"), 0)
     if written != 0:
         return written

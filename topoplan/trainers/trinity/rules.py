@@ -1,8 +1,8 @@
-"""The rules on Trinity-RFT's configurations: keys, what its validator refuses, long contexts, sequence parallelism.
+"""The rules on Trinity-RFT's configurations: keys, its validator's refusals, long contexts, sequence parallelism.
 
-Of the two last only what is sure: transformers `modeling_rope_utils.py` (_validate_yarn_parameters), the Qwen3 model
-cards ("32,768 natively and 131,072 tokens with YaRN"; config.json has 40,960, room for a prompt of 8,192 beside), and
-verl `models/transformers/monkey_patch.py`, whose Ulysses attention asserts that heads divide.
+The last two only report what is certain, based on: transformers `modeling_rope_utils.py` (_validate_yarn_parameters);
+the Qwen3 model cards ("32,768 natively and 131,072 tokens with YaRN"; config.json has 40,960, including 8,192 for a
+prompt); and verl `models/transformers/monkey_patch.py`, whose Ulysses attention asserts that heads divide evenly.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KEYS = KeyClasses(
     wrong=RULES["trinity-wrong-value"],
     removed=RULES["trinity-removed-key"],
 )
-"""OmegaConf holds a file against the classes of `common/config.py`."""
+"""OmegaConf validates a file against the classes of `common/config.py`."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in the Trinity-RFT configurations."""
+    """Report faults of Trinity-RFT configurations."""
     for configuration in setup.of("trinity"):
         name = filled(setup, configuration, ("model", "model_path"))
         model = model_at_hand(name, configuration.part)
@@ -106,7 +106,7 @@ def _sequence_parallel(setup: Setup, configuration: Configuration, model: Model 
 
 
 def _places(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Wherever the size of the sequence parallel groups is written."""
+    """Yield every path at which the size of sequence-parallel groups is set."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             if key == _SIZE:

@@ -11,10 +11,10 @@ ROPE_THETA = "ROPE_THETA"
 
 
 def rope_scaling(model: Model, seq_len: int) -> dict[str, Any] | None:
-    """YaRN for a sequence that is longer than the model's own context; None within it.
+    """Return YaRN's settings for a sequence longer than the model's own context; None within it.
 
-    transformers 5 wants rope_theta beside the factor (`modeling_rope_utils.py`); it is in the model's directory, which
-    a node has and this machine may not.
+    transformers 5 requires rope_theta with the factor (`modeling_rope_utils.py`). It is read on the nodes, since this
+    machine may not have the model's directory.
     """
     factor = yarn_factor(model, seq_len)
     if factor is None:
@@ -28,15 +28,15 @@ def rope_scaling(model: Model, seq_len: int) -> dict[str, Any] | None:
 
 
 def trained_positions(model: Model) -> int:
-    """Positions that YaRN stretches: those of the model's own context.
+    """Return the number of positions that YaRN stretches: the model's own context.
 
-    Of Qwen3 32,768, as its model cards write for YaRN: config.json adds 8,192 for a prompt.
+    For Qwen3 it is 32,768, as the model cards say for YaRN: config.json adds 8,192 for a prompt.
     """
     own = model.max_position_embeddings
     return 32768 if model.model_type in ("qwen3", "qwen3_moe") and own == 40960 else own
 
 
 def yarn_factor(model: Model, seq_len: int) -> float | None:
-    """The length over the positions that YaRN stretches; None where the model reaches it by itself."""
+    """Return the length divided by the positions that YaRN stretches; None for a length within the model's own."""
     own = model.max_position_embeddings
     return seq_len / trained_positions(model) if own and seq_len > own else None

@@ -41,11 +41,11 @@ _TOKEN = """
 _RESUME = """\
 start the same again: the trainer takes the newest whole checkpoint in `output_dir`."""
 
-# verl_legacy/fsdp_workers.py imports vllm, though nothing is generated here.
+# verl_legacy/fsdp_workers.py imports vllm even if nothing is generated.
 _PACKAGES = ("torch", "ray", "trinity-rft", "verl", "vllm", "flash-attn", "omegaconf")
 
-# What their metadata leaves out: SQLAlchemy 2.1 has its asyncio part with greenlet alone, and pyarrow 26 needs NumPy 2,
-# which verl does not allow.
+# Requirements missing from the packages' metadata: SQLAlchemy 2.1 needs greenlet for its asyncio part, and pyarrow 26
+# needs NumPy 2, which verl does not allow.
 _INSTALL = (
     f"pip install 'trinity-rft[vllm]=={TRINITY}' 'pyarrow<26' greenlet",
     f"pip install --no-deps verl=={VERL}",
@@ -54,7 +54,7 @@ _INSTALL = (
 
 
 def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """What a run with these keys wants of a node."""
+    """Return what a run with these keys needs on a node."""
     data = values["buffer"]["trainer_input"]["experience_buffer"]
     dataset = str(data["path"])
     return TrainerRun(
@@ -70,7 +70,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
             "are quantized; take an unquantized model",
         ),
         checkpoint=_checkpoint(spec, values),
-        # trainer/verl_trainer.py, save_checkpoint; verl's find_latest_ckpt_path reads the note of the last one.
+        # trainer/verl_trainer.py, save_checkpoint; verl's find_latest_ckpt_path reads the tracker file.
         checkpoints=Checkpoints(directories="global_step_", tracker="latest_checkpointed_iteration.txt"),
         steps=training_steps(spec.job),
         pauses=Pauses(save_every=values["trainer"].get("save_interval")),
@@ -87,7 +87,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
 
 
 def _checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
-    """fp32 shards of the weights and two moments; the model for Hugging Face, saved in bf16, at the end.
+    """Return checkpoint sizes: fp32 shards of weights and two moments, and Hugging Face's bf16 weights at the end.
 
     Source: `trainer/verl_legacy/fsdp_checkpoint_manager.py`, save_checkpoint.
     """
@@ -102,7 +102,7 @@ def _checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
 
 
 _WAIT_S = 900
-"""As long as the rendezvous of torchrun."""
+"""The timeout of torchrun's rendezvous."""
 
 
 def _start(spec: Spec, layout: Layout, node: int) -> str:
@@ -132,7 +132,7 @@ _LOG = Log(
     allocated=value_of("perf/max_memory_allocated_gb", "gib"),
     reserved=value_of("perf/max_memory_reserved_gb", "gib"),
 )
-"""It draws no bar and prints `Step N: {...}` from the trainer's actor, which Ray passes on to node 0
+"""Trinity-RFT draws no progress bar. The trainer's actor prints `Step N: {...}`, which Ray forwards to node 0
 (trinity/utils/monitor.py, format_data_str)."""
 
 _FSDP2 = Way(

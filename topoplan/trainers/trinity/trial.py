@@ -1,4 +1,4 @@
-"""A trial with Trinity-RFT: its job, and the samples beside train.yaml where nobody names any."""
+"""Trials with Trinity-RFT: the job, and generated samples beside train.yaml if the user has named no dataset."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from topoplan.trainers import made_up
 from topoplan.trainers.trials import NEVER, Trial
 
 SAMPLES = "TOPOPLAN_SAMPLES"
-"""Variable with the directory of made-up samples, which OmegaConf puts into the configuration that Trinity-RFT reads
-with it (`common/config.py`, load_config)."""
+"""Variable with the directory of generated samples, which OmegaConf substitutes in Trinity-RFT's configuration
+(`common/config.py`, load_config)."""
 _EPOCHS = 10_000.0
-"""Of the few samples that are made up: the reader goes through all epochs as one run of samples."""
+"""Epochs over the few generated samples; the reader treats all epochs as one sequence of samples."""
 _SPARE_TOKENS = 64
-"""A sample that is longer than max_model_len stops the run."""
+"""Margin for a sample's length, because a sample longer than max_model_len stops the run."""
 
 
 def _job(spec: Spec, steps: int, output: str) -> Job:
-    """Steps go by samples and epochs: it is ended when it has taken enough."""
+    """Return the trial's job, which has more epochs than needed: the trial is stopped once it has enough steps."""
     job = spec.job
     own: Mapping[str, Any] = job.trainer.get("trainer") or {}
     block = {**own, "save_interval": NEVER, "save_hf_checkpoint": "never"}
@@ -30,7 +30,7 @@ def _job(spec: Spec, steps: int, output: str) -> Job:
 
 
 def samples_path(job: Job) -> str:
-    """Where train.yaml says that made-up samples are; empty for data of the user's."""
+    """Return the path of generated samples in train.yaml; empty for the user's own data."""
     return f"${{oc.env:{SAMPLES}}}" if made_up.is_made_up(job) else ""
 
 

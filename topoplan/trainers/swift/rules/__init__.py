@@ -1,4 +1,4 @@
-"""The rules on the arguments of ms-swift."""
+"""The rules on ms-swift's arguments."""
 
 from topoplan.trainers.swift.rules.swift import findings
 from topoplan.trainers.swift.rules.table import RULES

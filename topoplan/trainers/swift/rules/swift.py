@@ -1,4 +1,4 @@
-"""Arguments of ms-swift that do not go together: `swift sft` and `megatron sft`."""
+"""Arguments of ms-swift that conflict with each other, for `swift sft` and `megatron sft`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LORA_ARGUMENTS = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in the arguments of ms-swift."""
+    """Report faults in the arguments of ms-swift."""
     for configuration in setup.of("swift", "swift-megatron"):
         yield from refused_findings(setup, configuration)
         yield from argument_findings(configuration, command_of(setup, configuration))
@@ -40,7 +40,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _evaluation(configuration: Configuration) -> Iterator[Finding]:
-    """`SftArguments._init_eval_strategy`: without data to evaluate on, eval_strategy is set to no."""
+    """Report evaluation settings without data: `SftArguments._init_eval_strategy` then sets eval_strategy to no."""
     share = number(configuration, "split_dataset_ratio") or 0.0
     has_data = share > 0 or any(configuration.get(key) for key in ("val_dataset", "cached_val_dataset", "eval_dataset"))
     asked, every = configuration.get("eval_strategy") in ("steps", "epoch"), number(configuration, "eval_steps")
@@ -100,7 +100,10 @@ def _method(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _layout(configuration: Configuration, *, planned: bool) -> Iterator[Finding]:
-    """`planned`: topoplan wrote it, and has weighed what costs only memory."""
+    """Report conflicting degrees and switches.
+
+    `planned`: topoplan wrote the file and has weighed options that only cost memory.
+    """
     tp, pp = (whole(configuration, f"{name}_model_parallel_size", 1) for name in ("tensor", "pipeline"))
     if tp and tp > 1 and not flag(configuration, "sequence_parallel") and not planned:
         key = "sequence_parallel"

@@ -1,8 +1,8 @@
 """Arguments that ms-swift's commands refuse.
 
 Sources, at ms-swift 4.6.0: `swift/arguments/`, `swift/megatron/arguments/`, `swift/trainers/arguments.py`, and
-`swift/pipelines/base.py`, which stops at arguments that are left over. Its parser is argparse's (HfArgumentParser): a
-beginning that fits one option alone stands for it.
+`swift/pipelines/base.py`, which refuses unknown arguments. Its parser is argparse (HfArgumentParser), which accepts
+unambiguous abbreviations of options.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topoplan.units import quote, shown
 
 
 def command_of(setup: Setup, configuration: Configuration) -> Command:
-    """The command that reads a configuration; one that names an rlhf_type is for `swift rlhf`."""
+    """Return the command that reads a configuration; one with an rlhf_type is for `swift rlhf`."""
     if configuration.trainer == "swift-megatron":
         return "megatron sft"
     launch = launch_of(setup, configuration)
@@ -37,7 +37,7 @@ def command_of(setup: Setup, configuration: Configuration) -> Command:
 
 
 def argument_findings(configuration: Configuration, command: Command) -> Iterator[Finding]:
-    """What is wrong with each argument by itself."""
+    """Report faults of single arguments."""
     known = arguments_of(command)
     since = {name: entry["since"] for name, entry in known.types.items() if entry and "since" in entry}
     for key, needs, newer in newer_keys(configuration, since):
@@ -51,7 +51,7 @@ def argument_findings(configuration: Configuration, command: Command) -> Iterato
                 yield finding
             continue
         if key == "config" and configuration.get("use_ray"):
-            continue  # swift/ray/megatron/pipeline.py reads it before the parser does
+            continue  # swift/ray/megatron/pipeline.py reads it before the parser
         if configuration.from_command and sum(name.startswith(key) for name in known.types) == 1:
             continue
         if key in known.renamed:
@@ -78,17 +78,17 @@ def _unknown(configuration: Configuration, key: str, command: Command) -> Findin
 
 
 def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any] | None) -> Finding | None:
-    """Values that argparse refuses: another choice, or no number where one is wanted."""
+    """Report values that argparse refuses: invalid choices, or text in place of a number."""
     value = configuration.get(key)
     found = _number(value) if isinstance(value, str) else as_number(value)
-    bounds = key_list("ranges")["ranges"].get(key) if key != "eval_steps" else None  # -1 where nothing evaluates
+    bounds = key_list("ranges")["ranges"].get(key) if key != "eval_steps" else None  # -1 disables evaluation
     if missed := range_missed(bounds, found):
         return RULES["swift-wrong-value.range"].at(configuration, key, value=shown(value), missed=missed)
     if entry is None or "list" in entry["types"] or "dict" in entry["types"] or not isinstance(value, str | float):
         return None
     choices, types, value = entry.get("choices", ()), entry["types"], str(value)
     if "$" in value or re.fullmatch("<.+>", value) or (value in ("None", "null", "") and entry.get("nullable")):
-        return None  # a variable of the shell, what a reader is to fill in, or nothing
+        return None  # a shell variable, a placeholder for the reader, or no value
     if choices and value not in choices:
         close = nearest(value, choices)
         return RULES["swift-wrong-value"].at(

@@ -1,4 +1,4 @@
-"""Arguments of ms-swift that are right alone and refused together: its tables of relations, and what they cannot say.
+"""Combinations of arguments that ms-swift refuses: its tables of relations, and what these cannot express.
 
 Sources, at ms-swift 4.6.0: `swift/arguments/sft_args.py` (_init_deepspeed, _init_fsdp), `swift/utils/env.py` (is_mp).
 """
@@ -21,11 +21,11 @@ _TUNERS = (
     *("lora", "full", "longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone"),
     *("ia3", "lora_llm", "dummy"),
 )
-"""`base_args.py`, get_supported_tuners, which plug-ins add to."""
+"""Tuners of `base_args.py`, get_supported_tuners; plug-ins may add others."""
 
 
 def refused_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """What ms-swift stops at."""
+    """Report combinations that ms-swift refuses."""
     is_sharded = configuration.trainer == "swift"
     table = _SHARDED if is_sharded else _MEGATRON
     refused, unwise = RULES["swift-refused-together"], RULES["swift-refused-together.unwise"]
@@ -46,7 +46,7 @@ def _unknown_tuner(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _spread(configuration: Configuration, launch: Launch) -> Iterator[Finding]:
-    """Several GPUs a process are ms-swift's device_map, which DeepSpeed and FSDP do not go with."""
+    """Report several GPUs per process: ms-swift then uses device_map, which DeepSpeed and FSDP do not support."""
     method = next((key for key in ("deepspeed", "fsdp") if configuration.get(key)), None)
     gpus, per_node = visible_gpus(launch), launch.variable("NPROC_PER_NODE")
     is_cli = launch.program == "swift" and not launch.starter

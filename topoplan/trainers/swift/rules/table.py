@@ -1,4 +1,4 @@
-"""What the rules on ms-swift say."""
+"""The texts of the rules on ms-swift."""
 
 from __future__ import annotations
 
