@@ -1,10 +1,10 @@
 """The GPUs and models that topoplan knows, as data.
 
-`gpus.json` has the vendors' figures in the vendors' units (`specs/known.py` makes bytes, seconds and FLOP/s of them).
-`profiles.json` has what is fitted or measured of each architecture (`specs/gpu_profile.py`), and is the list of
-architectures. `models.json` lists the names, and `models/<architecture>.json` holds the config.json fields that matter
-and the exact parameter count of the architecture that these names share. Each file is read when it is first needed,
-and once.
+`gpus.json` has the vendors' figures in the vendors' units (`specs/known.py` converts them to bytes, seconds and
+FLOP/s). `profiles.json` has the constants fitted or measured for each architecture (`specs/gpu_profile.py`), and is the
+list of architectures. `models.json` lists model names, and `models/<architecture>.json` holds the relevant config.json
+fields and the exact parameter count of the architecture that several names share. Each file is read once, when it is
+first needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topoplan.errors import ModelError, SpecError, listed, nearest
 
 @cache
 def load(*path: str) -> Mapping[str, Any]:
-    """A file of the catalog, read once."""
+    """Return a file of the catalog, read once."""
     found: Mapping[str, Any] = json.loads(files("topoplan").joinpath("catalog", *path).read_text(encoding="utf-8"))
     return found
 
@@ -32,9 +32,9 @@ _SAYS_NOTHING = re.compile(r"[0-9.]*b?|instruct|chat|base|it")
 
 @lru_cache(maxsize=64)
 def _suggestion(word: str, names: tuple[str, ...]) -> str:
-    """`did you mean ...?` for the nearest known name, else for up to three that share most words with it.
+    """Return `did you mean ...?` with the nearest known name, or else with up to three that share most words.
 
-    The words help where the spelling is far off: `H100`, or `NVIDIA A100-SXM4-80GB` as the driver calls it.
+    Shared words help if the spelling is far off: `H100`, or `NVIDIA A100-SXM4-80GB` as the driver reports it.
     """
     if guess := nearest(word, names):
         return guess
@@ -45,12 +45,12 @@ def _suggestion(word: str, names: tuple[str, ...]) -> str:
 
 
 def gpu_table() -> Mapping[str, Mapping[str, Any]]:
-    """The entries of `gpus.json` by name."""
+    """Return the entries of `gpus.json` by name."""
     return load("gpus.json")
 
 
 def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
-    """(catalog name, figures in the vendor's units) of a GPU, in any case. Raises SpecError, with the nearest name."""
+    """Return (catalog name, figures in the vendor's units) of a GPU. Raises SpecError, with the nearest name."""
     table = gpu_table()
     key = name.strip().lower()
     if key not in table:
@@ -63,10 +63,10 @@ def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def gpu_name(short: str) -> str:
-    """The catalog name that a short one stands for: `h100`, `a100-80gb`, `4090`; any other name as it is.
+    """Return the catalog name for a short name such as `h100`, `a100-80gb` or `4090`.
 
-    Where cards of several forms have the name, the one that is made for HGX boards is meant. Raises SpecError where
-    that leaves more than one.
+    Any other name is returned as it is. If cards of several form factors match, the one for HGX boards is chosen.
+    Raises SpecError if that leaves several.
     """
     table, words = gpu_table(), set(re.split(r"[-_ ]+", short.strip().lower()))
     if short.strip().lower() in table:
@@ -79,28 +79,31 @@ def gpu_name(short: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a catalog name, and how people shorten them: the number of a workstation card (`4090`), `80g`."""
+    """Return the words of a catalog name, and their common short forms: a workstation card's number (`4090`), `80g`."""
     words = name.split("-")
     return {*words, words[0].removeprefix("rtx"), words[-1].removesuffix("b")}
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Catalog names of the GPUs, in the order of `gpus.json`."""
+    """Return the catalog names of the GPUs, in the order of `gpus.json`."""
     return tuple(gpu_table())
 
 
 def profile_entries() -> Mapping[str, Mapping[str, Any]]:
-    """The entries of `profiles.json` by name: one an architecture, and one for cards that are unlike its others."""
+    """Return the entries of `profiles.json` by name.
+
+    There is one per architecture, and one for cards that differ from the rest of their architecture.
+    """
     return load("profiles.json")
 
 
 def architectures() -> tuple[str, ...]:
-    """The architectures that have a profile, the oldest first."""
+    """Return the architectures that have a profile, oldest first."""
     return tuple(name for name, entry in profile_entries().items() if "cards" not in entry)
 
 
 def key_list(name: str) -> Mapping[str, Any]:
-    """A document of `trainer_keys/`: the keys that a trainer or a tool knows, and of which versions."""
+    """Return a document of `trainer_keys/`: the keys that a trainer or a tool knows, and for which versions."""
     return load("trainer_keys", f"{name}.json")
 
 
@@ -113,16 +116,16 @@ def _trainer_keys() -> frozenset[str]:
 
 
 def is_trainer_key(key: str) -> bool:
-    """Whether a key is one of a trainer's own file."""
+    """Return whether a key belongs to a trainer's own configuration file."""
     return key in _trainer_keys()
 
 
 class _Names:
-    """Who is called what: published names, mirrors of them, and short names without the organisation."""
+    """Names of models: published names, mirrors of them, and short names without the organization."""
 
     def __init__(self, table: Mapping[str, Mapping[str, Any]]) -> None:
         self.published: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        """Published name -> architecture (file name), and the config values in which it differs."""
+        """Published name -> (architecture, which is a file name; the config values in which the model differs)."""
         self._by_lower: dict[str, str] = {}
         self._by_short: dict[str, list[str]] = {}
         for architecture, entry in table.items():
@@ -134,14 +137,14 @@ class _Names:
                 self._by_lower[mirror.lower()] = name
 
     def matches(self, name: str) -> list[str]:
-        """Published names that `name` stands for: none, one, or several for an ambiguous short name."""
+        """Return the published names that `name` stands for: none, one, or several if a short name is ambiguous."""
         key = name.strip().lower()
         if key in self._by_lower:
             return [self._by_lower[key]]
         return self._by_short.get(key, [])
 
     def known(self) -> list[str]:
-        """Everything that is accepted, for the nearest name."""
+        """Return every accepted name, for suggestions."""
         return [*self.published, *self._by_short]
 
 
@@ -151,12 +154,12 @@ def _names() -> _Names:
 
 
 def knows_model(name: str) -> bool:
-    """Whether the catalog has a model of that name: a Hugging Face id in any case, a mirror of it, or its last part."""
+    """Return whether the catalog has a model: by its Hugging Face id in any case, a mirror's, or the last part."""
     return bool(_names().matches(name))
 
 
 def unknown_model(name: str) -> ModelError:
-    """The error for a model that the catalog does not have, with the nearest name that it has."""
+    """Return the error for a model that the catalog lacks, with the nearest known name."""
     return ModelError(
         f"model {name!r} is not known",
         expected=_suggestion(name, tuple(_names().known())),
@@ -165,7 +168,7 @@ def unknown_model(name: str) -> ModelError:
 
 
 def published_name(name: str) -> str:
-    """How a model is called that has this name, a mirror's or a short one. Raises ModelError, with the nearest name."""
+    """Return the published name of a model, given that name, a mirror's or a short one. Raises ModelError."""
     matches = _names().matches(name)
     if not matches:
         raise unknown_model(name)
@@ -175,18 +178,21 @@ def published_name(name: str) -> str:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The config.json fields of that model. Raises ModelError for an unknown or ambiguous name."""
+    """Return the config.json fields of a model. Raises ModelError for an unknown or ambiguous name."""
     architecture, differences = _names().published[published_name(name)]
     return {**load("models", f"{architecture}.json")["config"], **differences}
 
 
 def model_parameters(name: str) -> int:
-    """The published number of parameters, multi-token prediction left out. Raises ModelError for an unknown name."""
+    """Return the published number of parameters, without multi-token prediction.
+
+    Raises ModelError for an unknown name.
+    """
     architecture, _ = _names().published[published_name(name)]
     count: int = load("models", f"{architecture}.json")["parameters"]
     return count
 
 
 def model_names() -> tuple[str, ...]:
-    """Published names of the models, mirrors left out."""
+    """Return the published names of the models, without mirrors."""
     return tuple(_names().published)

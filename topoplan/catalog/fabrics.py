@@ -1,4 +1,4 @@
-"""What each kind of network between nodes asks of a host, and how the machines of clouds are known: `fabrics.json`."""
+"""What each kind of network between nodes requires of a host, and how cloud machines are recognized: `fabrics.json`."""
 
 from __future__ import annotations
 
@@ -14,52 +14,53 @@ FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Files that have to be on every host before NCCL can use the network as planned."""
+    """Files that every host must have before NCCL can use the network as planned."""
 
     use: Literal["library", "profile", "path"]
-    """A plugin, whose directory the loader has to know; a script of settings that is read; a path that is exported."""
+    """How the files are used: a plugin's directory is put on the loader's path, a settings script is sourced, or a path
+    is exported."""
     variable: str
-    """What names another plugin; what the script reads its directory from; what holds the path."""
+    """The variable that names another plugin, from which the script reads its directory, or that holds the path."""
     what: str
-    """In Markdown, for who sets the hosts up; without a full stop."""
+    """In Markdown, for the person who sets up the hosts; without a full stop."""
     why: str
     """In one phrase, for the script."""
     paths: tuple[str, ...]
-    """Any of these will do."""
+    """Alternatives, any one of which is enough."""
     missing: str
-    """What to say where none is there, in one phrase."""
+    """What to say if none of the paths exists, in one phrase."""
     remedy: str
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A kind of machine of a cloud."""
+    """A kind of cloud machine."""
 
     name: str
-    """With its article: `an A3 Mega machine of Google Cloud`."""
+    """Name with its article: `an A3 Mega machine of Google Cloud`."""
     firmware: tuple[tuple[str, str], ...]
-    """Files of /sys/class/dmi/id, and what they hold on such a machine."""
+    """Files of /sys/class/dmi/id with their contents on such a machine."""
     pci: tuple[str, ...]
-    """PCI devices (`vendor:device`, hexadecimal), any of which it has."""
+    """PCI devices (`vendor:device`, hexadecimal), at least one of which the machine has."""
     kind: FabricKind | None = None
-    """Of its network, where that cannot be seen from its adapters alone."""
+    """Kind of the machine's network, if its adapters alone do not show it."""
     topology_file: str | None = None
-    """Where the vendor's own images have it."""
+    """Path of the topology file in the vendor's own images."""
     remedy: str = ""
-    """How that file gets onto a machine that has none."""
+    """How to put the topology file on a machine that lacks it."""
     nics: int | None = None
-    """NICs of the GPUs, where they are no RDMA adapters."""
+    """Number of NICs for the GPUs, if they are not RDMA adapters."""
     nic_bytes_per_s: float | None = None
-    """Of one of them, each way, as the vendor says."""
+    """Rate of one of these NICs each way, as stated by the vendor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Daemon:
-    """A program that has to run on every host beside the run."""
+    """A program that must run on every host during a run."""
 
     name: str
-    """Of its executable."""
+    """Name of the executable."""
     missing: str
     remedy: str
 
@@ -69,36 +70,36 @@ def _table() -> Mapping[str, Any]:
 
 
 def fabric_name(kind: FabricKind) -> str:
-    """The name of a kind of network: `RoCE`."""
+    """Return the display name of a kind of network: `RoCE`."""
     return str(_table()["kinds"][kind]["name"])
 
 
 def link_layers(kind: FabricKind) -> frozenset[str]:
-    """What /sys/class/infiniband calls the link layer of its adapters; none where they are no RDMA adapters."""
+    """Return the link layers of its adapters in /sys/class/infiniband; empty if they are not RDMA adapters."""
     return frozenset(_table()["kinds"][kind]["link_layers"])
 
 
 def kind_of_link_layer(layer: str) -> FabricKind | None:
-    """The kind of network whose adapters have that link layer."""
+    """Return the kind of network whose adapters have this link layer, or None."""
     kinds: tuple[FabricKind, ...] = get_args(FabricKind)
     return next((kind for kind in kinds if layer in link_layers(kind)), None)
 
 
 @cache
 def needs_of_kind(kind: FabricKind) -> tuple[Need, ...]:
-    """What a kind of network asks of a host."""
+    """Return what a kind of network requires of a host."""
     return tuple(Need(**{**row, "paths": tuple(row["paths"])}) for row in _table()["kinds"][kind]["needs"])
 
 
 @cache
 def daemon_of_kind(kind: FabricKind) -> Daemon | None:
-    """The program that a kind of network wants to run beside the run; None where there is none."""
+    """Return the program that a kind of network requires to run during a run, or None."""
     row = _table()["kinds"][kind].get("daemon")
     return None if row is None else Daemon(name=row["name"], missing=row["missing"], remedy=row["remedy"])
 
 
 def topology_file(path: str) -> Need:
-    """The need of a topology file at that path."""
+    """Return the requirement of a topology file at this path."""
     row = _table()["topology_file"]
     remedies = (machine.remedy for machine in machines() if machine.topology_file == path)
     remedy = next(remedies, row["remedy"])
@@ -108,7 +109,7 @@ def topology_file(path: str) -> Need:
 
 @cache
 def machines() -> tuple[Machine, ...]:
-    """The machines that are known."""
+    """Return the known machines."""
     return tuple(
         Machine(
             name=row["name"],
@@ -124,7 +125,7 @@ def machines() -> tuple[Machine, ...]:
 
 
 def machine_of(firmware: Mapping[str, str], pci: Collection[str]) -> Machine | None:
-    """The kind of machine that has this firmware and these PCI devices."""
+    """Return the kind of machine with this firmware and these PCI devices, or None."""
     return next(
         (
             one
@@ -137,9 +138,9 @@ def machine_of(firmware: Mapping[str, str], pci: Collection[str]) -> Machine | N
 
 
 def profile_of(names: Collection[str]) -> frozenset[str]:
-    """Variables that a vendor's profile sets, where one of its own is among those of that name; else none.
+    """Return the variables set by the vendor profile to which any of these variable names belongs; empty if none does.
 
-    Its plugin ends a run in which one of them is missing or has another value.
+    The vendor's plugin aborts a run in which one of the variables is missing or has another value.
     """
     rows = [row for row in _table()["kinds"].values() if "profile_prefixes" in row]
     own = [row for row in rows if any(name.startswith(tuple(row["profile_prefixes"])) for name in names)]

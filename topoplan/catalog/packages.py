@@ -1,6 +1,6 @@
-"""The Python packages of trainers: what each is called by pip and by `import`, and what installs it.
+"""The Python packages of trainers: their names for pip and for `import`, and how to install them.
 
-Names alone mislead: the modules `swift`, `megatron` and `mcore_adapter` have namesakes on PyPI that are other people's.
+Names alone are misleading: the modules `swift`, `megatron` and `mcore_adapter` have unrelated namesakes on PyPI.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from packaging.version import InvalidVersion, Version
 from topoplan.catalog.releases import releases
 
 PYTHON = "python"
-"""Stands beside the packages where versions are told: the Python that runs them."""
+"""Name under which the Python version is listed beside the package versions."""
 
 
 PYTHONS = ">=3.9"
-"""What any of the trainers runs on (python_requires of transformers 4.55, the oldest that one of them takes)."""
+"""Python versions that any trainer supports (python_requires of transformers 4.55, the oldest version that one
+accepts)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +29,21 @@ class Package:
     """One package."""
 
     name: str
-    """As pip lists it, with its hyphens: `megatron-core`."""
+    """Name as pip lists it, with hyphens: `megatron-core`."""
     module: str
-    """What a program imports of it: `megatron.core`."""
+    """Module that programs import: `megatron.core`."""
     source: str = ""
-    """What pip is given where the name alone gets something else or is not enough."""
+    """What to pass to pip if the name alone installs something else or is not enough."""
     options: str = ""
     """Further options of `pip install`."""
     python: tuple[tuple[str, str], ...] = ()
-    """Versions of the package, and the Python of their metadata (Requires-Python), both as pip writes them."""
+    """(versions of the package, Requires-Python of these versions), both as pip writes them."""
 
     def pythons(self, version: str) -> list[str]:
-        """The Python that a version needs, as pip writes it; none where nothing is known of it."""
+        """Return the Python versions that a version of the package requires, as pip writes them.
+
+        The result is empty if nothing is known about the version.
+        """
         return [needed for versions, needed in self.python if is_version(version) and allows(versions, version)]
 
 
@@ -73,7 +77,7 @@ _PACKAGES = (
 
 @cache
 def packages() -> dict[str, Package]:
-    """All of them by their names."""
+    """Return all packages by name."""
     commit = releases()[0].mcore_adapter_commit
     adapter = Package(
         name="mcore_adapter",  # pip lists it as its makers write it
@@ -84,15 +88,15 @@ def packages() -> dict[str, Package]:
 
 
 def release(version: str) -> Version:
-    """What counts of a version in a comparison: `2.12.0a0+nv25` is of 2.12, which it was made from.
+    """Return the part of a version that counts in comparisons: `2.12.0a0+nv25` counts as the 2.12 it was built from.
 
-    Raises packaging.version.InvalidVersion for what is none.
+    Raises packaging.version.InvalidVersion if `version` is not a version.
     """
     return Version(Version(version).base_version)
 
 
 def is_version(text: object) -> bool:
-    """Whether it is a version, as text."""
+    """Return whether a value is the text of a version."""
     try:
         return bool(release(text))  # type: ignore[arg-type]
     except (InvalidVersion, TypeError):
@@ -101,12 +105,15 @@ def is_version(text: object) -> bool:
 
 @cache
 def allows(versions: str, version: str) -> bool:
-    """Whether a version is among `versions`, as pip writes them; what is no version is taken for one that is."""
+    """Return whether a version satisfies `versions`, a specifier as pip writes it.
+
+    Text that is not a version is accepted.
+    """
     return not is_version(version) or SpecifierSet(versions).contains(release(version), prereleases=True)
 
 
 def narrowed(bounds: Iterable[str]) -> str:
-    """All of several bounds in one, without those that others imply: `>=0.15,<0.19` and `>=0.18` are `>=0.18,<0.19`."""
+    """Return several bounds as one without redundant clauses: `>=0.15,<0.19` and `>=0.18` give `>=0.18,<0.19`."""
     clauses = {clause for bound in bounds for clause in bound.split(",") if clause}
     for operator, pick in ((">=", max), ("<", min)):
         same = [clause for clause in clauses if re.fullmatch(rf"{operator}[0-9].*", clause)]
@@ -118,7 +125,7 @@ def narrowed(bounds: Iterable[str]) -> str:
 
 
 def in_words(versions: str) -> str:
-    """Bounds as people say them: `below 0.18`, `from 0.15.3 to 0.16.1`."""
+    """Return bounds in words: `below 0.18`, `from 0.15.3 to 0.16.1`."""
     words = {">=": "{} and newer", "<": "below {}", "==": "{}", "<=": "up to {}", "!=": "but not {}"}
     clauses = [re.fullmatch("([<>=!]+)(.*)", clause) for clause in versions.split(",")]
     pairs = [(match[1], match[2]) for match in clauses if match]
@@ -128,7 +135,7 @@ def in_words(versions: str) -> str:
 
 
 def pip_words(package: Package, versions: str) -> str:
-    """What `pip install` is given for a package: `'megatron-core>=0.18,<0.19'`, quoted for a shell."""
+    """Return what to pass to `pip install` for a package, quoted for a shell: `'megatron-core>=0.18,<0.19'`."""
     if package.source.startswith("git+"):
         return f"'{package.source}'"
     text = f"{package.source or package.name}{versions}"

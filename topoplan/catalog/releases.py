@@ -1,4 +1,4 @@
-"""The versions of LLaMA-Factory that the key lists know, and what each takes of other packages."""
+"""The versions of LLaMA-Factory covered by the key lists, and the versions of other packages that each accepts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ class Release:
     """A version of LLaMA-Factory whose keys are known."""
 
     version: str
-    """As the package gives it, which is no release's where the state of a branch is meant: 0.9.6.dev0."""
+    """Version as the package reports it; for the state of a branch it is not a release's version: 0.9.6.dev0."""
     name: str
-    """For people: 0.9.5, main of August 2026."""
+    """Display name: 0.9.5, main of August 2026."""
     transformers: str
-    """The versions of transformers that it takes, as pip writes them; it stops at others (`extras/misc.py`,
+    """Versions of transformers that it accepts, as pip writes them; it aborts with others (`extras/misc.py`,
     check_dependencies)."""
     megatron_core: str
-    """The version that its Megatron path was tried with; empty where only its keys are known."""
+    """Version of megatron-core that its Megatron path was tested with; empty if only its keys are known."""
     mcore_adapter_commit: str
-    """The same of mcore_adapter, in alibaba/ROLL."""
+    """Commit of mcore_adapter, in alibaba/ROLL, that its Megatron path was tested with; empty if only its keys are
+    known."""
 
 
 @cache
 def releases() -> tuple[Release, ...]:
-    """All of them, oldest first; the first is what bundles are written for."""
+    """Return all releases, oldest first; bundles are written for the first one."""
     document = key_list("llamafactory")
     return tuple(_release(block) for block in (document["versions"], *document["newer"]))
 

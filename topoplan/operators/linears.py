@@ -21,7 +21,7 @@ from topoplan.specs.model import Layer, Model
 def layer_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
     """Return the linear layers of one layer as Hugging Face builds it.
 
-    In a mixture of experts, the shared expert's only.
+    In a mixture of experts they are those of attention and of the shared expert.
     """
     ops = eager_ops(model, layer, USE, WHOLE)
     return tuple(weight for op in ops for weight in op.weights if isinstance(weight, Linear))

@@ -86,7 +86,7 @@ def _tower_s(
 def vision_kept_bytes(case: Case, layout: Layout) -> float:
     """Return the bytes that the vision tower keeps of a micro-batch.
 
-    0 if it is frozen, even if its projector is trained.
+    A frozen tower keeps nothing, even if its projector is trained.
     """
     model, job = case.model, case.job
     if model.vision is None or job.freeze_vision_tower:

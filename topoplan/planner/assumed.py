@@ -1,4 +1,4 @@
-"""What a ranking takes for granted that its spec does not say."""
+"""What a ranking assumes because its spec does not say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from topoplan.units import format_bit_rate, format_byte_rate
 
 
 def machine_note(cluster: Cluster) -> str:
-    """A sentence on what is that of the GPU's usual machine; empty where the spec names all that matters."""
+    """Return a sentence on values taken from the GPU's usual machine; empty if the spec states all that matter."""
     if not cluster.assumed:
         return ""
     nvlink, nics = cluster.nvlink_bytes_per_s, cluster.nics_per_node

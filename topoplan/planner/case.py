@@ -1,4 +1,4 @@
-"""The cases of a spec: under which backends a search looks at it, and what is known of each."""
+"""The cases of a spec: the backends under which a search considers it, and what is known for each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from topoplan.trainers.registry import backends_of, has_way, job_refusals, way_o
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
-    """What a search looks at when nobody says: the pinned one, or Megatron for what it trains, else the others.
+    """Return the backends that a search considers by default.
 
-    For adapters all of them: which is faster is not known before. Keys that only others have are pinned for these.
+    These are the pinned backend, or Megatron for what it can train, or else the others. For adapters they are all
+    backends, because it is not known in advance which is fastest. Pinned keys that only other backends have select
+    those backends.
     """
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
@@ -35,9 +37,9 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
 
 
 def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
-    """A case for each backend that is asked for and can run the job, and what is in the way of the others.
+    """Return a case for each requested backend that can run the job, and the obstacle for each that cannot.
 
-    Asked for are those that the spec names, or `usual_backends`. Raises what the first one says if none can.
+    Requested are the backends that the spec names, or `usual_backends`. Raises the first obstacle if no backend can.
     """
     asked = spec.backends or usual_backends(spec)
     unable = {backend: refusal for backend in asked if (refusal := _hindrance(spec, backend))}
@@ -48,7 +50,7 @@ def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
 
 
 def left_out(spec: Spec) -> dict[str, Refusal]:
-    """The usual Megatron backend with what is in its way, where a search that nobody says more of leaves it out."""
+    """Return the usual Megatron backend with its obstacle, if a default search leaves it out for that reason."""
     megatron, *_ = backends_of(spec.trainer, spec.job.finetuning)
     if spec.backends or megatron in usual_backends(spec):
         return {}
@@ -57,14 +59,14 @@ def left_out(spec: Spec) -> dict[str, Refusal]:
 
 
 def another_backend(spec: Spec) -> str | None:
-    """A backend that runs a job which none does that a search would look at, FSDP2 before others; None without one."""
+    """Return a backend outside the default search that can run the job, preferably FSDP2, or None."""
     every = dict.fromkeys(("fsdp2", *backends_of(spec.trainer, spec.job.finetuning)))
     asked = spec.backends or usual_backends(spec)
     return next((one for one in every if one not in asked and _hindrance(spec, one) is None), None)
 
 
 def _hindrance(spec: Spec, backend: str) -> Refusal | None:
-    """Why no layout of a backend would help a job."""
+    """Return why no layout of a backend can run a job, or None."""
     if not has_way(backend, spec.trainer):
         expected = f"expected {' or '.join(backends_of(spec.trainer))}"
         return Refusal("backend", f"{spec.trainer} has no backend {backend}", expected=expected)
@@ -80,7 +82,7 @@ def _hindrance(spec: Spec, backend: str) -> Refusal | None:
 
 
 def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:
-    """Pins of what layouts of an engine do not have; rules look at what tells its backends apart."""
+    """Return the pinned keys that layouts of the backend's engine lack; rules check what distinguishes its backends."""
     if not spec.job.pin:
         return {}
     known = {key for one in engine_of(backend).backends for key in pinned_keys_of(one)}

@@ -1,4 +1,4 @@
-"""How long a whole job takes: its steps, and what stops them."""
+"""How long a whole job takes: its steps, and what interrupts them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from topoplan.trainers.registry import steps_of, writer_of
 from topoplan.trainers.trainer import TrainerRun
 
 STARTS_S = 60.0
-"""Assumed: from the start of the processes to the first step (imports, NCCL's set-up, first kernels), beside the time
-in which the model is read. Data that have to be tokenised first come on top."""
+"""Seconds, assumed, from the start of the processes to the first step (imports, NCCL's setup, first kernels), in
+addition to reading the model. Tokenizing data before training is not included."""
 _WEIGHT_BYTES = 2
-"""Of a parameter in the model's files."""
+"""Bytes per parameter in the model's files."""
 
 
 class Pauses(NamedTuple):
-    """Seconds of a job without a training step; zero for checkpoints and evaluation where no files can be written."""
+    """Seconds of a job without training steps.
+
+    Checkpoints and evaluation are zero if the trainer's files cannot be written.
+    """
 
     start_up_s: float
     checkpoints_s: float = 0.0
@@ -29,7 +32,7 @@ class Pauses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """The whole job under one plan."""
+    """Duration and cost of the whole job under one plan."""
 
     steps: int
     training_s: float
@@ -39,12 +42,12 @@ class Effort:
 
     @property
     def hours(self) -> float:
-        """From the start to the end."""
+        """Hours from start to end."""
         return (self.training_s + sum(self.pauses)) / 3600
 
     @property
     def band_hours(self) -> tuple[float, float]:
-        """In which they are expected."""
+        """Interval in which the hours are expected."""
         low, high = ((seconds + sum(self.pauses)) / 3600 for seconds in self.training_band_s)
         return low, high
 
@@ -55,18 +58,18 @@ class Effort:
 
 
 def job_steps(spec: Spec, plan: Plan) -> int | None:
-    """Optimizer steps of the job under one plan, or None when the spec does not say how many samples there are."""
+    """Return the optimizer steps of the job under a plan, or None if the spec does not state the number of samples."""
     return steps_of(spec.job, plan.layout.backend, plan.trainer)
 
 
 def job_effort(spec: Spec, plan: Plan) -> Effort | None:
-    """The effort of the job as the spec has it; None when it does not say how many samples there are."""
+    """Return the effort of the spec's job, or None if the spec does not state the number of samples."""
     steps = job_steps(spec, plan)
     return None if steps is None else effort_of(spec, plan, steps)
 
 
 def effort_of(spec: Spec, plan: Plan, steps: int) -> Effort:
-    """The effort of so many steps."""
+    """Return the effort of a number of steps."""
     low, high = plan.time.band_s
     return Effort(
         steps=steps,
@@ -78,15 +81,16 @@ def effort_of(spec: Spec, plan: Plan, steps: int) -> Effort:
 
 
 def start_up_s(spec: Spec) -> float:
-    """Until the first step: each node reads the whole model."""
+    """Return the seconds until the first step; every node reads the whole model."""
     return STARTS_S + _WEIGHT_BYTES * parameter_count(spec.model) / spec.cluster.storage_bytes_per_s
 
 
 def _pauses(spec: Spec, plan: Plan, steps: int) -> Pauses:
-    """One node writes the weights for Hugging Face; Megatron's, and the optimizer's state, are spread over all.
+    """Return the pauses of a job.
 
-    A forward pass takes a third of a step's work, and a fourth of one that runs it again for the backward pass
-    (Narayanan et al. 2021, section 3.2 and appendix).
+    One node writes weights in Hugging Face's format; Megatron's weights and the optimizer states are spread over all
+    nodes. A forward pass takes a third of a step's work, or a fourth if it is run again in backward (Narayanan et al.
+    2021, section 3.2 and appendix).
     """
     starts_s, run = start_up_s(spec), _run(spec, plan)
     if run is None:
@@ -101,7 +105,7 @@ def _pauses(spec: Spec, plan: Plan, steps: int) -> Pauses:
 
 
 def _run(spec: Spec, plan: Plan) -> TrainerRun | None:
-    """What the trainer leaves; None where it cannot have files."""
+    """Return what the trainer writes, or None if its files cannot be written."""
     try:
         _, way = writer_of(spec, plan.layout, plan.trainer)
         return way.run(spec, plan.layout, way.written(spec, plan.layout).values)

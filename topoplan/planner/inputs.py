@@ -1,7 +1,7 @@
 """A spec from its JSON form: the inverse of `topoplan.planner.view.spec_to_dict`.
 
-What a spec file says too is read as a spec file is. Figures that the program works out come back as they are written,
-whole numbers in the place of floats too, so that they are written alike again.
+Keys that spec files have too are read as in a spec file. Computed figures are read back as written, including whole
+numbers for floats, so that they are written the same way again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Job(JobForm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inputs(Block):
-    """What `spec_to_dict` writes."""
+    """The structure that `spec_to_dict` writes."""
 
     cluster: Cluster
     model: _Model
@@ -72,21 +72,21 @@ class _Inputs(Block):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the spec stands in a document."""
+    """Location of the spec in a document."""
 
     source: Source
     path: KeyPath
 
     def line(self, path: KeyPath) -> str:
-        """`file:line` of a value of the spec."""
+        """Return `file:line` of a value of the spec."""
         return self.source.place((*self.path, *path))
 
     def refuse(self, path: KeyPath, what: str, expected: str = "") -> SpecError:
-        """The error for a value of the spec."""
+        """Return the error for a value of the spec."""
         return SpecError(f"{dotted((*self.path, *path))}: {what}", where=self.line(path), expected=expected)
 
     def check_derived(self, path: KeyPath, said: Mapping[str, Any], derived: Mapping[str, Any]) -> None:
-        """Refuse a key that says other than what follows from its block; None is not said."""
+        """Raise SpecError for a key that contradicts the value derived from its block; None counts as not stated."""
         for key, value in derived.items():
             if said[key] not in (None, value):
                 what = f"{shown(said[key])} does not agree with its block"
@@ -94,9 +94,9 @@ class _Place:
 
 
 def spec_from_dict(source: Source, path: KeyPath) -> Spec:
-    """The spec whose `spec_to_dict`, with `whole`, stands at `path` in a document.
+    """Return the spec whose `spec_to_dict`, with `whole`, is at `path` in a document.
 
-    Raises SpecError with the line and the key for a wrong type, a missing or unknown key and a value out of its range.
+    Raises SpecError with line and key for a wrong type, a missing or unknown key, and a value out of range.
     """
     data: Any = source.data
     for depth, key in enumerate(path):

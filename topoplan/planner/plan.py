@@ -1,4 +1,4 @@
-"""What a prediction, a rejection and a ranking look like."""
+"""The data of a prediction, of a rejection and of a ranking."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Plan:
     memory: Memory
     time: Time
     tokens_per_s_per_gpu: float
-    """Tokens of the sequences in a step, over seconds and GPUs; padding does not count where lengths are known."""
+    """Tokens of the sequences in a step, per second and GPU; padding is not counted if lengths are known."""
     model_flops_per_s_per_gpu: float
     """Model FLOP/s, without recomputation."""
     mfu: float
     """model_flops_per_s_per_gpu over the card's dense peak at the job's precision."""
     trainer: str | None = None
-    """The one that it is computed and written for; None where none can run it."""
+    """The trainer that the plan is computed and written for; None if no trainer can run it."""
     warnings: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
-    """Known trouble, in sentences that are among these warnings or those of the plan's bundle."""
+    """Known problems, in sentences that also appear in `warnings` or in the warnings of the plan's bundle."""
     padding_share: float | None = None
-    """Share of a step's positions that are padding; None where the lengths of the samples are not known."""
+    """Fraction of a step's positions that are padding; None if the lengths of the samples are unknown."""
 
     @property
     def id(self) -> str:
@@ -42,12 +42,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """The memory is within the card, less its margin."""
+        """Whether the memory is within the card, less its margin."""
         return self.memory.fits
 
 
 class Ranked(Protocol):
-    """What the order of plans goes by."""
+    """What the order of plans depends on."""
 
     @property
     def layout(self) -> Layout: ...  # noqa: D102
@@ -62,16 +62,16 @@ class Ranked(Protocol):
 
 
 class Plans(Sequence[Plan]):
-    """Plans in their order, each put together when first asked for: a search finds thousands, and few are read."""
+    """Plans in order, each built when it is first accessed: a search finds thousands, and few are read."""
 
     def __init__(self, layouts: Sequence[Layout], plan: Callable[[int], Plan]) -> None:
-        """`plan` gives the plan at a place, from 0, of the layout at that place."""
+        """`plan` returns the plan for an index into `layouts`, from 0."""
         self.layouts = layouts
         self._plan, self._known = plan, dict[int, Plan]()
         self._places = range(len(layouts))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of plans."""
         return len(self._places)
 
     @overload
@@ -79,7 +79,7 @@ class Plans(Sequence[Plan]):
     @overload
     def __getitem__(self, place: slice) -> tuple[Plan, ...]: ...
     def __getitem__(self, place: int | slice) -> Plan | tuple[Plan, ...]:
-        """The plan at a place, or a tuple of those of a slice."""
+        """Return the plan at an index, or a tuple of plans for a slice."""
         if isinstance(place, slice):
             return tuple(self[each] for each in self._places[place])
         place = self._places[place]
@@ -88,7 +88,7 @@ class Plans(Sequence[Plan]):
         return self._known[place]
 
     def __eq__(self, other: object) -> bool:
-        """Equal to any sequence of equal plans."""
+        """Return whether the other is a sequence of equal plans."""
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
@@ -96,26 +96,26 @@ class Plans(Sequence[Plan]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A layout that is out, and why."""
+    """A layout that is not ranked, and why."""
 
     layout: Layout
     rule: str
     """Name of the rule, or `memory`."""
     reason: str
-    """The failed equation with its numbers, or the stage and the GiB by which it is over."""
+    """The failed equation with its numbers, or the stage and the GiB by which it exceeds the card."""
     fix: str = ""
-    """The nearest change that would make it legal or make it fit."""
+    """The nearest change that would make the layout legal or make it fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many layouts a search met, and what became of them: the others add up to `candidates`."""
+    """How many layouts a search met, by outcome; the other counts add up to `candidates`."""
 
     candidates: int = 0
     illegal: int = 0
     out_of_memory: int = 0
     dominated: int = 0
-    """Slower than a ranked one that differs in its pipeline split, recomputation and offload alone, or too large."""
+    """Slower than a ranked layout that differs only in pipeline split, recomputation and offload, or too large."""
     ranked: int = 0
 
 
@@ -136,16 +136,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayOut:
-    """A change with which a job fits, or one with which it does not either."""
+    """A change with which a job fits, or one with which it does not fit either."""
 
     change: Change
     plan: Plan | None = None
     reason: str = ""
     """Why there is no plan."""
     is_tried: bool = True
-    """Its searches were all done."""
+    """Whether all searches of this way were completed."""
     command: str = ""
-    """What ranks the changed job, for a shell."""
+    """The shell command that ranks the changed job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,18 +157,18 @@ class Ranking:
     counts: Counts
     elapsed_s: float
     safe: int | None = None
-    """The place, from 0, of the fastest plan that has no caveat and memory to spare; None where there is none."""
+    """Index, from 0, of the fastest plan that has no caveat and memory to spare; None if there is none."""
     searched: float = 1.0
-    """Share of the search that was done before it was stopped; 1 is all."""
+    """Fraction of the search that was completed; 1 unless it was stopped."""
     rejected: tuple[Rejection, ...] = ()
-    """All of them when asked for, else only the nearest misses."""
+    """All rejections if they were asked for, otherwise only the nearest misses."""
     notes: tuple[str, ...] = field(default=())
     """Sentences on what the usual alternatives would cost."""
     crossings: tuple[str, ...] = ()
-    """Sentences on the other backends and trainers: what a change to each costs and buys, or why there is none."""
+    """Sentences on the other backends and trainers: what switching to each costs and gains, or why it has no plan."""
     data_notes: tuple[str, ...] = ()
-    """Sentences on the lengths of the samples and what the best plan makes of them; none where they are not known."""
+    """Sentences on the lengths of the samples and how the best plan handles them; empty if the lengths are unknown."""
     searched_backends: tuple[str, ...] = ()
-    """Those that were searched, or cannot be."""
+    """Backends that were searched, or that cannot run the job."""
     ways_out: tuple[WayOut, ...] = ()
-    """Where nothing fits, or nothing with room: what would, as far as somebody asked for it."""
+    """If nothing fits, or nothing with memory to spare: what would, as far as it was asked for."""

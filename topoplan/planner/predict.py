@@ -1,4 +1,4 @@
-"""One layout in, one plan out."""
+"""Prediction of a single layout."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from topoplan.units import GIB
 
 
 def memory_of(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
-    """Memory of a layout that is known to be legal; `all_stages` lists every stage, with its moments."""
+    """Return the memory of a legal layout; `all_stages` lists every stage with its peak candidates."""
     return engine_of(layout.backend).memory(case, layout, all_stages=all_stages)
 
 
 def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Verdict | None = None) -> Plan:
-    """The plan of a legal layout whose memory is known, and perhaps what the trainers say of it."""
+    """Return the plan of a legal layout whose memory is known; `said` is the trainers' verdict, if known."""
     said = said or verdict(spec, layout, spec.trainer)
     time = engine_of(layout.backend).time(case, layout)
     gpus = case.cluster.world_size
@@ -54,7 +54,7 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Verdic
 
 
 def plan_under(spec: Spec, plan: Plan, trainer: str | None) -> Plan:
-    """The plan as a trainer computes it that files are written for, where a spec that names none has it otherwise."""
+    """Return the plan as a given trainer computes it; a spec that names none may have used other traits."""
     if trainer is None:
         return plan
     backend = plan.layout.backend
@@ -67,12 +67,14 @@ def plan_under(spec: Spec, plan: Plan, trainer: str | None) -> Plan:
 def predict(
     spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool = True, is_of_file: bool = False
 ) -> Plan:
-    """Memory and time of one layout, whether it fits or not; every pipeline stage is listed, or those alone that can
-    need most, as a search lists them. `is_of_file`: a file of a trainer means both, which runs them.
+    """Return memory and time of one layout, whether it fits or not.
 
-    Layers that do not divide by pp * vpp are spread evenly, which the plan's warnings say.
+    - `all_stages`: list every pipeline stage, instead of only the stages that can need the most, as in a search.
+    - `is_of_file`: job and layout come from a file of a trainer, which therefore runs them.
 
-    Raises LayoutError for a layout that breaks a rule, SpecError for a job that is not predicted.
+    Layers that are not divisible by pp * vpp are spread evenly, which the plan's warnings state.
+
+    Raises LayoutError for a layout that breaks a rule, SpecError for a job that cannot be predicted.
     """
     refuse(missing_precision(spec))
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
@@ -85,7 +87,10 @@ def predict(
 
 
 def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
-    """The form with a pipeline layout where its layers do not divide, as the trainers' users have to write one."""
+    """Return the form, with an explicit pipeline layout if the layers are not divisible.
+
+    Users of the trainers have to write one in that case.
+    """
     pp, vpp = form.get("pp", 1), form.get("vpp", 1)
     if form.get("pipeline_layout") or not (isinstance(pp, int) and isinstance(vpp, int)) or pp < 1 or vpp < 1:
         return form
@@ -96,7 +101,7 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 
 
 def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: Trainer | None) -> tuple[str, ...]:
-    """What a user should know before choosing the plan."""
+    """Return what a user should know before choosing the plan."""
     engine, model, job = engine_of(layout.backend), case.model, case.job
     found = [*notes_on_bands(case.profile, case.cluster.gpu, engine.bands(case))]
     found += way_of(layout.backend).model_warnings(model)

@@ -9,23 +9,24 @@ from topoplan.planner.plan import Ranked
 from topoplan.units import GIB
 
 TIE = 0.01
-"""Plans whose throughput differs by less are equally fast: predictions do not see further."""
+"""Plans whose throughput differs by less are considered equally fast; predictions are not more precise."""
 
 CAVEAT_COST = 0.03
-"""What a plan with a caveat has to be faster by to lead. It is what a person may give for a run without known trouble,
-and far less than a run costs that has to be done again."""
+"""How much faster a plan with a caveat must be to lead. This is what a person may give up for a run without known
+problems, and far less than a run costs that has to be repeated."""
 
 _DIGITS = 6
-"""To which speeds are compared: sums differ in their last digits from one Python to another."""
+"""Decimal digits at which speeds are compared: sums differ in their last digits between Python versions."""
 
 
 _Plan = TypeVar("_Plan", bound=Ranked)
 
 
 def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
-    """Fastest first, a plan with a caveat behind a plain one that is at most 3% slower.
+    """Return the plans fastest first, a plan with a caveat after a plain one that is at most 3% slower.
 
-    Within 1% of the fastest that is left: the plain ones, then more memory to spare (in whole GiB), then the simpler.
+    Plans within 1% of the fastest remaining one are ordered by: no caveat, then less device memory (in whole GiB), then
+    the simpler layout.
     """
     by_speed = sorted(plans, key=lambda plan: (-worth(plan), plan.id))
     order: list[_Plan] = []
@@ -51,5 +52,5 @@ def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
 
 
 def worth(plan: Ranked) -> float:
-    """The speed that a plan is ordered by, in tokens/s a GPU."""
+    """Return the speed by which a plan is ordered, in tokens/s per GPU."""
     return round(plan.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST if plan.caveats else 1.0), _DIGITS)

@@ -29,11 +29,11 @@ from topoplan.trainers.registry import TRAINER_RULE, Verdict, broken_by, caveats
 from topoplan.trainers.trainer import Trainer
 
 KEPT_MISSES = 5
-"""Layouts over the card's memory that are kept with a fix, when not all are asked for."""
+"""Number of layouts over the card's memory that are kept with a fix, unless all are asked for."""
 
 _Degrees = tuple[int | str, ...]
 _Miss = tuple[float, int, Layout]
-"""What it is sorted by, a running number that keeps the order stable, and the layout."""
+"""(sort key, running number that keeps the order stable, layout)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Found:
 
 
 Progress = Callable[[int, int], bool | None]
-"""Called with the families searched so far and their number. The search ends with what it has when it returns True."""
+"""Called with the number of families searched so far and their total; the search stops early if it returns True."""
 
 
 def rank(
@@ -63,20 +63,19 @@ def rank(
     best_only: bool = False,
     with_room: bool = False,
 ) -> Ranking:
-    """Search all layouts of a spec: of the backends that it names, or of those of `usual_backends`.
+    """Search all layouts of a spec, for the backends that it names or else for those of `usual_backends`.
 
-    Ranked is only what some trainer can run as planned, or the spec's where it names one.
+    Only layouts that some trainer can run as planned are ranked; if the spec names a trainer, it must be that one.
 
     Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
-    offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
-    `keep_rejected` keeps every layout that breaks a rule or does not fit where no other of its degrees and micro batch
-    does either, else only the nearest misses and one example of each broken rule. `best_only` leaves out what is sure
-    not to lead: of the plans the first is the same, and what else is told of is not whole. With `with_room` it leaves
-    out what is sure to be behind the best plan that leaves memory to spare, which is the same.
-    The result may have no plan; its `rejected` then says what would fit.
+    offload, the fastest that fits is ranked, since the others are slower and differ in nothing else. `keep_rejected`
+    keeps every layout that breaks a rule, and every layout that does not fit if nothing else with its degrees and
+    micro-batch does; otherwise only the nearest misses and one example of each broken rule are kept. `best_only` skips
+    what is certain not to lead: the first plan is unaffected, but other plans, counts and notes are incomplete.
+    `with_room` also skips what is certain to be behind the best plan that leaves memory to spare, which is unaffected.
+    The result may have no plan; `rejected` then says what would fit.
 
-    Raises LayoutError when no layout is even legal, ModelError or SpecError for a job that none of the trainers can
-    run.
+    Raises LayoutError if no layout is legal, ModelError or SpecError for a job that no trainer can run.
     """
     started = time.perf_counter()
     cases, unable = cases_of(spec)
@@ -107,7 +106,7 @@ def rank(
 
 
 class _Search:
-    """What a search has met so far."""
+    """The state of a search."""
 
     def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool, with_room: bool) -> None:
         self.spec, self.cases, self.keep_rejected, self.with_room = spec, cases, keep_rejected, with_room
@@ -119,38 +118,39 @@ class _Search:
         self.refused: dict[str, Rejection] = {}
         """The simplest layout of each backend that breaks a rule."""
         self.legal: set[str] = set()
-        """Backends of which a legal layout was met that does not fit."""
+        """Backends with a legal layout that does not fit."""
         self.over: list[_Miss] = []
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
         self.verdicts: dict[Layout, Verdict] = {}
         self.out_of_memory = self.dominated = self.misses = 0
         self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
-        """In a step."""
+        """Tokens per GPU in a step."""
         self.fastest = 0.0
-        """Tokens/s a GPU that the best plan so far counts with, or the best one with room."""
+        """Tokens/s per GPU of the best plan so far by `worth`; with `with_room`, of the best one with memory to
+        spare."""
 
     def refusal(self, layout: Layout) -> Broken | None:
-        """Why none of the trainers can run a layout."""
+        """Return why no trainer can run a layout, or None."""
         return None if is_for_others(self.spec, layout) else broken_by(self.spec, layout, self.verdict(layout))
 
     def limit_s(self) -> float:
-        """Seconds of a step above which a layout is behind the best, whatever else speaks for it."""
+        """Return the step time in seconds above which a layout is behind the best one, whatever else speaks for it."""
         return self.tokens_per_gpu / (self.fastest * (1.0 - TIE)) if self.fastest else math.inf
 
     def verdict(self, layout: Layout) -> Verdict:
-        """What the trainers say of a layout; they are asked once."""
+        """Return the trainers' verdict on a layout, which is computed once."""
         known = self.verdicts.get(layout)
         if known is None:
             known = self.verdicts[layout] = verdict(self.spec, layout, self.spec.trainer)
         return known
 
     def trainer_of(self, layout: Layout) -> Trainer | None:
-        """Who runs a layout."""
+        """Return the trainer that runs a layout, or None."""
         return self.verdict(layout).trainer
 
     def add(self, outcome: Outcome) -> None:
-        """Count what became of some candidates, and keep what is ranked or worth naming."""
+        """Count an outcome's candidates, and keep those that are ranked or worth naming."""
         match outcome:
             case Refused():
                 self._refuse(outcome)
@@ -169,7 +169,7 @@ class _Search:
                     self._miss(layout, outcome.memory)
 
     def _refuse(self, refused: Refused) -> None:
-        """Layouts that break one and the same rule."""
+        """Count layouts that break the same rule, and keep examples."""
         rule, equation, fix = refused.broken
         self.seen_rules[rule] += len(refused.layouts) * refused.times
         for layout in refused.layouts if self.keep_rejected else refused.layouts[:1]:
@@ -181,9 +181,9 @@ class _Search:
                 _keep_simplest(self.examples, rule, rejection)
 
     def _miss(self, layout: Layout, memory_of: Callable[[Layout], Memory]) -> None:
-        """A legal layout that does not fit, nor does any other of its family.
+        """Record a legal layout that does not fit and whose family has none that fits.
 
-        With plans to choose from, the simplest of these are worth a reason, and by how much they are over is not asked.
+        If there are plans to choose from, only the simplest misses are kept, and their excess is not computed.
         """
         self.misses += 1
         self.legal.add(layout.backend)
@@ -200,14 +200,14 @@ class _Search:
             _keep_least(self.nearest, degrees, (excess, self.misses, layout))
 
     def ranking(self, elapsed_s: float, searched: float, unable: Mapping[str, Refusal]) -> Ranking:
-        """What was found, sorted. Raises LayoutError when nothing legal was met in a search that was not stopped."""
+        """Return what was found, sorted. Raises LayoutError if a complete search met nothing legal."""
         plans, illegal, over = self.plans, self.illegal, self.over
         if not self.keep_rejected:
-            # In the order of the rules: what people try first, a tp beyond the node or an odd pp, leads.
+            # In the order of the rules, so that what people try first comes first: a tp beyond the node or an odd pp.
             engines = dict.fromkeys(engine_of(backend) for backend in BACKENDS if backend in self.cases)
             rules = [rule.name for engine in engines for rule in engine.search_rules]
             illegal = [self.examples[rule] for rule in dict.fromkeys((*rules, TRAINER_RULE)) if rule in self.examples]
-            # With plans to choose from, what people try first is worth a reason; without, what nearly fits.
+            # With plans to choose from, explain the layouts that people try first; without any, those that nearly fit.
             over = list((self.simplest if plans else self.nearest).values())
         counts = Counts(
             candidates=self.seen_rules.total() + len(plans) + self.dominated + self.out_of_memory,
@@ -253,7 +253,7 @@ def _keep_simplest(kept: dict[str, Rejection], key: str, rejection: Rejection) -
 
 
 def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -> None:
-    """Keep one miss for each set of degrees, the one that comes first."""
+    """Keep one miss for each set of degrees, the one that sorts first."""
     if degrees not in misses or miss[:2] < misses[degrees][:2]:
         misses[degrees] = miss
 
@@ -261,7 +261,7 @@ def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -
 def _nothing_legal(
     spec: Spec, illegal: list[Rejection], seen: Counter[str], unable: Mapping[str, Refusal]
 ) -> LayoutError:
-    """The rule that closes the last door: of the rules met, the one that most candidates got as far as."""
+    """Return the error that names the decisive rule: of the rules met, the one that most candidates got as far as."""
     if not illegal:
         pinned = ", ".join(f"{key} {value}" for key, value in spec.job.pin.items())
         return LayoutError(

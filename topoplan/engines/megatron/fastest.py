@@ -136,7 +136,7 @@ class _Shape:
         return changed(layout, optimizer_offload_fraction=share) if share else layout
 
     def misses(self) -> Iterator[Outcome]:
-        """Yield the outcomes of a hopeless shape.
+        """Yield the outcomes of a hopeless shape, one that does not fit even without activations.
 
         Layouts of its first micro-batch size stand for the others, which need more.
         """

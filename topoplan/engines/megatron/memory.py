@@ -69,7 +69,7 @@ PassingOf = dict[tuple[int, tuple[Chunk, ...], Recompute], Passing]
 def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept: Kept) -> Passing:
     """Return the activations in flight and the peak candidates of a pipeline stage.
 
-    `shard` and `kept` are the layout's.
+    `shard` and `kept` are those of the layout.
     """
     chunks_kept = [chunk_kept_bytes(case.model, chunk, shard, layout.recompute, kept) for chunk in states.chunks]
     tower = vision_kept_bytes(case, layout) if states.rank == 0 else 0.0

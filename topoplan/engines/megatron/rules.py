@@ -40,7 +40,7 @@ def _first_remainder(what: str, values: tuple[int, ...], by: str, divisor: int) 
 
 
 def _fits_domain(case: Case, words: str, ranks: int) -> str | None:
-    """Return why consecutive groups of `ranks` GPUs are not each inside one domain.
+    """Return why consecutive groups of `ranks` GPUs are not each inside one domain, or None.
 
     `words` says what `ranks` is made of.
     """
