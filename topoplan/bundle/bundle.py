@@ -1,4 +1,4 @@
-"""The files of one plan. Pure: the same spec and plan give the same text, byte for byte; nothing is written here."""
+"""Compose the files of one plan. Pure: the same spec and plan give the same bytes, and nothing is written to disk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ HOSTS_SCHEMA = "topoplan.hosts/1"
 
 
 def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> dict[str, str]:
-    """Relative path -> text: the trainer's files, one script a node, hosts.json, plan.json and README.md.
+    """Return relative path -> text: the trainer's files, a script per node, hosts.json, plan.json and README.md.
 
-    `scheduler` is slurm, for the script of its queue too, or none; left out, as the spec says (`scheduler_of`). Without
-    a trainer, the files of the first one that can run the layout. An error says what the trainer cannot do, which key
-    of the user contradicts the plan, or which name cannot be written into a script.
+    `scheduler` is slurm, to add its job script, or none; by default the spec decides (`scheduler_of`). Without a
+    `trainer`, the files are those of the first trainer that can run the layout. Raises an InputError that says what the
+    trainer cannot do, which user key contradicts the plan, or which name cannot be written into a script.
     """
     writer, _ = writer_of(spec, plan.layout, trainer)
     plan = plan_under(spec, plan, writer.name)
@@ -39,12 +39,12 @@ def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
 
 
 def usual_directory(spec: Spec) -> Path:
-    """Where the bundle of a spec goes where nobody says."""
+    """Return the default directory of a spec's bundle."""
     return Path("generated") / file_name(spec.cluster.name, "cluster")
 
 
 def files_of(draft: Draft) -> dict[str, str]:
-    """Relative path -> text."""
+    """Return relative path -> text of all files of a bundle."""
     spec, layout = draft.spec, draft.plan.layout
     files = dict(draft.trainer.files)
     files |= {
@@ -64,7 +64,7 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def hosts_document(draft: Draft) -> dict[str, Any]:
-    """hosts.json."""
+    """Return the content of hosts.json."""
     spec = draft.spec
     hosts: tuple[Host | None, ...] = spec.cluster.hosts or (None,) * spec.cluster.nodes
     return {

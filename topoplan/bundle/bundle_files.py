@@ -1,6 +1,6 @@
-"""The files of a bundle as they lie in its directory: links among them, and scripts that a person has edited.
+"""Check a bundle's files on disk for symbolic links and for edited scripts.
 
-Scripts run on the hosts as the user, so what was changed in them is told before they start; it may well be meant.
+Scripts run on the hosts as the user, so edits are reported before they start, but accepted: they may be intended.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _LONGEST_QUOTE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditedScript:
-    """A script that is not as topoplan writes it for its plan."""
+    """A script that differs from what topoplan writes for its plan."""
 
     name: str
     line: int
-    """Where the first difference is."""
+    """Line of the first difference."""
     places: tuple[str, ...]
-    """What is different, as phrases."""
+    """The differences, as phrases."""
 
     @property
     def summary(self) -> str:
-        """The first of them."""
+        """The first differences, and how many more there are."""
         more = len(self.places) - _MOST_PLACES
         return "; ".join(self.places[:_MOST_PLACES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def refuse_links(directory: Path, names: Iterable[str]) -> None:
-    """Raises SpecError for a file of the bundle that is a symbolic link, or lies behind one.
+    """Raise SpecError if a file of the bundle is a symbolic link, or is reached through one.
 
-    A bundle that came from elsewhere could have the user's keys sent to its hosts.
+    Otherwise a bundle from elsewhere could make topoplan send the user's private keys to its hosts.
     """
     for name in names:
         parts = PurePosixPath(name).parts
@@ -55,7 +55,7 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
 
 
 def edited_scripts(found: Mapping[str, bytes], fresh: Mapping[str, str]) -> tuple[EditedScript, ...]:
-    """The scripts among the files of a bundle that differ from `fresh`, what would be written now."""
+    """Return the scripts of a bundle that differ from `fresh`, what would be written now."""
     return tuple(
         _edited(name, found[name].decode(errors="replace"), text)
         for name, text in fresh.items()
@@ -64,7 +64,7 @@ def edited_scripts(found: Mapping[str, bytes], fresh: Mapping[str, str]) -> tupl
 
 
 def is_script(text: str) -> bool:
-    """Whether a file of a bundle is a program."""
+    """Return whether a file of a bundle is a program."""
     return text.startswith("#!")
 
 
@@ -89,6 +89,6 @@ def _edited(name: str, found: str, fresh: str) -> EditedScript:
 
 
 def _quote(lines: list[str]) -> str:
-    """Those that say something, in backquotes: the first ones, and how many more there are."""
+    """Quote the first non-empty lines in backquotes, with a count of the rest."""
     texts = [plain(line.strip()) for line in lines if line.strip()]
     return named((f"`{text[:_LONGEST_QUOTE]}`" for text in texts), _MOST_QUOTED) or "an empty line"

@@ -1,4 +1,4 @@
-"""One plan with what its trainer gives for it: all that the files of a bundle are made from, worked out once."""
+"""A plan with its trainer's output: everything that the files of a bundle are made from, computed once."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from topoplan.trainers.registry import writer_of
 from topoplan.trainers.trainer import Trainer, TrainerFiles, TrainerRun, Way
 
 Scheduler = Literal["slurm"]
-"""What starts the node scripts, where nobody does it over SSH or by hand."""
+"""What starts the node scripts, if it is neither a person nor topoplan over SSH."""
 NO_SCHEDULER = "none"
-"""Asks for none, whatever the spec has."""
+"""Requests no scheduler, whatever the spec says."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a bundle is made from."""
+    """The content from which a bundle's files are made."""
 
     spec: Spec
     plan: Plan
-    """As the trainer computes it."""
+    """The plan as predicted under the trainer."""
     scheduler: Scheduler | None
     writer: Trainer
     way: Way
@@ -38,22 +38,22 @@ class Draft:
 
     @cached_property
     def view(self) -> Mapping[str, Any]:
-        """The plan as plan.json has it: all files take their numbers from here, to be the same when written again."""
+        """The plan as in plan.json. All files take their numbers from it, so that rewriting gives the same text."""
         return plan_to_dict(self.plan)
 
     @property
     def master_address(self) -> str | None:
-        """Where all nodes meet; None where the spec does not say it."""
+        """The rendezvous address of all nodes; None if the spec does not give it."""
         return master_address(self.spec)
 
     @property
     def master_port(self) -> int:
-        """The same port for all nodes."""
+        """The rendezvous port of all nodes."""
         return master_port(self.spec, self.trainer)
 
     @property
     def hours(self) -> tuple[float, float, float] | None:
-        """Of the whole job, and the ends of their band; None when the spec does not say how many samples there are."""
+        """Hours of the whole job, with the lower and upper end of their band; None if the step count is unknown."""
         if self.run.steps is None:
             return None
         effort = effort_of(self.spec, self.plan, self.run.steps)
@@ -61,7 +61,7 @@ class Draft:
 
 
 def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> Draft:
-    """Of a plan as the trainer computes it; the rest as `generate` has it."""
+    """Return the draft of a plan as predicted under its trainer; the other arguments are those of `generate`."""
     starter = scheduler_of(spec, scheduler)
     writer, way = writer_of(spec, plan.layout, trainer)
     _check_hosts(spec)
@@ -79,10 +79,9 @@ def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
 
 
 def scheduler_of(spec: Spec, wanted: str | None = None, *, where: str = "") -> Scheduler | None:
-    """What starts the scripts of a bundle: as `wanted`, or else as the spec has it, where a `slurm` block stands for
-    one reason.
+    """Return the scheduler `wanted`, or by default slurm if the spec has a `slurm` block.
 
-    Raises InputError, with the place given, for a word that is no scheduler.
+    Raises InputError, with the location given, for an unknown word.
     """
     if wanted is None:
         return "slurm" if spec.cluster.slurm else None
@@ -99,7 +98,7 @@ def _check_hosts(spec: Spec) -> None:
 
 
 def _check_printable(spec: Spec) -> None:
-    """Line breaks and control characters in a name would break a comment, a log line or a terminal: none is right."""
+    """Refuse line breaks and control characters in names, which would break a comment, a log line or a terminal."""
     for where, text in _names(spec):
         if not text.isprintable():
             raise SpecError(f"{text!r} holds a line break or another control character", where=where)

@@ -1,4 +1,4 @@
-"""What the network between the nodes asks of each host, for its script, the README and preflight."""
+"""What the network between the nodes requires of each host, for its script, the README and preflight."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from topoplan.specs.cluster import Cluster
 
 
 def fabric_needs(cluster: Cluster) -> tuple[Need, ...]:
-    """Files that have to be on every host; none on one node alone.
+    """Return the files that every host must have for its network; none for a single node.
 
-    A path in the `env` of the spec takes the place of the usual ones, and a plugin that it names is taken as it is.
+    A path in the spec's `env` replaces the usual ones, and a plugin named there is accepted as it is.
     """
     return tuple(_needs(cluster)) if cluster.nodes > 1 else ()
 
@@ -31,7 +31,7 @@ def _needs(cluster: Cluster) -> Iterator[Need]:
 
 
 def lossless_note(cluster: Cluster) -> str:
-    """What to ask whoever runs a RoCE network, where the spec says nothing of it; else empty."""
+    """Return advice for a RoCE network of which the spec gives no traffic class, or an empty string."""
     fabric = cluster.fabric
     if cluster.nodes == 1 or fabric.kind != "roce" or fabric.traffic_class is not None or "NCCL_IB_TC" in cluster.env:
         return ""

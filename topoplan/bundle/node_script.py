@@ -1,4 +1,4 @@
-"""The script of one node: checks, environment, and the trainer's own start, mostly one torchrun."""
+"""The script of one node: checks, environment, and the trainer's start command, usually a single torchrun."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from topoplan.trainers.model_directory import is_hub_id
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, Way
 
-# Below 32768, where Linux begins to hand out ports to outgoing connections (net.ipv4.ip_local_port_range).
+# Below 32768, the first port that Linux gives to outgoing connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
 GOES_ON = "the trainer goes on from"
-"""What a script says on standard error before the last whole checkpoint, whose name ends in the number of its step."""
+"""The words on standard error before the last complete checkpoint, whose name ends in its step number."""
 
 
 def script_name(node: int) -> str:
-    """File name of a node's script."""
+    """Return the file name of a node's script."""
     return f"node-{node:02d}.sh"
 
 
 def master_port(spec: Spec, trainer: TrainerFiles) -> int:
-    """One port for all nodes, the same whenever the same plan is written, and mostly another for another plan."""
+    """Return one port for all nodes, stable for a plan and usually different for different plans."""
     hosts = [host.address for host in spec.cluster.hosts]
     digest = hashlib.sha256(json.dumps([trainer.run_name, spec.cluster.name, hosts]).encode()).digest()
     return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
 
 
 def master_address(spec: Spec) -> str | None:
-    """Address of node 0; None when the spec names no hosts, and whoever starts the scripts has to say it."""
+    """Return the address of node 0; None if the spec names no hosts, so that it must be given at the start."""
     if spec.cluster.nodes == 1:
         return "127.0.0.1"
     return spec.cluster.hosts[0].address if spec.cluster.hosts else None
 
 
 def node_script(spec: Spec, layout: Layout, way: Way, trainer: TrainerFiles, run: TrainerRun, node: int) -> str:
-    """The bash script that starts node number `node`."""
+    """Return the bash script that starts node number `node`."""
     cluster = spec.cluster
     host = cluster.hosts[node] if cluster.hosts else None
     workdir, venv = (host.workdir, host.venv) if host is not None else (None, None)

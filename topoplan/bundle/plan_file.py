@@ -1,9 +1,8 @@
-"""plan.json read back: the spec and the plan of a bundle, from which `generate` writes the same bundle again.
+"""Read plan.json back: the spec and plan of a bundle, from which `generate` can write the bundle again.
 
-Inputs and layout are taken from the file; memory and time are predicted again. Prediction is a pure function of the
-two, so the same version of the program gives the same bytes. Another version writes the layout of the file as it knows
-best, with numbers of its own: old numbers beside new scripts would be nobody's prediction, and neither would the
-file's be after somebody has changed its inputs. What differs is told in `RecordedPlan.notes`.
+Inputs and layout come from the file, while memory and time are predicted again. Since prediction is pure, the same
+version of topoplan gives the same bytes. Another version, or inputs edited by a person, give other predictions: the
+recorded numbers would not match the new scripts. `RecordedPlan.notes` reports the differences.
 """
 
 from __future__ import annotations
@@ -33,42 +32,42 @@ from topoplan.trainers.trainer import PLAN_FILE
 from topoplan.units import GIB, quote, shown
 
 SCHEDULERS = get_args(Scheduler)
-"""What may stand under `scheduler`, beside null."""
+"""Allowed values of `scheduler` besides null."""
 
 _MOST_BYTES = 100_000_000
 """10,000 hosts with eight adapters each take 5 MB; the lengths of a large data set a little less."""
 _KEYS = ("schema", "version", "id", "run", "inputs", "layout", "prediction", "trainer_versions", "trainer", "scheduler")
 _REMEDY = "give the plan.json of a bundle, or its directory"
 _NOT_COMPARED = ("id", "layout", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
-"""Of a plan's view: what is an input, and what follows from the time."""
+"""Keys of a plan's view that are not compared, because they are inputs or follow from the step time."""
 _OTHER_FILES = {"hosts": "hosts.json of a bundle", "manifest": "list of a bundle's files"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPlan:
-    """What a plan.json holds."""
+    """The content of a plan.json."""
 
     spec: Spec
-    """Its inputs, exactly as they were; `path` is None."""
+    """The recorded inputs, exactly as they were; `path` is None."""
     plan: Plan
-    """Its layout, with memory and time as this version of the program predicts them."""
+    """The recorded layout, with memory and time as predicted by this version of topoplan."""
     version: str
     """The version of topoplan that wrote the file."""
     scheduler: Scheduler | None = None
-    """What starts the scripts on the nodes; None where a person or SSH does."""
+    """What starts the node scripts; None if a person or topoplan over SSH does."""
     trainer: str | None = None
-    """What trains; None is the default of the layout's backend."""
+    """The trainer; None means the default of the layout's backend."""
     notes: tuple[str, ...] = ()
-    """Sentences on what this version says otherwise than the file."""
+    """Sentences on the differences between this version's predictions and the file."""
     source: Source = field(repr=False, compare=False)
-    """The document, for the place of a mistake."""
+    """The document, for the locations of mistakes."""
 
 
 def read_plan_file(path: str | Path) -> RecordedPlan:
-    """The plan in a plan.json, or in the directory of a bundle.
+    """Read the plan in a plan.json, or in the directory of a bundle.
 
-    Raises SpecError with file, line and key for what cannot be read; LayoutError and ModelError for what can be, and is
-    not possible.
+    Raises SpecError with file, line and key for what cannot be read, and LayoutError or ModelError for a layout or
+    model that is not possible.
     """
     path = Path(path)
     if path.is_dir():
@@ -80,7 +79,7 @@ def read_plan_file(path: str | Path) -> RecordedPlan:
 
 
 def recorded_plan(source: Source) -> RecordedPlan:
-    """The plan in a document. Raises what `read_plan_file` raises."""
+    """Return the plan in a document. Raises what `read_plan_file` raises."""
     data = source.data
     _check_head(source)
     spec = spec_from_dict(source, ("inputs",))
@@ -102,9 +101,9 @@ def recorded_plan(source: Source) -> RecordedPlan:
 
 
 def draft_again(recorded: RecordedPlan, scheduler: str | None = None, trainer: str | None = None) -> Draft:
-    """The draft of a plan.json's bundle, as it was written, or for another scheduler or trainer.
+    """Return the draft of a recorded plan's bundle, unchanged or for another scheduler or trainer.
 
-    Raises what `draft_of` raises, with the place in the file.
+    Raises what `draft_of` raises, with the location in the file.
     """
     spec, plan = recorded.spec, recorded.plan
     with _placed(recorded.source):
@@ -114,14 +113,14 @@ def draft_again(recorded: RecordedPlan, scheduler: str | None = None, trainer: s
 
 
 def written_again(recorded: RecordedPlan) -> dict[str, str]:
-    """The bundle of a plan.json, as `generate` gives it. Raises what `generate` raises, with the place in the file."""
+    """Return a recorded plan's bundle. Raises what `generate` raises, with the location in the file."""
     draft = draft_again(recorded)
     with _placed(recorded.source):
         return files_of(draft)
 
 
 def _check_head(source: Source) -> None:
-    """The schema, then the other keys at the top: what a program of another age wrote says so first."""
+    """Check the schema first, then the other top-level keys, so that a version mismatch is reported as such."""
     data, name = source.data, source.name
     schema = data.get("schema")
     match = re.fullmatch(r"topoplan\.([a-z-]+)/([0-9]{1,9})", schema) if isinstance(schema, str) else None
@@ -158,19 +157,19 @@ def _check_head(source: Source) -> None:
 
 @contextmanager
 def _placed(source: Source) -> Iterator[None]:
-    """Errors about a spec and a layout, with the line in the file that they are from."""
+    """Add the line in the file to errors about a spec or a layout."""
     try:
         yield
     except InputError as error:
         where = ": ".join(filter(None, (_line_of(error.where, source), error.where)))
         raise type(error)(error.what, where=where, expected=error.expected, remedy=error.remedy) from None
     except ArithmeticError as error:
-        # Each figure is in its range, and together they are those of no machine or model.
+        # Each figure is within its range, but together they describe no real machine or model.
         raise SpecError(f"its figures do not go together ({error})", where=source.place(("inputs",))) from None
 
 
 def _line_of(where: str, source: Source) -> str:
-    """`file:line` of a place such as `layout.tp` or `hosts[0].workdir`; the file alone for other words."""
+    """Return the `file:line` of a location such as `layout.tp` or `hosts[0].workdir`; only the file if unknown."""
     match = re.match(r"[a-z_]\w*(?:\.\w+|\[\d+\])*", where)
     names = re.findall(r"\w+", match.group()) if match else []
     path: KeyPath = tuple(int(name) if name.isdecimal() else name for name in names)
@@ -181,7 +180,7 @@ def _line_of(where: str, source: Source) -> str:
 
 
 def _at(data: Any, *path: str) -> Any:
-    """A value that is told, not used: None where a person has taken it out or changed its type."""
+    """Return a recorded value for a note; None if a person removed it or changed its type."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data

@@ -1,4 +1,4 @@
-"""README.md of a bundle: what it is, what has to be on the nodes, and how it is started."""
+"""README.md of a bundle: what it is, what the nodes need, and how it is started."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from topoplan.trainers.templating import code_span, gigabytes, render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 
 _MOST_COMMANDS = 8
-"""hosts.json has them all."""
+"""Limit on the commands shown; hosts.json has all hosts."""
 
 
 def readme(draft: Draft) -> str:
-    """README.md of a bundle."""
+    """Return the README.md of a bundle."""
     spec, run, layout = draft.spec, draft.run, draft.plan.layout
     cluster, model = spec.cluster, spec.model
     from_hub = model.config_path is None and is_hub_id(model.name)
@@ -82,7 +82,7 @@ def _workdir_words(hosts: tuple[Host, ...]) -> str:
 
 
 def _commands(cluster: Cluster, run_name: str) -> list[str]:
-    """Copy and start, host by host: what a person would type. None without hosts that say where to put the files."""
+    """Return the commands that copy and start the bundle host by host; empty unless every host has a workdir."""
     hosts = cluster.hosts
     if not hosts or any(host.workdir is None for host in hosts):
         return []
@@ -91,7 +91,7 @@ def _commands(cluster: Cluster, run_name: str) -> list[str]:
         there = str(PurePosixPath(host.workdir or "/", "bundles", run_name))
         target = f"{host.user}@{host.address}" if host.user else host.address
         port = [] if host.port is None else ["-p", str(host.port)]
-        # Each command goes through two shells, this one and the host's: quoted once for each.
+        # Each command passes through two shells, the local one and the host's, and is quoted once for each.
         ssh = ["ssh", *port, "--", target] if target.startswith("-") else ["ssh", *port, target]
         copy = f"mkdir -p {shlex.quote(there)} && tar -xf - -C {shlex.quote(there)}"
         commands.append(f"tar -cf - --exclude=logs . | {shlex.join([*ssh, copy])}")

@@ -1,8 +1,8 @@
-"""The job script of Slurm: one task a node, which becomes the script of that node.
+"""The Slurm job script: one task per node, which runs the script of that node.
 
-Slurm's manual is followed where its defaults would hurt: `--exclusive` gives all CPUs but not all memory; limits of the
-login node travel with a job; a step goes on when one of its tasks has failed; the output of a job whose directory does
-not exist is lost (sbatch and srun, Options).
+Options follow Slurm's manual where the defaults would hurt: `--exclusive` allocates all CPUs but not all memory; the
+login node's limits are propagated to the job; a step continues when one of its tasks has failed; the output of a job
+whose directory does not exist is lost (sbatch and srun, Options).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ JOB_SCRIPT = "job.sbatch"
 _OUTPUT = "slurm-%j.out"
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=+@%/\[\]-]+")
-_SPARE_HOURS = 1  # for data that are tokenised first, and storage that is slower than planned
+_SPARE_HOURS = 1  # for tokenizing the data first, and for storage slower than assumed
 
-# An option of the user that says otherwise what one of ours says: sbatch refuses the two together, or adds them up.
+# User options that conflict with one of topoplan's: sbatch refuses the two together, or combines them.
 _TAKES_PLACE_OF: Mapping[str, str] = {
     "requeue": "no-requeue",
     "no-requeue": "requeue",
@@ -47,12 +47,12 @@ class SbatchOption:
 
     name: str
     value: str | bool
-    """True is an option without a value."""
+    """True means an option without a value."""
     reason: str = ""
 
     @property
     def text(self) -> str:
-        """As sbatch reads it: quotes work as in a shell, and `#` outside of them begins a comment."""
+        """The option as sbatch parses it: quotes work as in a shell, and `#` outside of them starts a comment."""
         if isinstance(self.value, bool):
             return f"--{self.name}"
         word = self.value if _PLAIN.fullmatch(self.value) else f"'{self.value}'"
@@ -60,7 +60,7 @@ class SbatchOption:
 
 
 def job_script(draft: Draft) -> str:
-    """The script for sbatch. Raises SpecError for hosts that Slurm cannot know, and for options it could not read."""
+    """Return the script for sbatch. Raises SpecError for hosts unknown to Slurm, and for options that are invalid."""
     cluster, hours = draft.spec.cluster, draft.hours
     context = {
         **allocation(draft, JOB_SCRIPT, PLAN_FILE),
@@ -72,9 +72,9 @@ def job_script(draft: Draft) -> str:
 
 
 def allocation(draft: Draft, script: str, plan_file: str) -> dict[str, Any]:
-    """What a script says of its job: which machines it is for, and by which file it finds where it lies.
+    """Return the template values about a script's job: its machines, and the file that identifies its directory.
 
-    Raises SpecError for hosts that Slurm cannot know.
+    Raises SpecError for hosts unknown to Slurm.
     """
     cluster = draft.spec.cluster
     _check_hosts(cluster)
@@ -93,7 +93,7 @@ def allocation(draft: Draft, script: str, plan_file: str) -> dict[str, Any]:
 
 
 def slurm_warnings(draft: Draft) -> tuple[str, ...]:
-    """What the reader of the bundle should mind: a time limit that would end the job too early."""
+    """Warn of a time limit that would end the job too early."""
     limit_s, hours = stated_limit_s(draft.spec.cluster), draft.hours
     if limit_s is None or hours is None or limit_s >= hours[-1] * 3600:
         return ()
@@ -105,15 +105,15 @@ def slurm_warnings(draft: Draft) -> tuple[str, ...]:
 
 
 def stated_limit_s(cluster: Cluster) -> float | None:
-    """Seconds of the spec's own time limit; None where it has none."""
+    """Return the spec's own time limit in seconds, or None."""
     limit = cluster.slurm.get("time")
     return time_limit_s(limit) if isinstance(limit, str) else None
 
 
 def time_limit_s(text: str) -> float | None:
-    """Seconds of a time limit as sbatch reads it: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s.
+    """Parse a time limit as sbatch does (minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s), in seconds.
 
-    None for no limit (0, UNLIMITED), and for what is no time, which sbatch refuses.
+    None for no limit (0, UNLIMITED), and for text that sbatch refuses.
     """
     match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,6}))?(?::([0-9]{1,6}))?", text)
     if match is None:
@@ -128,7 +128,7 @@ def time_limit_s(text: str) -> float | None:
 
 
 def _check_hosts(cluster: Cluster) -> None:
-    """Hosts of the spec have to be machines as Slurm names them: each has a script of its own."""
+    """Check that the spec's hosts are Slurm node names, each listed once, because every node has its own script."""
     if not cluster.hosts:
         return
     leave_out = "leave hosts out to let Slurm choose the machines, or write names as `sinfo -N` lists them"
@@ -143,7 +143,7 @@ def _check_hosts(cluster: Cluster) -> None:
 
 
 def _check_export(cluster: Cluster) -> None:
-    """Secrets come with the environment of the shell that calls sbatch."""
+    """Check that `export` keeps the secrets, which reach the job through the environment of sbatch."""
     export = cluster.slurm.get("export")
     kept = {"ALL", *cluster.secrets} if export is None else set(str(export).split(","))
     if "ALL" not in kept and (lost := [name for name in cluster.secrets if name not in kept]):
@@ -160,7 +160,7 @@ def _is_address(text: str) -> bool:
 
 
 def options_of(cluster: Cluster, job_name: str, *, can_resume: bool) -> list[SbatchOption]:
-    """Ours, with the user's in their place, and then the user's others. Raises SpecError for what sbatch refuses."""
+    """Return topoplan's options, replaced and extended by the user's. Raises SpecError for invalid ones."""
     user: dict[str, str | bool] = {}
     for name, value in cluster.slurm.items():
         try:

@@ -1,4 +1,4 @@
-"""The bundle of a trial: a plan's own, for a few steps, that saves nothing, on made-up samples where there are none."""
+"""The bundle of a trial: a plan's own, limited to a few steps, saving nothing, with generated samples if needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from topoplan.trainers.registry import writer_of
 
 
 def trial_draft(spec: Spec, plan: Plan, steps: int, output: str, *, made_up: bool) -> Draft:
-    """The draft of a trial, with an output directory of its own.
+    """Return the draft of a trial, with an output directory of its own.
 
-    Raises SpecError where samples cannot be made up, InputError for a trainer without trials, and what `draft_of`
+    Raises SpecError if samples cannot be generated, InputError for a trainer without trials, and what `draft_of`
     raises.
     """
     if made_up:

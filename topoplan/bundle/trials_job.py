@@ -1,4 +1,4 @@
-"""Trials of several plans as one job of Slurm: one after another inside one allocation, each by its own scripts."""
+"""Trials of several plans as one Slurm job: one after another in one allocation, each by its own scripts."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from topoplan.units import file_name
 
 TRIALS_SCRIPT = "trials.sbatch"
 RESULTS = "trial"
-"""Directory in a trial's bundle, with the log of each node and the result."""
+"""Directory in a trial's bundle that holds the log of each node and the result."""
 RESULT = "result.json"
 RESULT_SCHEMA = "topoplan.trial/1"
 JOB_OVER = "over"
-"""A file beside the bundles once the job has ended."""
+"""File next to the bundles that marks the end of the job."""
 _WATCHER = "watch.py"
 _GRACE_S = 60
-"""After SIGTERM, before SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL."""
 _BETWEEN_S = 180.0
-"""From the end of one trial's time to the next: grace, and Slurm's KillWait on the other nodes."""
+"""Seconds allowed between trials, for the grace period and Slurm's KillWait on the other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedTrial:
-    """One of the job."""
+    """One trial of the job."""
 
     draft: Draft
     steps: int
     at_most_s: float
-    """After so long it is ended."""
+    """Time limit of the trial."""
     quiet_s: float
-    """And where its log says nothing for so long."""
+    """Limit on the time without log output."""
 
 
 def trials_files(trials: Sequence[QueuedTrial], go_on: str) -> tuple[Mapping[str, Mapping[str, str]], dict[str, str]]:
-    """(plan id -> its bundle, the job's own files); `go_on` is the command that reads what came of them.
+    """Return (plan id -> its bundle, the job's own files); `go_on` is the command that reads the results.
 
-    The bundles lie in directories beside the files. Raises what `job_script` raises.
+    The bundles are directories next to the job's files. Raises what `job_script` raises.
     """
     first = trials[0].draft
     cluster, log = first.spec.cluster, first.writer.log
@@ -83,9 +83,9 @@ def trials_files(trials: Sequence[QueuedTrial], go_on: str) -> tuple[Mapping[str
 
 
 def shared_paths(draft: Draft) -> list[str]:
-    """What a trial looks for by a relative path, such as `models`: it is linked from two directories above its bundle.
+    """Return the first parts of a trial's relative paths, such as `models`, to link from two directories up.
 
-    Else each trial would want a model of its own below its bundle, where relative paths start without a workdir.
+    Without a workdir, relative paths start in the bundle, so each trial would otherwise need a model of its own.
     """
     run, hosts = draft.run, draft.spec.cluster.hosts
     if hosts and hosts[0].workdir:
@@ -96,12 +96,12 @@ def shared_paths(draft: Draft) -> list[str]:
 
 
 def trials_limit_s(trials: Sequence[QueuedTrial]) -> float:
-    """What all of them take at most."""
+    """Return the maximum time of all trials together."""
     return sum(one.at_most_s + _BETWEEN_S for one in trials)
 
 
 def _options(cluster: Cluster, trials: Sequence[QueuedTrial]) -> list[SbatchOption]:
-    """Those of a job, which is never begun again, with the time of all trials where the spec has no shorter one."""
+    """Return the options of a job without requeue, with the time of all trials unless the spec's limit is shorter."""
     left_out = {"requeue", "no-requeue"}
     stated_s, most_s = stated_limit_s(cluster), trials_limit_s(trials)
     ours = [SbatchOption(name="time", value=f"{math.ceil(most_s / 60)}", reason="minutes that all trials take at most")]

@@ -1,4 +1,4 @@
-"""What the reader of a bundle should mind, before and after it is written."""
+"""Warnings about a bundle, before and after it is written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from topoplan.trainers.registry import writer_of
 
 
 def warnings_of(draft: Draft) -> tuple[str, ...]:
-    """What the README warns of; a terminal shows it too."""
+    """Return the warnings in the README, which are also shown on the terminal."""
     found = tuple(dict.fromkeys((*draft.plan.warnings, *draft.trainer.warnings)))
     return found if draft.scheduler is None else (*found, *slurm_warnings(draft))
 
 
 def forewarned(spec: Spec, plan: Plan) -> tuple[tuple[str, ...], str]:
-    """What a bundle of this plan would warn of, and why none can be written; empty where one can."""
+    """Return the warnings of a plan's bundle, and why it cannot be written (empty if it can)."""
     try:
         under = plan_under(spec, plan, writer_of(spec, plan.layout, spec.trainer)[0].name)
         return warnings_of(draft_of(spec, under, trainer=spec.trainer)), ""

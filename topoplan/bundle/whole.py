@@ -1,8 +1,8 @@
-"""Whether a bundle is whole: half of one, or two halves, would train something that nobody planned.
+"""Check that a bundle is complete: half a bundle, or a mix of two, would train something that nobody planned.
 
-While `generate` replaces the files of a bundle, a mark stands in place of MAIN_FILE. It is put there in one step before
-any other file changes, and goes in one step after the last one has. No trainer starts without that file, whoever
-starts it; every way of copying a bundle takes it along; and the next copy of a whole bundle overwrites it.
+While `generate` replaces the files of a bundle, a marker replaces MAIN_FILE. It is put in place atomically before any
+other file changes, and replaced atomically after the last one has. No trainer starts without MAIN_FILE, however it is
+started; every way of copying a bundle copies the marker; and the next complete bundle overwrites it.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 from topoplan.units import named, quote
 
 INCOMPLETE = "# INCOMPLETE BUNDLE"
-"""How the mark begins; the node scripts look for it too."""
+"""The start of the marker, which the node scripts look for too."""
 
 Digests = Mapping[str, frozenset[str]]
-"""File name -> SHA-256 of each content that is not somebody's own work."""
+"""File name -> SHA-256 of each content that can be overwritten without losing anybody's work."""
 
 _HEAD = f"""\
 {INCOMPLETE}: `topoplan generate` is writing it, or was ended while it did. Nothing can start with this file.
 # To write it again, in this directory: topoplan generate --from {PLAN_FILE} -o .
 """
-_KEY = "incomplete_bundle_of_topoplan"  # of which every trainer says that it is none of its keys
+_KEY = "incomplete_bundle_of_topoplan"  # refused as an unknown key by every trainer
 _LINES = {
     "id": re.compile(r"^# .* on .*: plan (\S+)$", re.MULTILINE),
     "run": re.compile(r"^log_dir=\"\$PWD\"/logs/(\S+-[0-9a-f]{8})/node-\d+$", re.MULTILINE),
 }
-"""Keys of a plan -> the line that tells it in a trainer's file, and in a node script."""
+"""Key of a plan -> the line with its value in a trainer's file or a node script."""
 
 
 def digest(data: bytes) -> str:
-    """SHA-256, as manifests have it."""
+    """Return the SHA-256 as in manifests."""
     return hashlib.sha256(data).hexdigest()
 
 
 def again(directory: Path, *options: str) -> str:
-    """The command that writes the bundle in a directory again; `generate` alone where there is no plan in it yet."""
+    """Return the command that writes a directory's bundle again; plain `generate` if there is no plan in it yet."""
     plan = directory / PLAN_FILE
     where = ("--from", shown_path(plan), "-o", shown_path(directory)) if plan.is_file() else ()
     return shlex.join(["topoplan", "generate", *where, *options])
 
 
-# The mark ------------------------------------------------------------------------------------------------------------
+# The marker ----------------------------------------------------------------------------------------------------------
 
 
 def mark_text(digests: Digests) -> str:
-    """The mark; it knows the new content of each file and the one that it replaces."""
+    """Return the marker, which records the new content of each file and the content that it replaces."""
     return _HEAD + json.dumps({_KEY: {name: sorted(known) for name, known in sorted(digests.items())}}, indent=2) + "\n"
 
 
 def read_mark(directory: Path) -> Digests | None:
-    """What the mark in a directory knows; nothing of a mark that is damaged; None where there is no mark."""
+    """Return the digests in a directory's marker; empty if the marker is damaged, None if there is none."""
     try:
         with (directory / MAIN_FILE).open("rb") as file:
             if file.read(len(INCOMPLETE)) != INCOMPLETE.encode():
@@ -75,7 +75,7 @@ def read_mark(directory: Path) -> Digests | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Raise SpecError for a directory with a mark, and for a file of such a bundle."""
+    """Raise SpecError for a directory with a marker, and for a file listed in one."""
     directory = path if path.is_dir() else path.parent
     known = read_mark(directory)
     if known is not None and (directory == path or path.name == MAIN_FILE or path.name in known):
@@ -90,14 +90,14 @@ def refuse_incomplete(path: Path) -> None:
 
 
 def is_nobodys(name: str, data: bytes, fresh: bytes) -> bool:
-    """Whether this content of a file, which is not `fresh`, holds no work that could be lost: empty, or broken off."""
+    """Return whether a file's content, if it is not `fresh`, is no work that could be lost: empty, or truncated."""
     return not data.strip() or (name.endswith(".sh") and fresh.startswith(data))
 
 
 def refuse_unusable(directory: Path, files: Mapping[str, bytes], fresh: Mapping[str, bytes]) -> None:
-    """Raise SpecError for a file that no run can start with: empty, cut off, or not what its suffix says.
+    """Raise SpecError for a file that no run can start with: empty, truncated, or not valid for its suffix.
 
-    `fresh` is what the plan of the bundle gives; an edit that leaves a file what it is, is the user's own business.
+    `fresh` is what the bundle's plan gives. Edits that keep a file valid are the user's own business.
     """
     for name, data in files.items():
         if data == fresh[name]:
@@ -124,10 +124,10 @@ def refuse_unusable(directory: Path, files: Mapping[str, bytes], fresh: Mapping[
 def mixture(
     directory: Path, files: Mapping[str, bytes], fresh: Mapping[str, bytes], listed: Digests
 ) -> tuple[str, str] | None:
-    """What shows that the files of `directory` are of two bundles, and what mends it; None where nothing shows it.
+    """Return the evidence that a directory mixes two bundles, and the remedy; None if there is no evidence.
 
-    Earlier versions left that when they were ended, and so does a copy that breaks off. A file that a person edited is
-    neither as `listed` (in the manifest beside it) nor as `fresh` (by its plan), and no sign of it.
+    Mixtures come from interrupted copies, and from earlier versions that were interrupted while writing. A file edited
+    by a person is neither as `listed` (in the manifest) nor as `fresh` (from the plan), and is no evidence.
     """
     as_listed = {name for name, data in files.items() if digest(data) in listed.get(name, ())}
     as_planned = {name for name, data in files.items() if data == fresh[name]}

@@ -1,8 +1,8 @@
-"""Puts a bundle into a directory, or one file into place: all of it or nothing, and never over somebody's own work.
+"""Write a bundle or a single file atomically, and never over somebody's own work.
 
-A process may be killed, or the machine lose its power, at any moment. What is new is written elsewhere first, brought
-to the disk, and put in place by renaming; a bundle that is being replaced is marked meanwhile (`bundle/whole.py`). What
-the dead leave behind has names of ours, and is removed by the next that writes there.
+The process may be killed, or the machine lose power, at any moment. New content is written to a staging directory,
+synced to disk and renamed into place; a bundle that is being replaced carries a marker meanwhile (`bundle/whole.py`).
+Leftovers of a killed process have recognizable names and are removed by the next process that writes there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 from topoplan.units import named
 
 MANIFEST = ".topoplan-manifest.json"
-"""Names the files of the bundle with their SHA-256: how an edited file is told from an untouched one."""
+"""Lists the files of the bundle with their SHA-256, which tells edited files from untouched ones."""
 
 _SCHEMA = "topoplan.manifest/1"
 _STAGING = ".topoplan-writing"
 _LOCK = "lock"
 _WAIT_S = 10.0
-"""How long another process that writes to the same place is waited for; it needs milliseconds."""
+"""Seconds to wait for another process that writes to the same place; it normally needs milliseconds."""
 _LOOK_S = 0.05
 _ELSEWHERE = "name another directory with -o"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -39,12 +39,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = False) -> list[Path]:
     """Write `files` (relative path -> text) below `directory` and return the paths, in order.
 
-    A bundle that is already there is replaced if nobody touched it; its files that the new one lacks are removed, and
-    other files beside it (logs, checkpoints) stay. Refused without `force`: a directory with files but no bundle, and
-    a bundle with an edited file. MAIN_FILE is one of the files.
+    An existing bundle is replaced if nobody edited it; files that the new bundle lacks are removed, and unrelated files
+    (logs, checkpoints) stay. Without `force`, refuses a directory that has files but no bundle, and a bundle with an
+    edited file. `files` must contain MAIN_FILE.
 
-    On an error the directory is as it was before. Where the process is killed, it is that, or as it is to be, or marked
-    as incomplete until another call mends it.
+    On an error, the directory is left as it was. If the process is killed, the directory has the old bundle, the new
+    one, or a marker that says that it is incomplete, until another call completes it.
     """
     for name in files:
         if not _is_inside(name):
@@ -66,7 +66,7 @@ def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = Fal
                 (staging / "new").rename(target)
                 _sync(target.parent)
     except OSError as error:
-        # A file at fault that is none of the bundle's is a temporary one, which nobody knows.
+        # An error about a file outside the bundle concerns a temporary file, whose name means nothing to the user.
         at = Path(str(error.filename or directory))
         ours = directory in at.parents and _STAGING not in at.parts
         raise OutputError(
@@ -78,10 +78,10 @@ def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = Fal
 
 
 def write_file(name: str | Path, text: str, *, mark: str, writer: str, force: bool | None = None) -> None:
-    """Write one file, whole or not at all. `text` begins with `mark`, by which an earlier one of ours is known.
+    """Write one file atomically. `text` starts with `mark`, which identifies an earlier file written by topoplan.
 
-    A device or a pipe is written into, and stays what it is. Raises OutputError for another file in the way, unless
-    `force`; None says that there is no such option.
+    A device or a pipe is written to and stays what it is. Raises OutputError if another file is in the way, unless
+    `force`; None means that the command has no such option.
     """
     path = Path(name)
     try:
@@ -95,7 +95,7 @@ def write_file(name: str | Path, text: str, *, mark: str, writer: str, force: bo
             if not ours:
                 other = "name another" if force is None else "name another, or overwrite with --force"
                 raise OutputError(f"exists and was not written by `{writer}`", where=str(path), remedy=other)
-        target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
+        target = Path(os.path.realpath(path))  # replace the target of a link, not the link
         with _staging(_place_to_stage(target)) as staging:
             _stage({target.name: text}, staging / "new")
             (staging / "new" / target.name).replace(target)
@@ -105,7 +105,7 @@ def write_file(name: str | Path, text: str, *, mark: str, writer: str, force: bo
 
 
 def refuse_no_file(name: str | Path) -> None:
-    """Raise OutputError where a name cannot be that of a file to write."""
+    """Raise OutputError if a name cannot be that of a file to write."""
     path = Path(name)
     if not str(name):
         raise OutputError("the name of the file to write is empty", expected="expected the path of a file")
@@ -117,7 +117,7 @@ def refuse_no_file(name: str | Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it is a device, a pipe or a socket, which must never be replaced by a file."""
+    """Return whether a path is a device, a pipe or a socket, which must not be replaced by a file."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
@@ -133,7 +133,7 @@ def _is_inside(name: str) -> bool:
 
 
 def listed(directory: Path) -> Digests:
-    """What the manifest in `directory` says of its files; empty where there is none, or none that can be read."""
+    """Return the digests in a directory's manifest; empty if there is none, or an unreadable one."""
     try:
         document = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         if document["schema"] != _SCHEMA:
@@ -145,7 +145,7 @@ def listed(directory: Path) -> Digests:
 
 
 def bundle_changes(directory: Path) -> tuple[list[str], list[str]]:
-    """Files of the bundle in `directory` that were edited since it was written, and those that are missing."""
+    """Return the files of a directory's bundle that were edited since it was written, and those that are missing."""
     earlier = listed(directory)
     missing = [name for name in earlier if not os.path.lexists(directory / name)]
     edited = [name for name in earlier if name not in missing and _digest(directory / name) not in earlier[name]]
@@ -153,7 +153,7 @@ def bundle_changes(directory: Path) -> tuple[list[str], list[str]]:
 
 
 def _earlier(directory: Path) -> Digests:
-    """The files of ours in `directory`: of a bundle, or of what is left of two."""
+    """Return the digests of topoplan's files in a directory: of a bundle, or of what is left of two."""
     marked = read_mark(directory)
     if marked is None:
         return listed(directory)
@@ -167,7 +167,7 @@ def _manifest_text(files: Mapping[str, str]) -> str:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file; empty where there is none."""
+    """Return the SHA-256 of a file; empty if there is none."""
     return digest(path.read_bytes()) if path.is_file() else ""
 
 
@@ -184,7 +184,7 @@ def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Digests)
         return
 
     def is_work(name: str) -> bool:
-        """Whether something lies there that would be lost."""
+        """Return whether something at that path would be lost."""
         path = directory / name
         if not path.is_file():
             return os.path.lexists(path)
@@ -205,17 +205,18 @@ def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Digests)
 
 
 def _place_to_stage(target: Path) -> Path:
-    """On the file system of `target`: beside it, or inside of one that is a mount point or alone may be written."""
+    """Return a staging path on the target's file system: next to it, or inside it if it is a mount point or its parent
+    is not writable."""
     inside = target.is_dir() and (target.is_mount() or not os.access(target.parent, os.W_OK))
     return target / _STAGING if inside else target.with_name(f".{target.name}{_STAGING}")
 
 
 @contextlib.contextmanager
 def _staging(place: Path) -> Iterator[Path]:
-    """The directory `place`, empty, for this process alone; removed at the end.
+    """Provide an empty staging directory with an exclusive lock, and remove it afterwards.
 
-    The system lets go of its lock when the process ends, however it does. Raises OutputError where another process has
-    it for long.
+    The system releases the lock when the process ends, however it ends. Raises OutputError if another process holds the
+    lock for too long.
     """
     lock = _locked(place, time.monotonic() + _WAIT_S)
     try:
@@ -230,11 +231,11 @@ def _staging(place: Path) -> Iterator[Path]:
 
 
 def _locked(place: Path, until: float) -> int:
-    """A handle of the lock in `place`, which is made where it is not there."""
+    """Create the directory and its lock file if needed, and return a handle that holds the lock."""
     while True:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
-        with contextlib.suppress(FileNotFoundError):  # who had it before is just removing it
+        with contextlib.suppress(FileNotFoundError):  # the previous holder is just removing the directory
             found = place.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 raise OutputError("is in the way, and not of this user", where=str(place), remedy="remove it")
@@ -258,7 +259,7 @@ def _has_lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks: then it is as if nobody else were there
+        pass  # no lock support on this file system: go on as if no other process existed
     return True
 
 
@@ -271,7 +272,7 @@ def _empty(place: Path) -> None:
 
 
 def _stage(files: Mapping[str, str], place: Path) -> None:
-    """Make the directory `place` with these files, all the way to the disk."""
+    """Create the directory `place` with these files, synced to disk."""
     place.mkdir()
     for name, text in files.items():
         path = place / name
@@ -279,18 +280,18 @@ def _stage(files: Mapping[str, str], place: Path) -> None:
         path.write_bytes(text.encode("utf-8"))
         if path.suffix == ".sh":
             path.chmod(0o755)
-    # After all are written, so that most find their file system's journal written already.
+    # Sync after all writes: by then, most files are already covered by a flush of the file system's journal.
     for path in [place, *place.rglob("*")]:
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Have what was done to a file or a directory survive a loss of power."""
+    """Make changes to a file or a directory survive a loss of power."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     except OSError:
-        if not path.is_dir():  # some file systems know no such thing for a directory
+        if not path.is_dir():  # some file systems cannot sync a directory
             raise
     finally:
         os.close(handle)
@@ -300,12 +301,12 @@ def _sync(path: Path) -> None:
 
 
 def _replace(directory: Path, staging: Path, files: Collection[str], stale: Collection[str]) -> None:
-    """Put what is in `staging/new` in place, and remove what is stale, with the mark there meanwhile.
+    """Move the files in `staging/new` into place and remove stale ones, with the marker in place meanwhile.
 
-    On an error the files that were there come back; the mark goes last then too.
+    On an error, the previous files are restored; the marker is then replaced last, too.
     """
     new, old, mark = staging / "new", staging / "old", staging / "mark"
-    # The plan first: the command that mends a bundle starts from it.
+    # The plan first, because the command that repairs a bundle starts from it.
     others = (name for name in files if name != MAIN_FILE)
     names = [*sorted(others, key=lambda name: name != PLAN_FILE), MANIFEST]
     for name in (MAIN_FILE, *names, *stale):
@@ -334,7 +335,7 @@ def _replace(directory: Path, staging: Path, files: Collection[str], stale: Coll
             _sync(place)
         (new / MAIN_FILE).replace(directory / MAIN_FILE)
     except BaseException:
-        if (new / MAIN_FILE).exists():  # else it was only the last moment that was interrupted
+        if (new / MAIN_FILE).exists():  # otherwise the new bundle is already complete
             for name in reversed(touched):
                 if os.path.lexists(old / name):
                     (old / name).replace(directory / name)

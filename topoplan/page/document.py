@@ -1,4 +1,4 @@
-"""What a page of plans shows: the answer as `rank --json` has it, and all there is to look at of one plan."""
+"""The data of a page of plans: the answer as in `rank --json`, and everything to show about one plan."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ SCHEMA = "topoplan.page/1"
 def page_to_dict(
     ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str], with_others: bool = False
 ) -> dict[str, Any]:
-    """A ranking with the sentences that a terminal has of it, and its nearest misses with their figures.
+    """Return a ranking with the sentences that a terminal shows, and its nearest misses with their figures.
 
-    It has the best `top` plans; with others, the best one of every way to split the job as well, to filter by. `words`
-    are SPEC and the options that it was searched with.
+    Contains the best `top` plans; `with_others` adds the best plan of every way to split the job, for filtering.
+    `words` are SPEC and the options of the search.
     """
     answer = answer_of(ranking, top=1, words=words)
     shown = ranking.plans[:top]
@@ -64,7 +64,7 @@ def page_to_dict(
 
 
 def _best_of_splits(layouts: Sequence[Layout]) -> list[int]:
-    """The place of the first layout of every split into tensor, pipeline, context and expert parallel ranks."""
+    """Return the index of the first layout of each split (backend, tp, pp, cp and ep)."""
     first: dict[tuple[str, int, int, int, int], int] = {}
     for place, one in enumerate(layouts):
         first.setdefault((one.backend, one.tp, one.pp, one.cp, one.ep), place)
@@ -72,7 +72,7 @@ def _best_of_splits(layouts: Sequence[Layout]) -> list[int]:
 
 
 def plans_page_to_dict(spec: Spec, plans: Sequence[Plan], words: Sequence[str]) -> dict[str, Any]:
-    """The same of plans that somebody chose, whether they fit or not; `words` are what they were explained with."""
+    """Return the page data of chosen plans, whether they fit or not; `words` are the arguments of `explain`."""
     layouts = [plan.layout for plan in plans]
     chosen = Ranking(spec=spec, plans=Plans(layouts, plans.__getitem__), counts=Counts(), elapsed_s=0.0)
     ranking = ranking_to_dict(chosen, top=len(plans), rejected=False, words=())
@@ -103,7 +103,7 @@ def _head(spec: Spec, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _said(plans: Sequence[Plan]) -> dict[str, Any]:
-    """By id what a plan is called, and how sure its time is."""
+    """Return the label and the time band of each plan, by id."""
     return {
         "labels": {plan.id: layout_label(plan.layout) for plan in plans},
         "bands": {plan.id: band(plan.time) for plan in plans},
@@ -111,7 +111,7 @@ def _said(plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def _out_to_dict(spec: Spec, out: Rejection) -> dict[str, Any]:
-    """Why a layout is out, and its figures where it is legal."""
+    """Return why a layout is out, with its figures if it only lacks memory."""
     view = {
         "id": out.layout.id,
         "label": layout_label(out.layout),
@@ -123,7 +123,7 @@ def _out_to_dict(spec: Spec, out: Rejection) -> dict[str, Any]:
 
 
 def details_to_dict(spec: Spec, plan: Plan, words: Sequence[str]) -> dict[str, Any]:
-    """All there is to look at of one plan: `explain --json`, two pictures, and its files or why there are none."""
+    """Return the details of one plan: `explain --json`, two pictures, and its files or why there are none."""
     whole = predict(spec, plan.layout)
     rows = group_links(spec.cluster, plan.layout, spec.profile)
     view = {

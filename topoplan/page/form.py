@@ -1,4 +1,4 @@
-"""What can be asked on a page: the fields of its form, with what holds where nothing is typed."""
+"""The fields of the page's form, and the values that apply when a field is empty."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELDS = {
     "trainer": ("Trainer", ""),
     "overrides": ("Other keys", "samples=10000"),
 }
-"""Label and hint by the option that a field says, or as `set.KEY` the key of `--set`."""
+"""Name of an option, or `set.KEY` for a key of `--set` -> label and hint of its field."""
 _KEY = re.compile(r"--set ([a-z_.]+)=")
 _OPTION = re.compile(r"--([a-z-]+)")
 
@@ -44,9 +44,9 @@ _JSON_KEY = re.compile(r'"(\w+)"\s*:')
 def form_of(
     spec: Spec | None, name: str, example: Mapping[str, str], known: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """The fields, what is `known` for some of them (values with a word on each), and values to begin with.
+    """Return the fields, the `known` values of some of them (each with a remark), and initial values.
 
-    Of a spec, called `name`, the fields are empty and say what it has; without one they hold the example.
+    With a spec, called `name`, the fields are empty and show the spec's values; without one they hold the example.
     """
     fields = [
         {"name": field, "label": label, "hint": hint, "known": list(known.get(field, {}).items())}
@@ -58,9 +58,9 @@ def form_of(
 
 
 def field_of(where: str, message: str, files: Mapping[str, str]) -> str:
-    """The field that a message of the command line is about, `spec` for the spec's file; empty where it is none.
+    """Return the field that an error message is about, `spec` for the spec's file, or '' for none.
 
-    `files` gives the field, or `spec`, of each file that was named.
+    `files` maps each file that was named to its field or `spec`.
     """
     said = where or message
     if found := _KEY.match(said):
@@ -73,7 +73,7 @@ def field_of(where: str, message: str, files: Mapping[str, str]) -> str:
 
 
 def files_of(question: Any) -> dict[str, str]:
-    """By the name of a file that a question names, its field, or `spec`."""
+    """Map the files that a question names to their field, or `spec`."""
     asked = question if isinstance(question, dict) else {}
     options = asked.get("options")
     given = options if isinstance(options, dict) else {}
@@ -82,7 +82,7 @@ def files_of(question: Any) -> dict[str, str]:
 
 
 def use_of(name: str, text: str) -> str:
-    """What a file is that somebody drops: `spec`, `model` (a config.json) or `job`; empty for one that others name."""
+    """Classify a dropped file: `spec`, `model` (a config.json), `job`, or '' for a file that others refer to."""
     is_json = name.lower().endswith(".json")
     keys = set((_JSON_KEY if is_json else _YAML_KEY).findall(text))
     if is_json and (keys & _KEYS_OF_CONFIG or name.lower() == "config.json"):
@@ -93,7 +93,7 @@ def use_of(name: str, text: str) -> str:
 
 
 def values_of(spec: Spec) -> dict[str, str]:
-    """What a spec has for the fields."""
+    """Return a spec's values for the fields."""
     cluster, job = spec.cluster, spec.job
     values = {
         "gpu": cluster.gpu.name,

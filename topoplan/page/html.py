@@ -1,4 +1,4 @@
-"""The page as one file: markup, style, script and answers, with nothing to fetch."""
+"""Build the page as a single file: markup, style, script and answers, with nothing to fetch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from importlib.resources import files
 from typing import Any
 
 MARK = "<!-- written by topoplan, a page of plans -->\n"
-"""How such a file begins."""
+"""The start of every page written by topoplan."""
 MOST_BYTES = 1_500_000
 
 _MODULES = ("dom", "engine", "chart", "table", "terms", "plan", "pictures", "files", "question", "whatif", "main")
-"""In the order in which they build on each other."""
+"""The page's JavaScript modules, in dependency order."""
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def answers_html(page: Mapping[str, Any], details: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """The page with the answers in it; of further plans the details only as far as the file stays small enough."""
+    """Return the page with embedded answers; details of further plans are dropped once the file gets too large."""
     blobs: dict[str, str] = {}
     plans: dict[str, dict[str, str]] = {}
     answers = {"page": page, "plans": plans, "blobs": blobs}
@@ -39,28 +39,28 @@ def answers_html(page: Mapping[str, Any], details: Iterable[tuple[str, Mapping[s
 
 
 def live_html(form: Mapping[str, Any]) -> str:
-    """The page that asks the server that it comes from; `form` is what can be asked."""
+    """Return a page that queries the server it came from; `form` is what can be asked."""
     return _html({"form": form}, connect="'self'")
 
 
 def playground_html(form: Mapping[str, Any]) -> str:
-    """The page that asks the worker beside it, `static/worker.js`."""
+    """Return a page that queries the worker next to it, `static/worker.js`."""
     return _html({"form": form, "worker": "worker.js"}, connect="'self'; worker-src 'self'")
 
 
 def script() -> str:
-    """The modules as one script: a browser imports none from a file on the disk."""
+    """Return the modules as one script, because browsers do not import modules from local files."""
     return "".join(_EXPORT.sub("", _IMPORT.sub("", _static(f"{name}.js"))) for name in _MODULES)
 
 
 def _packed(content: Any) -> tuple[str, str]:
-    """Name and text of what is stored once however many plans have it: JSON, deflated, in base64."""
+    """Return key and text (JSON, deflated, in base64) of content that is stored once, however many plans share it."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return hashlib.sha256(text).hexdigest()[:16], base64.b64encode(zlib.compress(text, 9)).decode()
 
 
 def _html(answers: Mapping[str, Any], *, connect: str = "'none'") -> str:
-    # In no string of JSON does a browser then see the end of a script, a comment or an entity.
+    # Escaped, so that a browser sees no end of a script, comment or entity inside a JSON string.
     embedded = json.dumps(answers, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         embedded = embedded.replace(sign, f"\\u{ord(sign):04x}")
@@ -78,5 +78,5 @@ def _static(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """How a policy names a text that may run."""
+    """Return a text's hash as a source expression of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""An answer to a page as JSON, or what is wrong with its question."""
+"""Answer a page's question as JSON, or return the error in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = Callable[[Mapping[str, Any]], Any]
 
 
 def reply(answer: Answer, asked: Any) -> Any:
-    """What is answered; `error` has the message of the command line, and the field of the form that it is about."""
+    """Return the answer; `error` holds the message of the command line, and the form field that it is about."""
     given = asked if isinstance(asked, dict) else {}
     try:
         return answer(given)
@@ -23,7 +23,7 @@ def reply(answer: Answer, asked: Any) -> Any:
         return _error(str(error), field)
     except ModuleNotFoundError as error:
         return _error(f"this needs the package {error.name}, which is not here")
-    except Exception as error:  # a defect shown by one question must not cost the page
+    except Exception as error:  # a defect triggered by one question must not end the page
         traceback.print_exc(file=sys.stderr)
         return _error(f"a defect of topoplan, {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 

@@ -1,4 +1,4 @@
-"""The page on the loopback interface: one address with a secret in it, for this machine's browser alone."""
+"""Serve the page on the loopback interface, at an address with a secret, for the local browser only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topoplan.page.reply import Answer, reply
 
 HOST = "127.0.0.1"
 MOST_BYTES = 1_000_000
-"""Of what a page may send."""
+"""Size limit of a request."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -28,25 +28,27 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page, and answers what it asks by name. Nobody without the token gets anything."""
+    """Serves one page, and answers its questions by name. Every request needs the token."""
 
     daemon_threads = True
 
     def __init__(self, port: int, page: Callable[[], str], answers: Mapping[str, Answer]) -> None:
-        """`page` is made for each visit; an answer is called with the JSON object that was sent, in a thread of its
-        own. Raises OSError where the port is taken."""
+        """`page` is called for each visit; an answer is called with the JSON object of the request, in its own thread.
+
+        Raises OSError if the port is taken.
+        """
         super().__init__((HOST, port), _Visit)
         self.page, self.answers = page, answers
         self.token = secrets.token_urlsafe(24)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone away is no error; any other is told as usual."""
+        """Ignore a browser that has disconnected; report any other error as usual."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
-        """What to open."""
+        """The URL to open."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
 
@@ -56,7 +58,7 @@ class _Visit(BaseHTTPRequestHandler):
     timeout = 60
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal is not for a log."""
+        """Write no access log to the terminal."""
 
     def do_GET(self) -> None:
         if not self._is_ours():
@@ -73,7 +75,7 @@ class _Visit(BaseHTTPRequestHandler):
         elif (answer := self.server.answers.get(self._asked_for())) is None:
             self._refuse(HTTPStatus.NOT_FOUND)
         elif self.headers.get_content_type() != "application/json":
-            # Another site's form cannot send this kind without asking first, which nobody answers.
+            # A form on another site cannot send this type without a preflight request, which is not answered.
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         elif not length.isdecimal() or int(length) > MOST_BYTES:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -89,7 +91,7 @@ class _Visit(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, "application/json", json.dumps(said, allow_nan=False))
 
     def _is_ours(self) -> bool:
-        """Whether the visitor has the token, and is no page of another site or under another name of this machine."""
+        """Return whether a request has the token, and comes from no other site and for no other host name."""
         own = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         token = self.path.split("/")[1:2] or [""]
@@ -97,7 +99,7 @@ class _Visit(BaseHTTPRequestHandler):
         return right and host in own and origin in (None, f"http://{host}")
 
     def _asked_for(self) -> str:
-        """What stands behind the token."""
+        """Return the path after the token."""
         return self.path.partition(f"/{self.server.token}/")[2]
 
     def _refuse(self, status: HTTPStatus) -> None:
