@@ -1,4 +1,4 @@
-"""`topoplan runs attach`: watch a run that goes on."""
+"""`topoplan runs attach`: watch a running run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def attach(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
-    """Shows the output of all nodes, each line behind its node, and where training is.
+    """Shows the output of all nodes, each line prefixed with its node, and the training progress.
 
-    Ctrl-C leaves the run as it is. A node that fails ends the others, as with `launch`; with --no-stop-on-failure
-    what still runs is said. The copies of the logs on this machine are continued. A host that cannot be seen is tried
-    again until it can; --lost-host-after ends that, and the run with it where others are seen.
+    Ctrl-C leaves the run as it is. If a node fails, the others are stopped, as with `launch`; with
+    --no-stop-on-failure, the nodes that still run are reported instead. The local copies of the logs are continued. A
+    host that cannot be reached is retried until it can; --lost-host-after gives it up, and stops the run if other hosts
+    can be reached.
 
-    Exit code: that of the node that failed first; 0 when all ended well; 1: a host was given up; 2: bad input; 130:
+    Exit code: that of the first node that failed; 0 if all ended well; 1: a host was given up; 2: bad input; 130:
     Ctrl-C.
     """
     from topoplan.cli.event_output import EventOutput
@@ -52,7 +53,7 @@ def attach(
             output.access(accept_new=accept_new),
             settings=settings,
             tell=output.tell,
-            # Who no longer reads has seen enough.
+            # When standard output is closed, nobody is watching any more.
             interrupts=lambda: interrupts.count or interrupts.ending or output.reader_has_left,
         ).go()
         if outcome.end == "left" and not interrupts.wants_out:

@@ -1,4 +1,4 @@
-"""`topoplan calibrate`: a profile of a cluster from the logs of its runs."""
+"""`topoplan calibrate`: learn a cluster's profile from the logs of its runs."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def calibrate(
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "trainer")],
     as_json: AsJson = False,
 ) -> None:
-    """Fits what steps can tell of this cluster: how far its kernels, links, network and fixed times are off together,
-    and what torch's allocator holds. Logs of different layouts tell more than long ones.
+    """Fits what step times show about this cluster: how far its kernels, links, network and fixed times are off
+    together, and how much torch's allocator holds. Logs of different layouts help more than long logs.
 
-    Steps that compile, evaluate or write a checkpoint are left out. A log of another model, job or trainer is refused.
+    Steps that compile, evaluate or write a checkpoint are skipped. A log of another model, job or trainer is refused.
     Exit code 2: bad input.
     """
     from topoplan.cli.output import print_json, print_written, stdout_console
@@ -77,7 +77,7 @@ def calibrate(
 
 
 def _order(learnt: Lessons) -> tuple[str, ...]:
-    """What the profile does to the plans of the first job."""
+    """Return sentences on how the profile changes the ranking of the first job."""
     from dataclasses import replace
 
     from topoplan.errors import InputError
@@ -89,13 +89,13 @@ def _order(learnt: Lessons) -> tuple[str, ...]:
     try:
         return reordered(rank(spec))
     except InputError:
-        return ()  # no plan of it fits by now, or none did before
+        return ()  # no plan fits, with the new profile or with the old one
 
 
 def _lessons(
     logs: list[str], of: list[str], plans: list[str], options: SpecOptions
 ) -> tuple[list[Lesson], list[Ended], list[tuple[Spec, Measures]]]:
-    """Each log with its plan: what its steps tell, and whether it ended out of memory; and what was timed by itself."""
+    """Read each log with its plan: step times, out-of-memory endings, and timings by `topoplan measure`."""
     from pathlib import Path
 
     from topoplan.errors import InputError
@@ -129,7 +129,7 @@ def _lessons(
 
 
 def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Lesson], list[Ended]]:
-    """What the runs of this user tell that are of the first log's cluster and trainer, or of the last run's."""
+    """Return the lessons of this user's runs on the same GPU and trainer as the first log (or else the latest run)."""
     from topoplan.errors import InputError, TopoplanError
     from topoplan.run.measurement import ended_of, lesson_of, planned
     from topoplan.run.record import RunRecord, runs
@@ -159,7 +159,7 @@ def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Le
 
 
 def _spec(source: str, options: SpecOptions) -> Spec:
-    """The spec of a bundle, or a spec."""
+    """Read the spec of a bundle, or a spec file."""
     from pathlib import Path
 
     from topoplan.bundle.plan_file import read_plan_file
@@ -168,7 +168,7 @@ def _spec(source: str, options: SpecOptions) -> Spec:
 
 
 def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, Plan]:
-    """What ran: the plan of a bundle, or a plan of a spec."""
+    """Return the spec and plan that ran: those of a bundle, or a plan of a spec."""
     from pathlib import Path
 
     from topoplan.bundle.plan_file import read_plan_file

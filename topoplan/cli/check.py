@@ -1,4 +1,4 @@
-"""`topoplan check`: what is wrong with configurations and commands that people have."""
+"""`topoplan check`: find mistakes in existing configurations and commands."""
 
 from __future__ import annotations
 

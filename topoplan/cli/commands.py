@@ -1,4 +1,4 @@
-"""Verbs as commands of typer, each read only when it is called."""
+"""The verbs as typer commands, each imported only when it is called."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from topoplan.cli.verbs import SHOW, VERBS, Verb, below, named
 from topoplan.errors import InputError
 
 PROGRAM = "topoplan"
-"""What the group of all verbs is called."""
+"""Name of the command group of all verbs."""
 METAVAR = "VERB ..."
-"""What the usage of a group calls its verbs."""
+"""What usage lines call the verb of a group."""
 
 
 class Commands(TyperGroup):
-    """The verbs under `topoplan`, or under one of them.
+    """The verbs under `topoplan`, or under one of its verbs.
 
-    Options are read of the verb that is called alone: those of all take longer to read than many a verb takes to run.
+    Only the options of the verb that is called are loaded: loading all of them takes longer than many a verb runs.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -35,24 +35,24 @@ class Commands(TyperGroup):
         self._parent = "" if self.name == PROGRAM else self.name or ""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """What is listed here."""
+        """Return the listed verbs."""
         return [verb.word for verb in below(self._parent)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The verb that a word stands for, listed or not."""
+        """Return the command of a word, whether it is listed or not."""
         verb = named(self._parent, cmd_name)
         return command(verb) if verb else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without a word behind it, what does nothing alone shows what could stand there."""
+        """Show the help if a group that does nothing by itself is called without a verb."""
         return super().parse_args(ctx, args or ([] if self.invoke_without_command else ["--help"]))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that is meant, by whatever name, and what is left of the words."""
+        """Resolve a verb by any of its names, and return it with the remaining words."""
         word, *rest = args
         verb = named(self._parent, word)
         if verb is None:
-            if ctx.resilient_parsing:  # the shell asks what could stand here
+            if ctx.resilient_parsing:  # for shell completion
                 return None, None, rest
             raise _unknown(ctx.command_path, self._parent, word)
         if verb.was == word and not self._parent and "--json" not in rest and not ctx.resilient_parsing:
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
         return verb.name.removeprefix(f"{self._parent} "), command(verb), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The verbs in their groups, each with its example."""
+        """List the verbs by group, each with its example."""
         verbs = below(self._parent)
         width = max(len(verb.word) for verb in verbs)
         for group, of_group in groupby(verbs, key=lambda verb: "Verbs" if self._parent else verb.group):
@@ -70,7 +70,7 @@ class Commands(TyperGroup):
 
 
 def command(verb: Verb) -> Any:
-    """A verb as typer has it, with its options."""
+    """Return a verb as a typer command, with its options."""
     settings: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
     parent: dict[str, Any] = {"cls": Commands, "subcommand_metavar": METAVAR, **settings}
     words: dict[str, Any] = {"name": verb.word, "short_help": verb.summary, "help": verb.summary}
@@ -91,8 +91,8 @@ def command(verb: Verb) -> Any:
 
 
 def _unknown(typed: str, parent: str, word: str) -> InputError:
-    """What is said of a word that is no verb: perhaps it was mistyped, or the verb before it was forgotten."""
-    with contextlib.suppress(OSError):  # a name that is too long for a file
+    """Return the error for an unknown verb, with a suggestion for a typing error or a forgotten verb."""
+    with contextlib.suppress(OSError):  # the word is too long for a file name
         where = Path(word)
         if word and not parent and where.exists():
             verb = "launch" if where.is_dir() else "rank"

@@ -1,4 +1,4 @@
-"""What a shell offers behind options and verbs when TAB is pressed. What begins otherwise is left out by typer."""
+"""Completions that a shell offers for options and verbs. typer removes those that do not match the prefix."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ if TYPE_CHECKING:
     from topoplan.planner.plan import Plan
 
 PATIENCE_S = 0.8
-"""CPU time that a search may take whose plans are offered; of a longer one none are."""
+"""CPU time limit of the search whose plans are offered; if it takes longer, none are."""
 
 
 def gpus() -> list[str]:
-    """Names of the catalog."""
+    """Return the GPU names of the catalog."""
     from topoplan.catalog import gpu_names
 
     return list(gpu_names())
 
 
 def models() -> list[str]:
-    """Names of the catalog."""
+    """Return the model names of the catalog."""
     from topoplan.catalog import model_names
 
     return list(model_names())
 
 
 def model_lists(incomplete: str) -> list[str]:
-    """One more model behind those that stand there."""
+    """Complete the last model of a comma-separated list."""
     return _one_more(incomplete, models())
 
 
 def backends(incomplete: str) -> list[str]:
-    """One more backend behind those that stand there."""
+    """Complete the last backend of a comma-separated list."""
     from topoplan.trainers.registry import TRAINERS
 
     return _one_more(incomplete, ["all", *dict.fromkeys(name for trainer in TRAINERS for name in trainer.backends)])
 
 
 def trainers() -> list[str]:
-    """Trainers that files can be written for."""
+    """Return the trainers that files can be written for."""
     from topoplan.trainers.registry import TRAINERS
 
     return [trainer.name for trainer in TRAINERS]
 
 
 def finetunings() -> list[str]:
-    """Kinds of fine-tuning."""
+    """Return the kinds of fine-tuning."""
     from topoplan.specs.job import FINETUNINGS
 
     return list(FINETUNINGS)
 
 
 def checks() -> list[str]:
-    """What `preflight` can skip."""
+    """Return the checks that `preflight` can skip."""
     from topoplan.hosts.preflight.looks import NAMES
 
     return list(NAMES)
 
 
 def runs() -> list[str]:
-    """Ids of the runs that were started from this machine, the last one first."""
+    """Return the ids of the runs started from this machine, the latest first."""
     from topoplan.run import record
 
     return [run.run_id for run in reversed(record.runs())]
 
 
 def bundles(incomplete: str) -> list[str]:
-    """Directories of bundles, at most two levels below what is typed."""
+    """Return the directories of bundles, up to two levels below the path typed so far."""
     from pathlib import Path
 
     from topoplan.trainers.trainer import PLAN_FILE
@@ -86,7 +86,7 @@ def bundles(incomplete: str) -> list[str]:
 
 
 def plans(ctx: typer.Context) -> list[tuple[str, str]]:
-    """Ids of the best plans of the spec that is typed before, with step time and memory."""
+    """Return the ids of the best plans of the spec typed before, with step time and memory."""
     return [(plan.id, _figures(plan)) for plan in _plans(ctx)[:_MOST]]
 
 
@@ -100,14 +100,14 @@ def _figures(plan: Plan) -> str:
 
 
 def _plans(ctx: typer.Context) -> Sequence[Plan]:
-    """The ranking of the spec, or nothing where it is not known soon or cannot be read."""
+    """Return the plans of the spec; none if the search takes too long or the spec cannot be read."""
     from topoplan.cli.kept_searches import KeptSearches, searches_directory
     from topoplan.cli.options import SpecOptions
     from topoplan.errors import TopoplanError
     from topoplan.planner.search import rank
 
     said = {field.name: ctx.params.get(field.name) for field in fields(SpecOptions)}
-    # Where an option still lacks its value, as here, the words before it are left unread.
+    # While an option lacks its value, as here, the words before it are still unparsed.
     spec = ctx.params.get("spec") or next(iter(ctx.args), None)
     try:
         read = SpecOptions(**said).read(spec)
@@ -121,7 +121,7 @@ def _plans(ctx: typer.Context) -> Sequence[Plan]:
 
 
 def mend_zsh() -> None:
-    """Have the first TAB of a zsh answered: what typer writes for it only gets ready then, and beeps."""
+    """Make zsh answer its first TAB: typer's completion script only loads itself then, and beeps."""
     from pathlib import Path
 
     file = Path.home() / ".zfunc" / "_topoplan"

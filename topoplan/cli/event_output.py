@@ -1,4 +1,4 @@
-"""What happens while a run is watched, on the terminal or as lines of JSON."""
+"""The output of watching a run, on the terminal or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class EventOutput:
-    """Shows events as they come: output of nodes on standard output, what `topoplan` says on standard error, and where
-    training is below them. In JSON all is on standard output."""
+    """Shows events as they come: the nodes' output on standard output, topoplan's messages on standard error, and the
+    training progress below them. As JSON, everything goes to standard output."""
 
     def __init__(self, schema: str | None = None) -> None:
-        """`schema` is that of the objects in JSON; None is for people."""
+        """`schema` is the schema name of the JSON objects; None selects text."""
         self._schema = schema
         self._output = LiveOutput(keep_status=schema is None)
 
     @property
     def reader_has_left(self) -> bool:
-        """Whether nobody reads standard output any more (`| head`)."""
+        """Whether the reader of standard output has closed it (`| head`)."""
         return self._output.reader_has_left
 
     def tell(self, event: Event) -> None:
-        """Show an event. Takes them from any thread."""
+        """Show an event. Thread-safe."""
         from topoplan.report.session import OUTPUT, event_text, event_to_json
 
         output = self._output
@@ -45,7 +45,7 @@ class EventOutput:
             output.message(event_text(event))
 
     def access(self, *, accept_new: bool) -> Access:
-        """Who we are, with new keys told as events."""
+        """Return the SSH credentials, with new host keys reported as events."""
         from topoplan.cli.ssh_options import access
         from topoplan.run.events import Event
 
@@ -60,7 +60,7 @@ class EventOutput:
         return who
 
     def end(self, document: Mapping[str, Any], lines: Iterable[str], code: int, interrupts: Interrupts) -> None:
-        """Say how it ended, and write what is left. Who wants to leave before that leaves with `code`."""
+        """Report how the run ended, and flush the output. A user who interrupts the flush exits with `code`."""
         if self._schema is not None:
             self._output.message(json.dumps(document), stdout=True)
         else:
@@ -68,5 +68,5 @@ class EventOutput:
                 self._output.message(line)
         while not self._output.close(limit_s=1.0):
             if interrupts.wants_out:
-                # A terminal that is halted (Ctrl-S) must not keep a user who wants to leave; nor may the last flush.
+                # A halted terminal (Ctrl-S) must not hold up a user who wants to leave; nor may the final flush.
                 os._exit(code)

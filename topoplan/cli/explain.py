@@ -1,4 +1,4 @@
-"""`topoplan explain`: where the time and the memory of a plan go, and how two plans differ."""
+"""`topoplan explain`: show the time and memory of a plan by part, and how two plans differ."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def explain(
     html: Html = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Every figure comes with the place of its formula in the package.
+    """Every figure comes with the location of its formula in the package.
 
-    A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
+    A plan that does not fit can be explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """
     from topoplan.cli.output import show
     from topoplan.errors import InputError

@@ -52,7 +52,7 @@ def generate(
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
-    """The trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
+    """Writes the trainer's YAML and a launch script per node, for the best plan of SPEC, another plan, or a plan.json.
 
     Exit code 1: no layout fits; 2: bad input, or a bundle that was edited by hand is in the way.
     """
@@ -92,7 +92,7 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
 def _planned(
     spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None, *, fresh: bool
 ) -> tuple[Draft, tuple[str, ...]]:
-    """A plan of a spec."""
+    """Return the draft of a plan of a spec."""
     from topoplan.bundle.draft import draft_of, scheduler_of
     from topoplan.cli.search import search
     from topoplan.errors import InputError
@@ -121,7 +121,7 @@ def _from_plan(
     scheduler: str | None,
     trainer: str | None,
 ) -> tuple[Draft, tuple[str, ...]]:
-    """The plan of a plan.json, which has everything in it; and what there is to say of it."""
+    """Return the draft of a complete plan.json, and notes on it."""
     from topoplan.bundle.draft import scheduler_of
     from topoplan.bundle.plan_file import draft_again, read_plan_file
     from topoplan.errors import InputError
@@ -136,7 +136,7 @@ def _from_plan(
 
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:
-    """The plan of that rank or id; a legal id that the ranking does not hold is predicted."""
+    """Return the plan with a rank or id; an id that is not in the ranking is predicted."""
     from topoplan.errors import NoLayoutFitsError
 
     place = place_in_ranking(ranking, wanted)

@@ -1,4 +1,4 @@
-"""`topoplan show gpus`: the GPUs of the catalog."""
+"""`topoplan show gpus`: list the GPUs of the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts as people name them on the command line and in hosts files."""
+"""Parse hosts as people write them on the command line and in hosts files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topoplan.specs.source import KeyPath, read_text
 
 
 def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str | None = None) -> Host:
-    """The host of `name`, `user@name`, `name:port`, `user@name:port` or `[address]:port`, as ssh takes them.
+    """Parse `name`, `user@name`, `name:port`, `user@name:port` or `[address]:port`, as ssh does, into a host.
 
     Raises InputError for anything else; `where` names the option or the line of the file.
     """
@@ -21,7 +21,7 @@ def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str |
 
     user, at, place = text.rpartition("@")
     port = None
-    # More than one colon without brackets is an IPv6 address, which has no room for a port.
+    # More than one colon without brackets is an IPv6 address, which cannot carry a port.
     if match := re.fullmatch(r"(\[[^\]]*\]|[^:]*):([0-9]{1,7})", place, re.ASCII):
         place, port = match[1], int(match[2])
     fields = {"address": place, "user": user if at else None, "port": port, "workdir": workdir, "venv": venv}
@@ -34,9 +34,9 @@ def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str |
 
 
 def read_hosts_file(path: Path) -> list[tuple[str, str]]:
-    """(host, `file:line`) of a file with a host a line. `slots=8` and other words behind it are left out, and comments.
+    """Return (host, `file:line`) of each line of a hosts file, ignoring comments and words such as `slots=8`.
 
-    Raises InputError for a file that cannot be read or has no host.
+    Raises InputError for a file that cannot be read or names no host.
     """
     found = [
         (words[0], f"{path}:{number}")
@@ -51,7 +51,7 @@ def read_hosts_file(path: Path) -> list[tuple[str, str]]:
 def hosts_of(
     words: Iterable[str], hosts_file: str | None, *, workdir: str | None = None, venv: str | None = None
 ) -> list[Host]:
-    """The hosts of the command line and then those of the file. Raises InputError for none, or for one given twice."""
+    """Return the hosts of the command line, then those of the file. Raises InputError for none, or for a duplicate."""
     given = [(word, f"HOST {word!r}") for word in words]
     if hosts_file is not None:
         given += read_hosts_file(Path(hosts_file))

@@ -1,4 +1,4 @@
-"""`topoplan init`: write a spec, from answers, options, hosts, or the files of a job that is there already."""
+"""`topoplan init`: write a spec, from answers, options, hosts, or the files of an existing job."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def init(
     force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False,
     accept_new: AcceptNew = False,
 ) -> None:
-    """What no option and no file says is asked in a terminal.
+    """Asks in the terminal for whatever the options and files leave open.
 
-    Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input, or a file is in the way.
+    Exit code 1: a host could not be queried, or the hosts make no cluster; 2: bad input, or a file is in the way.
     """
     from topoplan.cli.host_words import hosts_of
     from topoplan.errors import InputError
@@ -62,7 +62,7 @@ def init(
         begun = _of_hosts(chosen, options, accept_new=accept_new)
     else:
         begun = _begun(from_file, options)
-    # What is asked never stands in what is written.
+    # Prompts must not end up in the output.
     with redirect_stdout(sys.stderr) if output == _STDOUT else nullcontext():
         begun = replace(begun, options=_whole(begun))
     spec = begun.options.read(begun.base)
@@ -76,15 +76,15 @@ class _Begun:
 
     options: SpecOptions
     base: Source | None
-    """The cluster, and perhaps the rest."""
+    """The cluster, and perhaps model and job."""
     text: Callable[[Spec, list[str]], str]
-    """The file of a spec, with sentences on where its job is from."""
+    """Returns the file's text for a spec, with sentences on where its job comes from."""
     trainer: str | None = None
-    """Whose the further keys of the job are."""
+    """The trainer that the job's further keys belong to."""
 
     @property
     def lacks(self) -> list[str]:
-        """Options that have to be given, or asked for."""
+        """Options that must be given or asked for."""
         said = self.base.data if self.base else {}
         needed = {} if self.base else {"--gpu": self.options.gpu}
         if not self.options.job:
@@ -113,7 +113,7 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
 
 
 def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]], str]) -> _Begun:
-    """A trainer's file as the job, on as many machines and GPUs as its command starts."""
+    """Take a trainer's file as the job, with the numbers of nodes and GPUs that its command starts."""
     from topoplan.errors import InputError
     from topoplan.lint.job_file import trainer_file
     from topoplan.specs.source import read_source
@@ -136,7 +136,7 @@ def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]],
 
 
 def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _Begun:
-    """The cluster of these machines. Raises typer's Exit where they could not be asked, and says why."""
+    """Query the machines for their cluster. If that fails, prints the reason and raises typer.Exit."""
     from topoplan.cli.output import stdout_console
     from topoplan.cli.probe import ask
     from topoplan.errors import InputError
@@ -172,7 +172,7 @@ def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _
 
 
 def _whole(begun: _Begun) -> SpecOptions:
-    """The options with what they lack, if there is somebody to ask."""
+    """Return the options, asking in the terminal for those that are missing."""
     from topoplan.errors import InputError
 
     lacks = begun.lacks
@@ -211,7 +211,7 @@ def _write(text: str, output: str) -> None:
 
 
 def _tell(spec: Spec, output: str, trainer: str | None) -> None:
-    """What was written, what was assumed, and what comes next."""
+    """Print what was written, what was assumed, and the next command."""
     if output == _STDOUT:
         return
     from shlex import join

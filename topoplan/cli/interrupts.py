@@ -1,4 +1,4 @@
-"""Ctrl-C while hosts work, or while a search runs."""
+"""Handle Ctrl-C while hosts work, or while a search runs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import signal
 from typing import Any
 
 INTERRUPTED = 130
-"""Exit code: 128 + SIGINT, as shells have it."""
+"""Exit code 128 + SIGINT, as in shells."""
 
 
 class Interrupts:
-    """Counts Ctrl-C in place of being ended by it. After the `spared` ones the next is for `then`.
+    """Counts Ctrl-C instead of exiting. After `spared` of them, SIGINT is handled by `then`.
 
-    With `endings` it notes the other signals that would end the program too, and which was the last.
+    With `endings`, the other terminating signals are recorded too, keeping the last one.
     """
 
     def __init__(self, spared: int = 3, then: Any = signal.SIG_DFL, *, endings: bool = False) -> None:
-        """None yet."""
+        """Start with no signal recorded."""
         self.count = 0
         self.ending = 0
-        """Number of the signal that was to end the program; 0: none has come."""
+        """Number of the last terminating signal, or 0."""
         self._spared, self._then = spared, then
         self._numbers = (signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT) if endings else ()))
         self._before: dict[signal.Signals, Any] = {}
@@ -27,7 +27,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         for number in self._numbers:
             before = signal.getsignal(number)
-            # In the background of a shell script Ctrl-C is for others, and so is a closed terminal behind nohup.
+            # A signal that is ignored stays so: Ctrl-C for a shell's background job, or a closed terminal under nohup.
             if before is not signal.SIG_IGN:
                 self._before[number] = before
                 signal.signal(number, self._count if number == signal.SIGINT else self._end)
@@ -39,11 +39,11 @@ class Interrupts:
 
     @property
     def wants_out(self) -> bool:
-        """Whether anybody wants the program to end."""
+        """Whether any signal asked the program to end."""
         return self.count > 0 or self.ending > 0
 
     def _count(self, *_: object) -> None:
-        # Nothing else: a handler runs between two steps of whatever the main thread does.
+        # Nothing else: a handler may run between any two instructions of the main thread.
         self.count += 1
         if self.count >= self._spared:
             signal.signal(signal.SIGINT, self._then)

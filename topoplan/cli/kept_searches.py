@@ -1,4 +1,4 @@
-"""Searches of before, in the user's cache directory, so that the same question is not searched twice."""
+"""A cache of earlier searches in the user's cache directory, so that the same question is not searched twice."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 MOST_BYTES = 32 * 2**20
-"""Of all searches together. One takes 5 to 25 KB."""
+"""Size limit of all cached searches together; one takes 5 to 25 KB."""
 _MOST_KEPT_BYTES, _MOST_DOCUMENT_BYTES = 2**20, 32 * 2**20
-"""Of one search, in its file and unpacked."""
+"""Size limits of one search, compressed and uncompressed."""
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 class KeptSearches:
-    """Whole searches by what was asked: those of this object, and those of a directory where it can be used."""
+    """A cache of complete searches by their question, in memory and in a directory if it is usable."""
 
     def __init__(self, directory: Path | None, how: str = "") -> None:
-        """None: what this object is given, and nothing else. `how` names searches that look for one plan only: they are
-        found, too, and what is kept is one of them."""
+        """Without a `directory`, only memory is used. `how` names searches for a single plan: `find` then also looks
+        for those, and `keep` stores one of them."""
         self._directory, self._how = directory, how
         self._own: dict[str, bytes] = {}
 
     def find(self, spec: Spec) -> Ranking | None:
-        """The ranking of a spec, if it was kept."""
+        """Return the cached ranking of a spec, or None."""
         whole = self._find(spec, _question(spec))
         return whole or (self._find(spec, _question(spec, self._how)) if self._how else None)
 
@@ -51,7 +51,7 @@ class KeptSearches:
         return None if document is None else from_json(document, spec, question)
 
     def keep(self, ranking: Ranking) -> None:
-        """Keep a search, if it is whole."""
+        """Cache a search, if it is complete."""
         from topoplan.planner.kept import to_json
 
         if ranking.searched < 1.0:
@@ -63,44 +63,44 @@ class KeptSearches:
             return
         self._own[question] = packed
         if self._directory:
-            with suppress(OSError):  # a full disk, or a home that cannot be written: it is searched again
+            with suppress(OSError):  # a full disk or a read-only home: the search is repeated next time
                 _write(self._directory, _name(question), packed)
                 _drop_oldest(self._directory)
 
 
 def searches_directory() -> Path | None:
-    """Where searches are kept, by the XDG base directories; None where nowhere."""
+    """Return the cache directory according to the XDG base directories; None if there is no usable one."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         base = base if base.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home directory
         return None
     return base / "topoplan" / "searches" if _code() else None
 
 
 def _question(spec: Spec, how: str = "") -> str:
-    """Everything that an answer depends on. Specs are values through and through, so that their text says all."""
+    """Return a hash of everything that the answer depends on; the repr of a spec covers all of its values."""
     versions = (topoplan.__version__, sys.version, version("networkx"))
     return sha256(f"{versions}\n{_code()}\n{how}{spec!r}".encode()).hexdigest()
 
 
 @cache
 def _code() -> str:
-    """The state of the files that answers come from, nothing where that is not known.
+    """Return a hash of the state of the package's files, or an empty string if it is unknown.
 
-    It is not of files that were changed after the program began, as it may have read them before.
+    It is unknown if a file changed after the program started, because an older version may have been imported.
     """
     states = sorted(_states())
     last_s = max((changed_ns for _, _, *times in states for changed_ns in times), default=0) / 1e9
-    # File systems tell times by a clock of their own, which may be a little behind.
+    # File systems have clocks of their own, which may lag slightly behind.
     is_known = 0 < last_s < STARTED_S - 1.0
     return sha256(repr(states).encode()).hexdigest() if is_known else ""
 
 
 def _states() -> Iterator[tuple[str, int, int, int]]:
-    """Path, bytes and times of change of the package's files: an edit leaves the version as it is.
+    """Yield path, size, and modification and change time of the package's files, which edits alter but not the version.
 
-    The last is the file system's own, where the other is what an installer or a copy sets it to.
+    The change time is set by the file system itself, while installers and copies may set the modification time.
     """
     folders = [*topoplan.__path__]
     while folders:
@@ -118,7 +118,7 @@ def _name(question: str) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """What a file holds, if it is one of ours."""
+    """Return the content of a file that belongs to the user, if it has a valid size."""
     try:
         status = path.lstat()
         ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
@@ -128,7 +128,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _unpacked(packed: bytes) -> bytes | None:
-    """The document, if it is whole."""
+    """Return the uncompressed document, if it is complete."""
     unpacker = zlib.decompressobj(wbits=_GZIP)
     try:
         document = unpacker.decompress(packed, _MOST_DOCUMENT_BYTES)
@@ -138,7 +138,7 @@ def _unpacked(packed: bytes) -> bytes | None:
 
 
 def _write(directory: Path, name: str, packed: bytes) -> None:
-    """Write a file whole or not at all, whoever writes it at the same time. Raises OSError."""
+    """Write a file atomically, even with concurrent writers. Raises OSError."""
     from tempfile import NamedTemporaryFile
 
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def _write(directory: Path, name: str, packed: bytes) -> None:
 
 
 def _drop_oldest(directory: Path) -> None:
-    """Remove the files that were written first, until the others are within bounds. Raises OSError."""
+    """Remove the oldest files until the rest is within the limit. Raises OSError."""
     files = [(file.lstat(), file) for file in directory.iterdir()]
     left = MOST_BYTES
     for status, file in sorted(files, key=lambda found: found[0].st_mtime_ns, reverse=True):

@@ -40,24 +40,23 @@ def launch(
     hang_after: HangAfter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Puts it there over SSH and starts all nodes together.
+    """Copies the bundle to its hosts over SSH and starts all nodes together.
 
-    The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C leaves at once. A closed terminal
-    or a killed `topoplan` leaves the run going (see `topoplan runs`), where one node's failure ends the others later.
+    The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C exits at once. A closed terminal or
+    a killed `topoplan` leaves the run going (see `topoplan runs`); a failed node still ends the others, but later.
 
-    A host that cannot be seen ends nothing: it is tried again until it can. What ended meanwhile is found then. Where
-    its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,
-    while others are seen, and the rest is stopped; where none is seen, the run is left as it is, with exit code 1.
+    An unreachable host is retried until it answers. If its peers have lost it too, they fail, and it is blamed. With
+    --lost-host-after it is given up after that time: if other hosts can be reached, the rest is stopped; if none can,
+    the run is left as it is, with exit code 1.
 
-    A run in which no step comes for long is mentioned once, with what each rank wrote last, and where it is in its
-    program where the hosts have py-spy. --hang-after ends it then: before the first step any line is a sign of life,
-    from then on a step or a progress bar; the time has to be longer than a checkpoint takes.
+    A run without a step for a long time is reported once, with the last output of each rank, and with the ranks' stacks
+    if the hosts have py-spy. --hang-after then ends it: before the first step, any line counts as progress; afterwards,
+    only a step or a progress bar. The time must be longer than a checkpoint takes.
 
-    With --retries it is started again from the last whole checkpoint, up to so many times, when a host, a rank or a
-    link was lost and nothing is left on any host; not where input, software, memory or a disk is at fault.
+    With --retries, the run is restarted from the last complete checkpoint, up to that many times, if a host, a rank or
+    a link was lost and nothing is left on any host; not if input, software, memory or a disk is at fault.
 
-    Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C;
-    143: SIGTERM.
+    Exit code: that of the first failed node; 0: all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
@@ -86,7 +85,7 @@ def launch(
 
 
 def _check_retries(bundle: Bundle, settings: Settings) -> None:
-    """Raises InputError where nobody could start the run again, or the trainer could not go on."""
+    """Raise InputError if nobody would be there to restart the run, or the trainer could not resume."""
     from topoplan.errors import InputError
 
     if settings.retries and settings.detach:
@@ -132,7 +131,7 @@ def _launch(
 
 
 def _needs(bundle: Bundle) -> RunNeeds:
-    """What hosts must have for this run, by the plan and by train.yaml as it is now."""
+    """Return what the hosts need for this run, by the plan and by train.yaml in its present state."""
     from topoplan.hosts.needs import needs_of
     from topoplan.specs.source import read_source
     from topoplan.trainers.trainer import MAIN_FILE
@@ -143,7 +142,7 @@ def _needs(bundle: Bundle) -> RunNeeds:
 
 
 def preflight_of(bundle: Bundle, skip: Collection[str] = ()) -> Preflight:
-    """The checks of `topoplan preflight BUNDLE`."""
+    """Return the checks of `topoplan preflight BUNDLE`."""
     from topoplan.hosts.preflight.preflight import preflight
 
     needs = _needs(bundle)

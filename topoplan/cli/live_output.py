@@ -1,4 +1,4 @@
-"""Output that comes while something runs: a terminal that is slow, or that somebody has halted, holds nothing up."""
+"""Output while something runs, which a slow or halted terminal does not hold up."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from topoplan.run.progress import Status
 
 MOST_CHARACTERS = 4 * 2**20
-"""Text that waits for the terminal; lines of output beyond that are left out, and counted."""
+"""Limit on the text that waits for the terminal; beyond it, lines of output are dropped and counted."""
 _AT_ONCE = 256
-"""Texts that are written together."""
+"""Maximum number of texts written together."""
 _KEEP_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One or more lines that wait."""
+    """One or more lines waiting to be written."""
 
     text: str
     stream: TextIO
 
 
 class LiveOutput:
-    """Writes to standard output and standard error, in the order given, from a thread of its own."""
+    """Writes to standard output and standard error, in order, from a thread of its own."""
 
     def __init__(self, *, keep_status: bool = False) -> None:
-        """Start the thread. `keep_status`: on a terminal keep the last `show` below the lines, elsewhere say it now and
-        then."""
+        """Start the thread. With `keep_status`, the last `show` stays below the lines on a terminal, and is repeated
+        periodically elsewhere."""
         from topoplan.report.progress_line import StatusLine
 
         self._waiting: deque[_Text | Status] = deque()
@@ -42,13 +42,13 @@ class LiveOutput:
         self._closed = False
         self._broken: set[TextIO] = set()
         self.reader_has_left = False
-        """Whether nobody reads standard output any more (`| head`)."""
+        """Whether the reader of standard output has closed it (`| head`)."""
         self._status = StatusLine(sys.stdout) if keep_status else None
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     def lines(self, text: str) -> None:
-        """Lines for standard output that may be left out when there are too many."""
+        """Queue lines for standard output, which may be dropped if there are too many."""
         with self._wake:
             if self._size > MOST_CHARACTERS:
                 self._left_out += 1 + text.count("\n")
@@ -57,18 +57,18 @@ class LiveOutput:
             self._put(_Text(text, sys.stdout))
 
     def message(self, text: str, *, stdout: bool = False) -> None:
-        """A line that is always shown, on standard error unless told otherwise."""
+        """Queue a line that is always shown, by default on standard error."""
         with self._wake:
             self._tell_left_out()
             self._put(_Text(text, sys.stdout if stdout else sys.stderr))
 
     def show(self, status: Status) -> None:
-        """Where the run is, in place of what was shown before."""
+        """Replace the run's status line."""
         with self._wake:
             self._put(status)
 
     def close(self, limit_s: float) -> bool:
-        """Write what is left, at most for so long; whether that is done. May be called again."""
+        """Write what is left, for at most `limit_s`; return whether everything was written. May be called again."""
         with self._wake:
             self._tell_left_out()
             self._closed = True
@@ -126,7 +126,7 @@ class LiveOutput:
             stream.flush()
 
     def _try(self, stream: TextIO, write: Callable[[], None]) -> None:
-        """A reader that has left or a full disk ends the showing, not the run."""
+        """Write to a stream; if the reader has gone or the disk is full, stop showing, but let the run go on."""
         if stream in self._broken:
             return
         try:

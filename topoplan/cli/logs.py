@@ -1,4 +1,4 @@
-"""`topoplan runs logs`: what the jobs of a run have written."""
+"""`topoplan runs logs`: print what the jobs of a run have written."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def logs(
     raw: Annotated[bool, option("--raw", "The bytes as they are, with all that a terminal obeys in them.")] = False,
     accept_new: AcceptNew = False,
 ) -> int:
-    """Reads the logs on the hosts; of a host that cannot be reached, the copy on this machine.
+    """Reads the logs on the hosts; for a host that cannot be reached, the local copy.
 
-    Lines of several nodes begin with the node. Colours and whatever else a terminal would obey are taken out or
-    escaped, and of a progress bar its last state is shown: --raw leaves all in. Exit code 1 if a host could not be
-    reached.
+    With several nodes, each line is prefixed with its node. Colors and anything else that a terminal would interpret
+    are removed or escaped, and of a progress bar only the last state is shown; --raw keeps everything. Exit code 1 if a
+    host could not be reached.
     """
     from topoplan.cli.node_output import NodeOutput, warn
     from topoplan.errors import HostError
@@ -63,7 +63,7 @@ _COPY_BYTES = 2**20
 def _print(
     nodes: Mapping[str, NodeRecord], hosts: Hosts, tail: int | None, output: NodeOutput
 ) -> dict[str, bool | HostError]:
-    """The logs as they are now, one after the other; whether there is one."""
+    """Print the present logs one after the other; return for each node whether it has one."""
     from topoplan.errors import HostError
     from topoplan.remote.connection import Chunk
     from topoplan.remote.fanout import run_on_all
@@ -96,7 +96,7 @@ def _follow(
     tail: int | None,
     output: NodeOutput,
 ) -> dict[str, bool | HostError]:
-    """The logs until the jobs have ended, also where connections are lost and come back; whether there is one."""
+    """Print the logs until the jobs have ended, across lost connections; return for each node whether it has one."""
     from topoplan.cli.node_output import warn
     from topoplan.remote.ssh import connect
     from topoplan.run.watch import Watch

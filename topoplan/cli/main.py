@@ -1,6 +1,6 @@
-"""The command line: which verbs there are, and what a user sees when something is wrong.
+"""The command line: its verbs, and what a user sees when something goes wrong.
 
-Each verb has a file of its own and imports what it needs when it runs, so that `topoplan --help` reads none of it.
+Each verb has a file of its own and imports what it needs when it runs, so that `topoplan --help` loads none of it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from topoplan.cli.verbs import meant
 from topoplan.errors import TopoplanError, nearest
 
 _COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"
-"""Set by a shell that asks what could be typed next."""
+"""Set by a shell that requests completions."""
 
-# The base of typer's own complaints about options. Older typers take it from click, newer ones carry a copy.
+# The base class of typer's usage errors. Older typers take it from click, newer ones bundle a copy.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def app(*, completion: bool = True) -> typer.Typer:
-    """The whole command line; the options that install `completion` in a shell take a moment to make."""
+    """Return the whole command line; options that install shell `completion` take a moment to create."""
     found = typer.Typer(
         name=PROGRAM,
         cls=Commands,
@@ -63,13 +63,13 @@ def _topoplan(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 when it worked, 1 when nothing fits, 2 for bad input."""
-    # A command makes thousands of objects that it needs to the end: to look for garbage among them is for nothing.
+    """Run the command line and exit: 0 on success, 1 if nothing fits or a run failed, 2 for bad input."""
+    # A command creates thousands of objects that live until its end, so collecting garbage would be wasted effort.
     gc.set_threshold(100_000)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by who started this, as with `<&-`
+        if getattr(sys, name) is None:  # closed by the calling process, as with `<&-`
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
-    # A name that the terminal cannot show (a path that is not UTF-8, a Latin-1 locale) must not end the program.
+    # A name that the terminal cannot show (a non-UTF-8 path, a Latin-1 locale) must not end the program.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -78,15 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has left (`topoplan rank ... | head`). Point stdout elsewhere, or Python complains when it exits.
+        # The reader has left (`topoplan rank ... | head`). Redirect stdout, or Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # the disk behind `> file` is full, for one
+    except OSError as error:  # for example, the disk behind `> file` is full
         more = "; this shell lets a program open too few: see `ulimit -n`" if error.errno == errno.EMFILE else ""
         code = _complain(f"{error.strerror or error}{more}", 1)
     if arguments is None and sys.getprofile() is None:
-        # Python would free its objects one by one, a tenth of what a small search takes. It would also end threads that
-        # still wait for a host by unwinding them, and those that are in the code of another language then abort the
-        # process at times.
+        # Normally, Python would free its objects one by one, which takes a tenth of a small search's time. It would
+        # also unwind daemon threads that still wait for a host, and those inside foreign code then sometimes abort the
+        # process.
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)
@@ -97,16 +97,16 @@ def _run(arguments: list[str]) -> int:
     verb = arguments[:1] and not arguments[0].startswith("-")
     command = typer.main.get_command(app(completion=not verb))
     if _COMPLETING in os.environ:
-        with contextlib.suppress(Exception):  # the line that a person is typing has no place for it
+        with contextlib.suppress(Exception):  # an error message would garble the line that the user is typing
             command.main([], prog_name=PROGRAM)
         return 1
     try:
-        # Not `command.main`, which takes a reader that has left for a failure.
+        # Not `command.main`, which treats a closed pipe as a failure.
         with command.make_context(PROGRAM, arguments) as context:
             code = command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
-    except SystemExit:  # how typer ends when it has installed what a shell reads
+    except SystemExit:  # raised by typer after installing shell completion
         mend_zsh()
         raise
     except TopoplanError as error:
@@ -122,11 +122,11 @@ _EXPECTED = {
     "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
     "Input should be a valid number, unable to parse string as a number": "expected a number",
 }
-"""What typer's words for a wrong number mean."""
+"""typer's messages for invalid numbers, in topoplan's words."""
 
 
 def _usage(error: Any, arguments: list[str]) -> str:
-    """What is wrong with the words of a command line, and what to do about it."""
+    """Return what is wrong with the words of a command line, and what to do about it."""
     verb = meant(arguments)
     message, remedy = error.format_message().rstrip("."), ""
     for typers, words in _EXPECTED.items():

@@ -1,4 +1,4 @@
-"""`topoplan measure`: what the GPUs and links of real machines do, timed by itself."""
+"""`topoplan measure`: time the GPUs and links of real machines, independent of any run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def measure(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Products, attention, copies, and the collectives of the groups that plans use, with torch over SSH. All GPUs work
-    meanwhile: the machines should have nothing else to do. Nothing is left there.
+    """Times matrix products, attention, copies, and the collectives of the groups that plans use, with torch over SSH.
+    All GPUs are busy meanwhile, so the machines should be otherwise idle. Nothing is left on them.
 
     Exit code 1: a host could not be reached or could not measure; 2: bad input.
     """
@@ -63,7 +63,7 @@ def measure(
 
 
 def _cluster(subject: list[str], venv: str | None, *, accept_new: bool) -> Cluster:
-    """Of a spec; or of hosts, which are asked what they are."""
+    """Return the cluster of a spec, or of hosts, which are probed."""
     from pathlib import Path
 
     from topoplan.errors import InputError

@@ -1,4 +1,4 @@
-"""`topoplan show models`: the models of the catalog."""
+"""`topoplan show models`: list the models of the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing the output of nodes to standard output, as it comes."""
+"""Write the output of nodes to standard output as it arrives."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from topoplan.remote.lines import Lines
 from topoplan.run.shown import ShownLines
 
 _BAR_S = 5.0
-"""How often to show a progress bar that moves, which has a line only once it is done."""
+"""Interval for showing a moving progress bar, which otherwise gets a line only when it is done."""
 
 
 class NodeOutput:
-    """The output of nodes as `launch` shows it, or with `raw` byte for byte; of several with each line behind
+    """Prints node output as `launch` does, or with `raw` byte for byte; lines of several nodes get the prefix
     `[node-00] `."""
 
     def __init__(self, *, prefix: bool, raw: bool = False) -> None:
-        """Nothing yet."""
+        """Start without output."""
         self._prefix, self._raw = prefix, raw
         self._lines: defaultdict[str, Lines] = defaultdict(Lines)
         self._shown: defaultdict[str, ShownLines] = defaultdict(ShownLines)
         self._bar_at: defaultdict[str, float] = defaultdict(time.monotonic)
 
     def add(self, label: str, data: bytes) -> None:
-        """What comes next from a node."""
+        """Print the next output of a node."""
         if self._raw:
             self._write_raw(label, self._lines[label].add(data) if self._prefix else data)
             return
@@ -38,14 +38,14 @@ class NodeOutput:
         self._write(label, lines)
 
     def end(self, label: str) -> None:
-        """Nothing more comes from it: a last line without an end gets one."""
+        """Finish a node's output, completing its last line."""
         if self._raw:
             self._write_raw(label, self._lines[label].rest())
         else:
             self._write(label, self._shown[label].end())
 
     def copy(self, label: str, pieces: Iterable[bytes]) -> None:
-        """All of a node, from elsewhere."""
+        """Print a node's complete output from elsewhere, such as a local copy."""
         for piece in pieces:
             self.add(label, piece)
         self.end(label)
@@ -65,6 +65,6 @@ class NodeOutput:
 
 
 def warn(text: str) -> None:
-    """One line on standard error."""
+    """Print a line on standard error."""
     sys.stdout.flush()
     sys.stderr.write(f"topoplan: {text}\n")

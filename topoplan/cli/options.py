@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and how they become a Spec."""
+"""Arguments shared by several verbs, and how they become a Spec."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 Completes = Callable[..., Any] | None
-"""What a shell offers in the place of a value."""
+"""Returns the completions of an option's value."""
 
 
 def option(usage: str, words: str, completes: Completes = None, **further: Any) -> Any:
-    """An option by its usage, `--set KEY=VALUE` or `--output -o FILE`: its names, and what its value is called."""
+    """Return a typer option from its usage, such as `--set KEY=VALUE` or `--output -o FILE`."""
     names = [word for word in usage.split() if word.startswith("-")]
     value = usage.split()[len(names) :]
     return typer.Option(*names, metavar=value[0] if value else None, help=words, autocompletion=completes, **further)
 
 
 def argument(metavar: str, words: str, completes: Completes = None) -> Any:
-    """A word without a dash."""
+    """Return a typer positional argument."""
     return typer.Argument(metavar=metavar, help=words, autocompletion=completes, show_default=False)
 
 
@@ -110,7 +110,7 @@ NoCache = Annotated[
 
 
 EXAMPLE = "--gpu h100-sxm-80gb --nodes 4 --model Qwen/Qwen3-8B --seq-len 4096 --batch 64"
-"""Options that say enough without a spec file."""
+"""Options that are sufficient without a spec file."""
 
 _KEYS = {
     "--gpu": "gpu",
@@ -121,24 +121,24 @@ _KEYS = {
     "--finetuning": "job.finetuning",
     "--margin": "margin",
 }
-"""Options that say one key of a spec."""
+"""Options that each set one key of a spec."""
 
 OPTION_OF = {key.removeprefix("job."): option.removeprefix("--").replace("-", "_") for option, key in _KEYS.items()}
-"""By such a key, as `--set` takes it: the field of SpecOptions."""
+"""Key of such an option, as `--set` takes it -> field of SpecOptions."""
 
 _USUAL = {"--nodes": "1"}
-"""What they are without a spec file, where nobody says."""
+"""Defaults of options without a spec file."""
 
 WITHOUT_SPEC = ("gpu", "nodes", "gpus_per_node", "model", "seq_len", "batch", "finetuning", "job")
-"""What a verb takes that needs no spec file."""
+"""Options of verbs that need no spec file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecOptions:
-    """What a command line says of a spec beside its file.
+    """The command-line options that modify or replace a spec file.
 
-    A verb with a parameter `options: SpecOptions` has all of these options, in this order; one with
-    `Annotated[SpecOptions, ("model", "job")]` has those that are named.
+    A verb with a parameter `options: SpecOptions` has all of these options, in this order; with
+    `Annotated[SpecOptions, ("model", "job")]` it has only those named.
     """
 
     gpu: GpuChoice = None
@@ -160,12 +160,12 @@ class SpecOptions:
         return any(astuple(self))
 
     def _of(self, option: str) -> str | None:
-        """The value of an option by its name on the command line."""
+        """Return the value of an option, given its name on the command line."""
         value: str | None = getattr(self, option.removeprefix("--").replace("-", "_"))
         return value
 
     def _check_whole(self) -> None:
-        """Raises InputError where a spec file is needed."""
+        """Raise InputError if the options are not sufficient without a spec file."""
         from topoplan.errors import InputError
 
         if self.gpu is None:
@@ -175,7 +175,7 @@ class SpecOptions:
             raise InputError(f"{missing(lacking)}, without a SPEC", remedy=f"write {EXAMPLE}")
 
     def assumed(self, spec: str | Source | None) -> list[str]:
-        """Sentences on what is taken for granted that nobody says: `assumed: 1 node (--nodes)`."""
+        """Return sentences on what is assumed because it was not given: `assumed: 1 node (--nodes)`."""
         usual = {} if spec is not None else {"--nodes": "1 node (--nodes)"}
         if spec is None and not self.job:
             usual["--finetuning"] = "full fine-tuning (--finetuning)"
@@ -183,7 +183,7 @@ class SpecOptions:
         return [*([f"assumed: {', '.join(words)}"] if words else []), *self.assumed_of_job(spec)]
 
     def assumed_of_job(self, spec: str | Source | None) -> list[str]:
-        """Sentences on what a trainer's file is taken for, if --job is one."""
+        """Return sentences on how a trainer's file was interpreted, if --job is one."""
         if (of_trainer := self.trainer_job(spec)) is None:
             return []
         title, cluster = of_trainer.trainer.title, quote(spec) if isinstance(spec, str) else "SPEC"
@@ -194,39 +194,39 @@ class SpecOptions:
         return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
 
     def settled(self, spec: str | Source | None, read: Spec) -> SpecOptions:
-        """The same with the batch of a trainer's file in words: there it is one a GPU."""
+        """Return the options with an explicit batch if --job is a trainer's file, which states the batch per GPU."""
         if self.batch is not None or self.trainer_job(spec) is None:
             return self
         return replace(self, batch=str(read.job.global_batch_size))
 
     def words(self, spec: str | Source | None) -> list[str]:
-        """SPEC and these options as they were typed."""
+        """Return SPEC and these options as command-line words."""
         found = [] if spec is None else [spec if isinstance(spec, str) else spec.name]
         for name, hint in get_type_hints(SpecOptions, include_extras=True).items():
             (option,) = hint.__metadata__
             value = getattr(self, name)
             for one in [value] if isinstance(value, str) else value or ():
-                # The first name of an option is its default to typer, until it has read the annotation.
+                # Until typer has read the annotation, an option's first name is stored as its default.
                 found += [f"{option.default}={one}"] if one.startswith("-") else [option.default, one]
         return found
 
     def _keys(self, spec: str | Source | None) -> dict[str, tuple[str, str]]:
-        """The options that say one key of a spec each, as `load_spec` takes them."""
+        """Return the options that each set one key of a spec, as `load_spec` takes them."""
         said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
         if spec is None:
             said = _USUAL | said
         return {option: (_KEYS[option], value) for option, value in said.items()}
 
     def read_cluster(self, spec: str | Source | None) -> Cluster:
-        """The cluster alone. Raises what `load_cluster` raises."""
+        """Return only the cluster. Raises what `load_cluster` raises."""
         from topoplan.specs.load import load_cluster
 
         return load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
 
     def trainer_job(self, spec: str | Source | None) -> JobFile | None:
-        """What the trainer's file of --job means on this cluster; None where it is a file of topoplan's own.
+        """Return the trainer's file given as --job, interpreted for this cluster; None if it is a file of topoplan's.
 
-        Its batch is that of the cluster as it is described: variations of that leave the batch as it is.
+        Its global batch is computed for the cluster as described; variations of the cluster keep that batch.
         """
         if self.job is None:
             return None
@@ -242,9 +242,9 @@ class SpecOptions:
         return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
 
     def read(self, spec: str | Source | None, *overrides: str) -> Spec:
-        """The spec file with everything that the command line says on top of it, and `key=value` overrides.
+        """Return the spec file with the command line's options and `key=value` overrides applied.
 
-        Without a file the command line has to say enough.
+        Without a file, the options must be sufficient by themselves.
         """
         from topoplan.specs.load import load_spec
 
@@ -260,12 +260,12 @@ class SpecOptions:
             pins=tuple(self.pin or ()),
             profile=self.profile,
         )
-        # The further keys of a trainer's file are for that trainer.
+        # A trainer's file may have further keys, which only that trainer understands.
         trainer = self.trainer or (of_trainer.trainer.name if of_trainer else None)
         return read if self.backend is None and trainer is None else self._searched_by(read, trainer)
 
     def _searched_by(self, read: Spec, trainer: str | None) -> Spec:
-        """The spec with the backends and the trainer that are asked for."""
+        """Return the spec with the requested backends and trainer."""
         from topoplan.errors import InputError
         from topoplan.trainers.registry import backend_names, trainer_name
 
@@ -281,7 +281,7 @@ class SpecOptions:
 
 
 def spread(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb as typer can read it: a parameter for each of the SpecOptions that it takes."""
+    """Return the verb with a signature that typer can read: one parameter per SpecOptions field that it takes."""
     hints, fields = get_type_hints(verb, include_extras=True), get_type_hints(SpecOptions, include_extras=True)
     parameters: list[inspect.Parameter] = []
     taken: dict[str, tuple[str, ...]] = {}
@@ -309,14 +309,14 @@ def spread(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def missing(options: list[str]) -> str:
-    """`--model and --batch are missing`."""
+    """Return `--model and --batch are missing`."""
     from topoplan.errors import listed
 
     return f"{listed(options)} {'is' if len(options) == 1 else 'are'} missing"
 
 
 def not_both(one: str, is_one: object, other: str, is_other: object) -> None:
-    """Raises InputError where two options are given that exclude each other."""
+    """Raise InputError if two mutually exclusive options are given."""
     from topoplan.errors import InputError
 
     if is_one and is_other:
@@ -324,10 +324,10 @@ def not_both(one: str, is_one: object, other: str, is_other: object) -> None:
 
 
 def variations(overrides: list[str] | None, *, most: int) -> list[tuple[str, ...]]:
-    """Every combination of the values of `--set key=a,b,c` options, each as options of one value.
+    """Return every combination of the values of `--set key=a,b,c` options, each as single-valued options.
 
-    A value that holds a comma stands in quotes, or is a YAML list in brackets. Raises InputError for no option at all,
-    an empty value, a key that is set twice, and more than `most` combinations.
+    A value with a comma must be quoted, or be a YAML list in brackets. Raises InputError for no option at all, an empty
+    value, a key that is set twice, or more than `most` combinations.
     """
     from itertools import product
     from math import prod
@@ -346,7 +346,7 @@ def variations(overrides: list[str] | None, *, most: int) -> list[tuple[str, ...
         if equals and not all(values):
             what = "no value" if len(values) == 1 else "an empty value"
             raise SpecError(what, where=f"--set {quote(text)}", expected="expected one such as nodes=8 or nodes=2,4,8")
-        # `job.seq_len` and `seq_len` are one key.
+        # `job.seq_len` and `seq_len` are the same key.
         if (path := key.removeprefix("job.")) in choices:
             raise InputError(f"{key} is set twice", where="--set", remedy=f"write its values as --set {key}=A,B")
         choices[path] = tuple(dict.fromkeys(f"{key}={value}" if equals else text for value in values))

@@ -1,4 +1,4 @@
-"""Writing to standard output, as JSON or as text."""
+"""Write to standard output, as JSON or as text."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 What = ParamSpec("What")
 PIPE_COLUMNS = 100
-"""Width where there is no terminal to ask."""
+"""Default width if standard output is not a terminal."""
 _MAX_COLUMNS = 140
 _MIN_COLUMNS = 40
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """One JSON value, in ASCII, so that no terminal or pipe can garble it."""
+    """Print a JSON value in ASCII, so that no terminal or pipe can garble it."""
     sys.stdout.write(json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
 def stdout_console() -> Console:
-    """Standard output for people: the terminal's width, or $COLUMNS or 100 and no colour where there is none."""
+    """Return a console for standard output: as wide as the terminal, or without one, $COLUMNS or 100 and no color."""
     from rich.console import Console
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise  # to `main`: rich would end the program with exit code 1
+            raise  # handled by `main`: rich would end the program with exit code 1
 
     terminal, said = sys.stdout.isatty(), os.environ.get("COLUMNS", "")
     columns = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if terminal or said.isdecimal() else PIPE_COLUMNS
@@ -52,7 +52,7 @@ def show(
     *what: What.args,
     **how: What.kwargs,
 ) -> None:
-    """What a verb has found on standard output: the `document` of it as JSON, or for people."""
+    """Print a verb's result on standard output: its `document` as JSON, or as text."""
     if as_json:
         print_json(document(*what, **how))
     else:
@@ -60,5 +60,5 @@ def show(
 
 
 def print_written(path: object) -> None:
-    """Say which file was written."""
+    """Print which file was written."""
     stdout_console().print(f"Wrote {path}", soft_wrap=True)

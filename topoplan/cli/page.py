@@ -1,4 +1,4 @@
-"""`topoplan page`: the page of plans, live, for a browser on this machine."""
+"""`topoplan page`: serve the page of plans to a browser on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXAMPLE = {
 }
 _TOP = 30
 _KEPT = 16
-"""Rankings that are remembered, so that a value can be put back at once."""
+"""Number of rankings kept in memory, so that a value can be changed back instantly."""
 _LISTS = ("pin", "overrides")
 _NOT_ASKED = ("profile",)
 
@@ -39,7 +39,7 @@ def page(
     *,
     options: SpecOptions,
 ) -> None:
-    """Only this machine can open it, and only with the whole address, which is another one each time. Nothing is
+    """Only this machine can open the page, and only with the complete address, which changes each time. Nothing is
     written and nothing leaves the machine. Ctrl-C ends it.
     """
     import contextlib
@@ -66,7 +66,7 @@ def page(
 
 
 def server_of(questions: Questions, port: int) -> PageServer:
-    """What serves the page; it does not yet. Raises InputError for the question it begins with, OSError for a port."""
+    """Return a server for the page, not yet started. Raises InputError for a bad question, OSError for a bad port."""
     from topoplan.page.html import live_html
     from topoplan.page.server import PageServer
 
@@ -76,7 +76,7 @@ def server_of(questions: Questions, port: int) -> PageServer:
 
 
 def asked_on(spec: Spec | None = None, name: str = "") -> dict[str, Any]:
-    """The form of a page that begins with a spec of that name, or with an example."""
+    """Return the form of a page that starts with a spec of that name, or with an example."""
     from topoplan.catalog import model_parameters
     from topoplan.cli import completion
     from topoplan.page.form import form_of
@@ -93,13 +93,13 @@ def asked_on(spec: Spec | None = None, name: str = "") -> dict[str, Any]:
 
 
 class Questions:
-    """Answers to what a page asks, on top of the command line that it was started with. One search runs at a time;
-    a new question ends the search of the one before."""
+    """Answers a page's questions, on top of the command line that it was started with. One search runs at a time;
+    a new question ends the previous search."""
 
     def __init__(
         self, spec: str | None, options: SpecOptions, told: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """SPEC and options as `rank` has them; `told` hears how far a search is."""
+        """SPEC and options are those of `rank`; `told` is called with the progress of a search."""
         self.spec, self.options, self._told = spec, options, told
         self._turn = 0
         self._searching = threading.Lock()
@@ -107,17 +107,17 @@ class Questions:
         self._progress = (0, 0)
 
     def first(self) -> Spec | None:
-        """What the command line says alone; None where it asks nothing yet. Raises InputError."""
+        """Return the spec of the command line alone, or None if there is none. Raises InputError."""
         return self.options.read(self.spec) if self.spec is not None or self.options else None
 
     def dropped(self, asked: Mapping[str, Any]) -> dict[str, str]:
-        """`name`, `text` of a file -> the option that it is for."""
+        """Given `name` and `text` of a dropped file, return the option that it is for."""
         from topoplan.page.form import use_of
 
         return {"use": use_of(str(asked.get("name")), str(asked.get("text")))}
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """`question` -> the page, and what the fields have where nothing is typed."""
+        """Given a `question`, return the page, and the values that apply to empty fields."""
         from topoplan.page.document import page_to_dict
         from topoplan.page.form import values_of
 
@@ -128,7 +128,7 @@ class Questions:
         return page | {"has": values_of(ranking.spec)}
 
     def details(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """`question`, `id` -> all of one plan."""
+        """Given a `question` and an `id`, return the details of one plan."""
         from topoplan.cli.plan_choice import plan_of_id
         from topoplan.page.document import details_to_dict
 
@@ -140,7 +140,7 @@ class Questions:
             return details_to_dict(read, plan, words)
 
     def along(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """`question`, `key`, `values` -> `what-if --json` of these values, without what becomes of the old plan."""
+        """Given `question`, `key` and `values`, return `what-if --json` of the values, without the old plan's fate."""
         from topoplan.cli.what_if import outcome_of, read_changed
         from topoplan.errors import InputError
         from topoplan.planner.what_if import found_by
@@ -160,12 +160,12 @@ class Questions:
         return outcomes_to_dict(before, old, outcomes)
 
     def progress(self, _: Mapping[str, Any]) -> dict[str, int]:
-        """How far the search is."""
+        """Return the progress of the search."""
         done, total = self._progress
         return {"done": done, "total": total}
 
     def stop(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """The search ends with what it has."""
+        """End the search, which returns what it has so far."""
         self._turn += 1
         return {}
 
@@ -186,7 +186,7 @@ class Questions:
 
     @contextmanager
     def _search_turn(self) -> Iterator[Callable[..., Ranking]]:
-        """Ends the search before, and waits for its end; gives a search that the next turn ends."""
+        """End the previous search, wait for its end, and provide a search that the next turn ends."""
         from topoplan.planner.search import rank
 
         self._turn += 1
@@ -203,8 +203,10 @@ class Questions:
 
     @contextmanager
     def _asked(self, asked: Mapping[str, Any]) -> Iterator[tuple[str | None, SpecOptions, list[str]]]:
-        """SPEC and options of a question, and both as they would be typed, while its files are there to be read.
-        Raises InputError."""
+        """Provide the SPEC, the options and the command-line words of a question, while its files can be read.
+
+        Raises InputError.
+        """
         from topoplan.specs.source import held
 
         spec, given, files = _checked(asked.get("question"))
@@ -220,7 +222,7 @@ class Questions:
 
 
 def _checked(question: Any) -> tuple[str | None, dict[str, Any], dict[str, str]]:
-    """Name of the spec, options and files of a question that anybody may have written. Raises InputError."""
+    """Validate an untrusted question; return the name of its spec, its options and its files. Raises InputError."""
     from topoplan.errors import InputError
 
     parts = question if isinstance(question, dict) else {}
@@ -241,5 +243,5 @@ def _checked(question: Any) -> tuple[str | None, dict[str, Any], dict[str, str]]
 
 
 def _key(asked: Mapping[str, Any]) -> str:
-    """What a ranking is remembered by; files on the disk are taken to stay as they are."""
+    """Return the cache key of a ranking; files on disk are assumed not to change."""
     return json.dumps(asked.get("question"), sort_keys=True)

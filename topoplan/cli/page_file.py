@@ -1,4 +1,4 @@
-"""`--html FILE`: a page of plans to look at, as one file."""
+"""`--html FILE`: write a page of plans as a single file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Html = Annotated[str | None, option("--html FILE", "Write a page to look at in a
 
 
 def write_ranking(path: str, ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str]) -> None:
-    """The plans that are shown, with the account, the pictures and the files of each."""
+    """Write a page of the plans shown, with the account, the pictures and the files of each."""
     from topoplan.page.document import page_to_dict
 
     page = page_to_dict(ranking, top=top, words=words, assumed=assumed)
@@ -24,7 +24,7 @@ def write_ranking(path: str, ranking: Ranking, *, top: int, words: Sequence[str]
 
 
 def write_plans(path: str, spec: Spec, plans: Sequence[Plan], *, words: Sequence[str]) -> None:
-    """The same of one plan, or of two."""
+    """Write a page of one or two given plans."""
     from topoplan.page.document import plans_page_to_dict
 
     named = [*words, "--plan", plans[0].id, *(part for plan in plans[1:] for part in ("--versus", plan.id))]

@@ -1,4 +1,4 @@
-"""Which plan `--plan N|ID` means, of a spec or of a run document."""
+"""Resolve the plan of `--plan N|ID`, for a spec or a run document."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RunPath = Annotated[
 
 
 def wanted_id(wanted: str) -> str:
-    """The id as the layouts have it: the table shows ids with spaces and colons, and they may be pasted from there."""
+    """Normalize an id: tables show ids with spaces and colons, and users may paste them."""
     return wanted.strip().lower().replace(" ", "-").replace(":", "-")
 
 
 def place_in_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> int | None:
-    """The place, from 0, of the plan of that rank or id; None for an id that the ranking does not hold."""
+    """Return the index (from 0) of the plan with a rank or id; None for an id that is not in the ranking."""
     wanted = wanted_id(wanted)
     if wanted.isdecimal():
         if 1 <= int(wanted) <= len(ranking.plans):
@@ -38,7 +38,7 @@ def place_in_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -
 
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
-    """The plan of that id, whether it fits or not; what no id says is as the spec's pins or a search have it."""
+    """Return the plan of an id, whether it fits or not; keys not in the id come from the spec's pins or the search."""
     from topoplan.layout.ids import layout_of_id
     from topoplan.planner.predict import predict
 
@@ -51,7 +51,7 @@ def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
 
 
 def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What a search of the spec would choose of keys that no id says."""
+    """Return what a search of the spec would choose for keys that ids leave out."""
     from topoplan.engines.registry import engine_of
     from topoplan.trainers.case import case_of
     from topoplan.trainers.registry import backends_of
@@ -64,7 +64,7 @@ def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list[Plan]:
-    """The plans that options name: by rank, which takes a search, or by id, which does not unless it is `uneven`."""
+    """Return the plans that options name: by rank, which needs a search, or by id, which needs one if `uneven`."""
     from topoplan.cli.search import search
     from topoplan.planner.predict import predict
 
@@ -82,7 +82,7 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list
         if ranking is None or place is None:
             plans.append(plan_of_id(spec, name, option=said))
         else:
-            # Not the ranking's own plan, since a search lists no more stages than it needs.
+            # Predicted again, because plans of a search do not list all stages.
             plans.append(predict(spec, ranking.plans.layouts[place]))
     return plans
 
@@ -90,7 +90,7 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list
 def plans_of_command(
     spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions, *, fresh: bool
 ) -> tuple[Spec, list[Plan]]:
-    """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
+    """Return the spec and the plans named by a command line: by SPEC and options such as --plan, or by --run."""
     from topoplan.cli.options import EXAMPLE
     from topoplan.errors import InputError
 
@@ -107,7 +107,7 @@ def plans_of_command(
 
 
 def plan_of_run(source: str, profile: str | None) -> tuple[Spec, list[Plan]]:
-    """The job of a run document, and its layout."""
+    """Return the spec of a run document, and the plan of its layout."""
     from pathlib import Path
 
     from topoplan.cli.run_documents import read_run_documents

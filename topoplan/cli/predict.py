@@ -1,4 +1,4 @@
-"""`topoplan predict`: memory and time of given layouts, without a search."""
+"""`topoplan predict`: predict memory and time of given layouts, without a search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def predict(
     profile: ProfilePath = None,
     as_json: Annotated[bool, option("--json", "Print one JSON object a line.")] = False,
 ) -> None:
-    """A document that cannot be predicted is answered with its error, and the others go on.
+    """A document that cannot be predicted yields its error, and the rest are still processed.
+
     Exit code 2: none could be predicted.
     """
     from topoplan.cli.output import print_json, stdout_console
@@ -35,7 +36,7 @@ def predict(
     from topoplan.specs.profile import read_profile
 
     own = None if profile is None else read_profile(profile)
-    # As in a spec, a relative path of a model is relative to the file that names it.
+    # As in a spec, a model's relative path is relative to the file that names it.
     base = Path.cwd() if runs == "-" else Path(runs).parent
     predictions = (_predict_one(document, base, own) for document in read_run_documents(runs))
     shown = []
@@ -62,7 +63,7 @@ def _predict_one(document: RunDocument, base: Path, profile: OwnProfile | None) 
         return Prediction(id=document.id, plan=predict_layout(spec, document.layout))
     except TopoplanError as error:
         return Prediction(id=document.id, error=str(error))
-    except Exception as error:  # a defect shown by one document must not cost the answers to all the others
+    except Exception as error:  # a defect triggered by one document must not cost the other answers
         return Prediction(
             id=document.id, error=f"{document.where}: defect in topoplan: {type(error).__name__}: {error}"
         )

@@ -1,4 +1,4 @@
-"""`topoplan preflight`: look at the hosts before a run."""
+"""`topoplan preflight`: check the hosts before a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def preflight(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input."""
+    """Changes nothing on the hosts, and takes a few seconds. Exit code 1: a check failed; 2: bad input."""
     from topoplan.cli.ssh_options import access
     from topoplan.hosts.preflight.looks import refuse_unknown
 
@@ -53,7 +53,7 @@ def preflight(
 
 
 def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
-    """The cluster, and what a run wants of it where there is a plan."""
+    """Return the cluster, and the needs of a run if there is a plan."""
     from pathlib import Path
 
     from topoplan.trainers.trainer import PLAN_FILE
@@ -78,7 +78,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
 
 
 def targets_of(cluster: Cluster) -> dict[str, Target]:
-    """How to log in to each host of the cluster. Raises SpecError where it has none, too few or one twice."""
+    """Return the SSH targets of the cluster's hosts. Raises SpecError for no hosts, too few, or a duplicate."""
     from topoplan.errors import SpecError
     from topoplan.remote.ssh_config import SshConfig
 

@@ -1,4 +1,4 @@
-"""`topoplan probe`: what real machines are, as a spec."""
+"""`topoplan probe`: describe real machines as a spec."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def probe(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """The spec is one for `topoplan rank`. Nothing is changed on the machines.
+    """The spec is suitable for `topoplan rank`. Nothing is changed on the machines.
 
-    Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input.
+    Exit code 1: a host could not be queried, or the hosts make no cluster; 2: bad input.
     """
     from topoplan.cli.host_words import hosts_of
     from topoplan.hosts.cluster_yaml import cluster_spec
@@ -63,7 +63,7 @@ def probe(
 
 
 def ask(hosts: Sequence[Host], *, accept_new: bool) -> Asked:
-    """What hosts say of themselves. Raises InputError for one that is given twice."""
+    """Query hosts for their properties. Raises InputError for a host that is given twice."""
     from topoplan.errors import InputError
     from topoplan.hosts.probe import ask_hosts
     from topoplan.remote.ssh_config import SshConfig
@@ -86,7 +86,7 @@ def _write(text: str, output: str, *, force: bool) -> None:
 
 
 def _show(asked: Asked, draft: Draft | None, output: str | None, *, as_json: bool) -> None:
-    """What was found; without a file to write to, the spec has standard output for itself."""
+    """Print the findings, on standard error if the spec goes to standard output."""
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.probe import print_probe, probe_to_dict
 
@@ -105,14 +105,14 @@ def _show(asked: Asked, draft: Draft | None, output: str | None, *, as_json: boo
 
 
 def _refuse_edited(path: Path) -> None:
-    """Raises OutputError for a spec of ours that a person has changed."""
+    """Raise OutputError for a spec written by topoplan and edited since."""
     from topoplan.errors import OutputError
     from topoplan.hosts.cluster_yaml import is_edited
 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return  # whatever it is, writing will tell
+        return  # unreadable: writing will report what is wrong
     if is_edited(text):
         raise OutputError(
             f"was edited since `{_WRITER}` wrote it",

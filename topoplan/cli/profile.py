@@ -16,7 +16,7 @@ def profile(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Each with where it comes from. Without a GPU: all profiles. Exit code 2: bad input."""
+    """Each constant is shown with its source. Without a GPU, lists all profiles. Exit code 2: bad input."""
     from topoplan.cli.output import print_written, show
     from topoplan.errors import InputError
     from topoplan.report import profile as report
@@ -43,7 +43,7 @@ def profile(
 
 
 def write_new(output: str, text: str) -> None:
-    """Write a file that is not there yet: a person may have changed the one that is."""
+    """Write a new file; an existing one is never overwritten, because it may have been edited."""
     from pathlib import Path
 
     from topoplan.errors import OutputError

@@ -1,4 +1,4 @@
-"""Asking in a terminal for what a spec needs; an answer that is wrong is said to be, and asked for again."""
+"""Ask in the terminal for what a spec needs; a wrong answer is rejected and asked for again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 _PLACES = {"model": "Qwen/Qwen3-0.6B", "seq_len": "128", "batch": "1"}
-"""Stand for what is not answered yet, so that the rest can be checked."""
+"""Placeholders for answers that are still missing, so that the rest can be validated."""
 _LINKS = {
     "nvlink_bandwidth": "NVLink of a GPU, both ways together (none: the GPUs talk over PCIe)",
     "ib_bandwidth": "Network of one NIC, each way",
@@ -26,9 +26,9 @@ _LINKS = {
 
 
 def answered(options: SpecOptions, base: Source | None, *, asks_job: bool) -> SpecOptions:
-    """The options with answers to what they leave open. `base` is what is known of the cluster, if it is.
+    """Return the options completed by the user's answers. `base` holds the cluster, if it is known.
 
-    The end of the input, or Ctrl-C, raises typer's Abort.
+    Raises typer's Abort at the end of the input, or for Ctrl-C.
     """
     asker = _Asker(options, base)
     if base is None:
@@ -61,7 +61,7 @@ class _Asker:
     base: Source | None
 
     def spec(self, **answer: Any) -> Spec:
-        """The spec of all answers so far, and another one."""
+        """Return the spec of all answers so far plus another one."""
         options = replace(self.options, **answer)
         said = self.base.data if self.base else {}
         open_: dict[str, Any] = {
@@ -78,7 +78,7 @@ class _Asker:
             self.options = replace(self.options, **{name: answer})
 
     def key(self, key: str, words: str, usual: str) -> None:
-        """Ask for a key that has no option of its own; what is usual is left to be assumed."""
+        """Ask for a key without an option of its own; the default answer is not recorded."""
         given = self.options.overrides or []
         if any(text.partition("=")[0].removeprefix("job.") == key for text in given):
             return
@@ -87,7 +87,7 @@ class _Asker:
             self.options = replace(self.options, overrides=[*given, f"{key}={text}"])
 
     def links(self) -> None:
-        """Ask for what would be taken from the GPU's usual machine."""
+        """Ask for the values that would be taken from the GPU's usual machine."""
         from topoplan.specs.written import assumed_keys
 
         cluster = self.spec().cluster

@@ -43,7 +43,7 @@ def rank(
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
     find = partial(search, fresh=no_cache, partial=True)
-    # Rows have no place for the ways out.
+    # CSV rows have no place for ways out.
     first, best = partial(find, keep_rejected=rejected), partial(find, best_only=True)
     ranking = answered(spec, options, first, best, has_ways_out=not as_csv)
     if html:
@@ -79,8 +79,8 @@ def answered(
     *,
     has_ways_out: bool = True,
 ) -> Ranking:
-    """The ranking with all that there is to say of it; `first` is its search, `best` does those behind it, for the best
-    plan alone or for the best one `with_room`."""
+    """Return the ranking with all its notes. `first` is its search; `best` runs follow-up searches for the best plan
+    only, or for the best plan `with_room`."""
     from dataclasses import replace
     from functools import partial
 
@@ -105,7 +105,7 @@ def answered(
 
 
 def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, top: int, rejected: bool) -> None:
-    """The answer comes last, where it stays on the screen."""
+    """Print the ranking, with the answer last, where it stays visible."""
     from topoplan.cli.output import stdout_console
     from topoplan.report.answer import answer_of, print_answer
 

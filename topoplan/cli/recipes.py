@@ -1,4 +1,4 @@
-"""`topoplan show recipes`: the first recipe that works, for every number of GPUs, context and model."""
+"""`topoplan show recipes`: the first recipe that works, for every number of GPUs, context length and model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def recipes(
     as_csv: Annotated[bool, option("--csv", "Print CSV: gpus, max_model_len, model, cell.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What it takes to train a model with reinforcement learning, with Trinity-RFT and verl.
+    """Shows what it takes to train a model by reinforcement learning, with Trinity-RFT and verl.
 
     Each cell is the first recipe that fits: vanilla, Env (expandable segments), SP=N (Ulysses sequence parallelism),
-    Offload (FSDP 2 with everything in host memory), or - where none does. Exit code 2: bad input.
+    Offload (FSDP 2 with everything in host memory), or - if none does. Exit code 2: bad input.
     """
     from topoplan.cli.output import show
     from topoplan.report.table import print_table, table_to_dict, write_csv
@@ -83,7 +83,7 @@ def _parts(text: str, option: str) -> list[str]:
 
 
 def _numbers(text: str, option: str, *, most: int) -> list[int]:
-    """Whole numbers, each once and from the least to the greatest."""
+    """Parse distinct whole numbers, in ascending order."""
     return sorted({_number(part, option, most=most) for part in _parts(text, option)})
 
 

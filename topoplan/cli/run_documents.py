@@ -1,4 +1,4 @@
-"""Reading run documents: a cluster, a model, a job and a layout each."""
+"""Read run documents, each with a cluster, a model, a job and a layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WANTED = "give a .jsonl, .yaml or .json file, in parts where it is large"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDocument:
-    """One run document, or why it is none."""
+    """One run document, or why it is invalid."""
 
     id: Any = None
     where: str
@@ -29,7 +29,7 @@ class RunDocument:
 
 
 def read_run_documents(source: str) -> Iterator[RunDocument]:
-    """The documents of a .jsonl, .json or .yaml file, or of standard input when `source` is `-`."""
+    """Yield the documents in a .jsonl, .json or .yaml file, or on standard input if `source` is `-`."""
     text, where = source_text(source)
     suffix = "" if source == "-" else Path(source).suffix.lower()
     if not text.strip():
@@ -45,7 +45,7 @@ def read_run_documents(source: str) -> Iterator[RunDocument]:
 
 
 def source_text(source: str) -> tuple[str, str]:
-    """The text of a file, or of standard input when `source` is `-`, and what messages call it."""
+    """Return the text of a file, or of standard input if `source` is `-`, and its name for messages."""
     if source != "-":
         return read_text(Path(source), most_bytes=_MOST_BYTES, wanted=_WANTED), source
     content, name = sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input"
@@ -53,14 +53,14 @@ def source_text(source: str) -> tuple[str, str]:
 
 
 def _lines(text: str, where: str) -> Iterator[RunDocument]:
-    # Not splitlines(): JSON strings may hold U+2028 and other separators that are no line ends in JSON Lines.
+    # Not splitlines(): JSON strings may contain U+2028 and other separators, which do not end lines in JSON Lines.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _from_json(line, f"{where}:{number}")
 
 
 def _looks_like_lines(text: str) -> bool:
-    """Whether text without a telling name is JSON Lines: some line is an object, and the whole is not one value."""
+    """Return whether text without a telling suffix is JSON Lines: a line is an object, and the whole is not JSON."""
     lines = text.strip().split("\n")
     if len(lines) == 1 or not any(line.strip().startswith("{") and line.strip().endswith("}") for line in lines):
         return False
@@ -95,7 +95,7 @@ def _document(value: Any, where: str) -> RunDocument:
 
 
 def _plain_id(value: Any) -> Any:
-    """The id as JSON can give it back: YAML also knows dates and such."""
+    """Return an id that JSON can represent: YAML also has dates and other types."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

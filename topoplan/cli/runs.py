@@ -1,4 +1,4 @@
-"""`topoplan runs`: the runs that were started from this machine."""
+"""`topoplan runs`: list the runs started from this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ def runs(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Those that this user started from this machine, as they were last seen here; `runs status` asks the hosts.
-
+    """Lists the runs that this user started from this machine, as last seen here; `runs status` queries the hosts.
     `topoplan calibrate --runs` learns from them.
 
-    --prune touches no host. What is not known to have ended stays, and so does a record that cannot be read.
+    --prune touches no host. Runs not known to have ended are kept, and so are records that cannot be read.
     """
     if verb := ctx.invoked_subcommand:
         if as_json:

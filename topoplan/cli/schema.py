@@ -1,10 +1,10 @@
-"""`topoplan show schema`: what a spec file may hold."""
+"""`topoplan show schema`: print the JSON Schema of the spec file."""
 
 from __future__ import annotations
 
 
 def schema() -> None:
-    """An editor that knows it completes and checks a spec while it is written."""
+    """An editor with this schema completes and checks a spec while it is written."""
     from topoplan.cli.output import print_json
     from topoplan.specs.schema import schema_of_spec
 

@@ -1,4 +1,4 @@
-"""Running the search with its progress on the terminal."""
+"""Run searches, with their progress on the terminal."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def search(
     with_room: bool = False,
     partial: bool = False,
 ) -> Ranking:
-    """`planner.search.rank`, with a line on stderr when it takes long and a person is looking.
+    """Run `planner.search.rank`, with a progress line on standard error if it takes long on a terminal.
 
-    A whole search of before is its own answer, unless it has to be a fresh one. One that keeps every rejected layout
-    is not kept, and one for the best plan only is an answer to its like alone. `partial`: the first Ctrl-C ends the
-    search with what it has, and only a second one the program.
+    A complete earlier search is reused unless `fresh`. Searches that keep every rejected layout are not cached, and a
+    search for the best plan only answers questions of the same kind. With `partial`, the first Ctrl-C ends the search
+    with what it has, and a second one ends the program.
     """
     how = "best with room" if with_room else "best only" if best_only else ""
     kept = None if fresh or keep_rejected else KeptSearches(searches_directory(), how)
@@ -54,7 +54,7 @@ def search(
 
 @contextmanager
 def searches(count: int, *, fresh: bool) -> Iterator[Callable[[Spec], Ranking]]:
-    """The same for `count` searches at most, which share one line; none of them is done twice."""
+    """Provide a cached search for up to `count` specs, which share one progress line; none is searched twice."""
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 

@@ -1,4 +1,4 @@
-"""`topoplan size`: the fewest nodes that do a job in time."""
+"""`topoplan size`: find the fewest nodes that do a job in time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def size(
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
-    """Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time.
+    """Searches 1, 2, 3, ... nodes, without gaps, up to the first number that is in time.
 
     Exit code 1: none is; 2: bad input.
     """
@@ -41,7 +41,7 @@ def size(
     steps = _steps(read, tokens)
 
     def of_nodes(nodes: int) -> Spec:
-        # A list of machines is one of as many as the spec has; where they are does not matter here.
+        # hosts=null: a list of hosts would fix the number of nodes, and the addresses do not matter here.
         return options.read(spec, f"nodes={nodes}", "hosts=null")
 
     with searches(max_nodes, fresh=no_cache) as search:
@@ -52,7 +52,7 @@ def size(
 
 
 def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecOptions) -> None:
-    """Raises InputError for numbers that are none, and for a number of nodes in the options."""
+    """Raise InputError for invalid numbers, and for a number of nodes among the options."""
     from math import isfinite
 
     from topoplan.errors import InputError
@@ -71,7 +71,7 @@ def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecO
 
 
 def _steps(spec: Spec, tokens: str | None) -> int:
-    """Optimizer steps of the job: of so many tokens, else as the spec says."""
+    """Return the optimizer steps of the job: for the given tokens, or else as in the spec."""
     from math import ceil
 
     from topoplan.errors import SpecError, UnitError

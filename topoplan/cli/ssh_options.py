@@ -19,7 +19,7 @@ Grace = Annotated[float, option("--grace SECONDS", "From SIGTERM to SIGKILL.", m
 
 
 def time_option(option: str, help_words: str) -> Any:
-    """An option whose value is a time, such as 30min; in seconds."""
+    """Return an option whose value is a time such as 30min, in seconds."""
 
     def seconds(given: str) -> float:
         from topoplan.errors import InputError, UnitError
@@ -45,7 +45,7 @@ HangAfter = Annotated[
 
 
 def access(*, accept_new: bool) -> Access:
-    """Who we are and what is accepted. Passphrases of keys are asked for where there is a terminal."""
+    """Return the SSH credentials and host-key policy. On a terminal, passphrases of keys are asked for."""
     from topoplan.remote.identities import Access
 
     on_terminal = sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`topoplan runs status`: how a run is, asked of its hosts."""
+"""`topoplan runs status`: query the hosts of a run for its status."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew, RunReference, access
 
 ASK_S = 15.0
-"""Time for a host to say how its job is."""
+"""Seconds for a host to report the state of its job."""
 
 
 def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: AsJson = False) -> int:
-    """Exit code 0 if every host answered, whatever it said; 1 if one did not."""
+    """Exit code 0 if every host answered, whatever the answer; 1 if one did not."""
     from topoplan.cli.node_output import warn
     from topoplan.cli.output import show
     from topoplan.errors import HostError, InputError

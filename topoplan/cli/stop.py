@@ -6,7 +6,7 @@ from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew, Grace, RunReference, access
 
 _MARGIN_S = 15.0
-"""Time for a host beside the grace and the wait after SIGKILL."""
+"""Seconds for a host on top of the grace period and the wait after SIGKILL."""
 
 
 def stop(
@@ -15,9 +15,9 @@ def stop(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
-    """Looks whether it has ended.
+    """Verifies that the run has ended.
 
-    Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be asked.
+    Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be queried.
     """
     from topoplan.cli.node_output import warn
     from topoplan.cli.output import show

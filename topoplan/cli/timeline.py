@@ -1,4 +1,4 @@
-"""`topoplan timeline`: one optimizer step as every pipeline rank sees it, or one GPU where data alone is split."""
+"""`topoplan timeline`: one optimizer step on every pipeline rank, or on one GPU under pure data parallelism."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def timeline(
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
-    """What every pipeline rank does when, simulated.
+    """Shows what every pipeline rank does when, from a simulation.
 
-    Without pipeline, under ddp, deepspeed and fsdp2: a GPU, its network, PCIe and host.
-
-    Exit code 1: no layout fits; 2: bad input, or a file of somebody else's is in the way.
+    Without a pipeline (ddp, deepspeed and fsdp2), shows one GPU, its network, PCIe and host.
+    Exit code 1: no layout fits; 2: bad input, or a file that topoplan did not write is in the way.
     """
     from topoplan.errors import InputError
 
@@ -57,7 +56,7 @@ def timeline(
 
 
 def _checked(output: str) -> Path:
-    """The file to write, refused before the search when its name does not say what it is to hold."""
+    """Return the output path, refused before the search if its suffix does not select a format."""
     from topoplan.errors import OutputError
 
     if Path(output).suffix not in (".svg", ".json"):

@@ -1,4 +1,4 @@
-"""`topoplan topology`: a picture of the machines and the network, and what a layout's groups cross of them."""
+"""`topoplan topology`: a picture of the machines and the network, and the links that a layout's groups use."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def topology(
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
-    """What each communication group of a layout gets of the network is said too, where a layout is given.
+    """With a layout, also shows what each of its communication groups gets of the network.
 
-    The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
+    The spec needs neither model nor job, except for --plan. Exit code 2: bad input.
     """
     from topoplan.errors import OutputError
     from topoplan.planner.communication import group_links, step_flows
@@ -81,7 +81,7 @@ def _planned(spec: str, plan: str, options: SpecOptions, *, fresh: bool) -> tupl
 
 
 def _cluster(spec: str, options: SpecOptions) -> Cluster:
-    """The cluster alone, of a spec that may have no model and no job."""
+    """Return only the cluster, of a spec that may have no model and no job."""
     from topoplan.errors import InputError
     from topoplan.specs.load import load_cluster
 
@@ -94,7 +94,7 @@ def _cluster(spec: str, options: SpecOptions) -> Cluster:
 def _draw(
     cluster: Cluster, output: str | None, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow]
 ) -> None:
-    """The cluster on the terminal; or into a file, with the groups of the layout."""
+    """Draw the cluster on the terminal, or into a file with the groups of the layout."""
     if output is None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_picture import print_topology
@@ -112,7 +112,7 @@ def _draw(
 
 
 def _of_degrees(text: str, cluster: Cluster) -> Layout:
-    """A layout of `tp=4,pp=2`; what is left out is 1, and dp the rest of the cluster. Raises LayoutError."""
+    """Return the layout of `tp=4,pp=2`; missing degrees are 1, and dp is what is left. Raises LayoutError."""
     from topoplan.errors import LayoutError, nearest
     from topoplan.layout.layout import Layout
 
@@ -151,7 +151,7 @@ def _of_degrees(text: str, cluster: Cluster) -> Layout:
 
 
 def _of_ulysses(degrees: dict[str, int], ulysses: int, cluster: Cluster) -> Layout:
-    """A layout of fsdp2, whose groups are those of deepspeed too. Raises LayoutError."""
+    """Return an fsdp2 layout, which has the same groups as deepspeed. Raises LayoutError."""
     from topoplan.errors import LayoutError
     from topoplan.layout.layout import Layout
 

@@ -1,4 +1,4 @@
-"""`topoplan tune`: short trials of the plans that teach most, on the user's own hosts."""
+"""`topoplan tune`: short trials of the most informative plans, on the user's own hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GoOn = Annotated[bool, typer.Option("--go-on", help="Count the trials of before,
 
 
 _OF_CHECKPOINTS = ("output", "disk")
-"""Checks of the preflight on what a trial does not write."""
+"""Preflight checks on output that trials do not write."""
 
 
 def tune(
@@ -71,17 +71,17 @@ def tune(
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
-    """One trial after another is launched over SSH on the hosts of the spec: a few steps of the job that save and
-    evaluate nothing, on made-up samples as long as the job's where it names no data set. After each the constants of
-    the cluster are learnt as `topoplan calibrate` does, the plans are ranked again, and the next is the one that may
+    """Launches one trial after another over SSH on the hosts of the spec: a few steps of the job that save and evaluate
+    nothing, on made-up samples of the job's length if it names no data set. After each trial, the constants of the
+    cluster are fitted as in `topoplan calibrate`, the plans are ranked again, and the next trial is the plan that may
     change the answer most. It ends when no other plan's band reaches below the best one.
 
-    A trial has a time, after which it is ended. One that runs out of memory, hangs or loses a host is a result too. A
-    plan whose memory may reach above the card is not tried while there are others. Ctrl-C ends the trial on its hosts,
-    and what was measured is kept.
+    Each trial has a time limit. Running out of memory, hanging or losing a host is a result too. A plan whose memory
+    may exceed the card is not tried while there are others. Ctrl-C ends the trial on its hosts, and keeps the
+    measurements.
 
-    Of a spec with a `slurm` block it writes the trials as one job for sbatch, in a directory of its own; with --go-on
-    it learns from the jobs of before, and writes the next one where the best plan is not clear.
+    For a spec with a `slurm` block, it writes the trials as one job for sbatch, in a directory of its own; with --go-on
+    it learns from earlier jobs, and writes the next one if the best plan is not clear.
 
     It writes the profile, and the bundle of the best plan. Exit code: 0: a best plan is known, or a job is written; 1:
     no trial could be measured, or no layout fits; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
@@ -120,7 +120,7 @@ def _show_ahead(tuning: Tuning, wanted: _Wanted) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     spec: Spec
     plans: int
@@ -131,12 +131,12 @@ class _Wanted:
     settings: Settings
     profile: Path
     again: list[str]
-    """The command."""
+    """The words of this command, for running it again."""
     as_json: bool
 
 
 def _read(subject: str, options: SpecOptions) -> Spec:
-    """The spec, or that of a bundle, searched for the trainer that its plan is written for."""
+    """Read a spec, or a bundle's spec restricted to the trainer of its plan."""
     from dataclasses import replace
     from pathlib import Path
 
@@ -153,9 +153,9 @@ def _read(subject: str, options: SpecOptions) -> Spec:
 
 
 def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]]:
-    """Nothing is tried yet, or what was tried before; and the bundles that a job may still run.
+    """Return the tuning, with earlier trials if `go_on`, and the bundles that a job may still run.
 
-    Raises NoLayoutFitsError where there is no plan.
+    Raises NoLayoutFitsError if there is no plan.
     """
     from pathlib import Path
 
@@ -177,7 +177,7 @@ def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]
 
 
 def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
-    """Where the profile goes. Raises OutputError before anything is spent, where it cannot be written."""
+    """Return the path of the profile. Raises OutputError before any trial is run if it cannot be written."""
     from pathlib import Path
 
     from topoplan.bundle.write import refuse_no_file
@@ -193,7 +193,7 @@ def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
 
 
 def _tune(tuning: Tuning, wanted: _Wanted) -> int:
-    """Run the trials, write what they taught, and say it. The exit code."""
+    """Run the trials, write and print the results, and return the exit code."""
     from topoplan.bundle.node_script import script_name
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
@@ -220,7 +220,7 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
             settings=wanted.settings,
             preflight=(lambda bundle: preflight_of(bundle, _OF_CHECKPOINTS)) if wanted.preflight else None,
             secrets=secrets,
-            # What a trial printed is in the log of its run.
+            # A trial's output is in the log of its run.
             tell=lambda event: None if event.kind in OUTPUT else output.tell(event),
             interrupts=lambda: interrupts.count,
             ending=lambda: interrupts.ending,
@@ -238,7 +238,7 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
 
 
 def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
-    """Say what jobs of Slurm have taught, and write the next one where it is worth it. The exit code."""
+    """Report what earlier Slurm jobs have taught, write the next job if it is worthwhile, and return the exit code."""
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.tune import ahead_to_dict, print_ahead, print_commands, print_tuned, tuned_to_dict
 
@@ -264,7 +264,7 @@ def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
 
 
 def _write_job(tuning: Tuning, plans: Sequence[Plan], wanted: _Wanted) -> tuple[Path, str]:
-    """The script of a job that tries these plans, and a sentence on where it looks for relative paths."""
+    """Write a Slurm job that tries these plans; return its path and a sentence on where relative paths start."""
     from shlex import join
 
     from topoplan.bundle.trials_job import TRIALS_SCRIPT, shared_paths, trials_files
@@ -295,7 +295,7 @@ def _code(tuning: Tuning, why: Why, ending: int) -> int:
 
 
 def _write(tuning: Tuning, wanted: _Wanted, why: Why, job: Path | None = None) -> dict[str, Any]:
-    """The profile and the bundle of the best plan, as far as there are any; with what to type next."""
+    """Write the profile and the bundle of the best plan, if there are any; return them with the next commands."""
     from dataclasses import replace
     from shlex import join
 

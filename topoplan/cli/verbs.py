@@ -1,7 +1,7 @@
-"""The verbs: what each is called and was called, what it does, and an example.
+"""The table of verbs: present and former names, what each does, and an example.
 
-The help, the completion of the shells, the old names and docs/verbs.md are made of this table. What a verb takes stands
-with its function, in the module of its last word: `runs status` is `status` of `cli/status.py`.
+Help, shell completion, old names and docs/verbs.md are generated from this table. The options of a verb are the
+parameters of its function, in the module of its last word: `runs status` is `status` in `cli/status.py`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ class Verb:
     """One verb of the command line."""
 
     name: str
-    """As it is typed; `runs status` stands under `runs`."""
+    """The words to type; `runs status` is listed under `runs`."""
     group: str
     """Heading in the help."""
     summary: str
-    """A sentence that fits on a line of 80 columns, behind the name."""
+    """A sentence that fits on an 80-column line after the name."""
     example: str
-    """What may be typed after `topoplan`."""
+    """An example of what to type after `topoplan`."""
     short: str = ""
-    """Another name that goes on working, and is not listed."""
+    """An unlisted short name, which is accepted too."""
     was: str = ""
-    """A former name, which goes on working and says the present one."""
+    """A former name, which still works and points to the present one."""
 
     @property
     def parent(self) -> str:
-        """`runs` of `runs status`."""
+        """The parent verb, such as `runs` for `runs status`."""
         return self.name.rpartition(" ")[0]
 
     @property
     def word(self) -> str:
-        """`status` of `runs status`."""
+        """The last word, such as `status` for `runs status`."""
         return self.name.rpartition(" ")[2]
 
 
 SHOW = "show"
-"""The one verb that does nothing without a second word."""
+"""The only verb that does nothing without a second word."""
 
 VERBS = (
     Verb(
@@ -147,21 +147,21 @@ VERBS = (
     Verb("show schema", "About", "Print the JSON Schema of the spec file.", "show schema", was="schema"),
     Verb("version", "About", "Print the version.", "version"),
 )
-"""In the order of the help."""
+"""All verbs, in the order of the help."""
 
 
 def below(parent: str) -> list[Verb]:
-    """The verbs that are listed under `topoplan`, or under one of its verbs."""
+    """Return the verbs listed under `topoplan`, or under one of its verbs."""
     return [verb for verb in VERBS if verb.parent == parent]
 
 
 def meant(words: Sequence[str]) -> Verb | None:
-    """The verb that a command line begins with, if it does."""
+    """Return the verb that a command line begins with, or None."""
     verb = named("", words[0]) if words else None
     return (named(verb.name, words[1]) or verb) if verb and len(words) > 1 else verb
 
 
 def named(parent: str, word: str) -> Verb | None:
-    """The verb that a word stands for behind `topoplan` and `parent`, whether by its name or by another."""
+    """Return the verb of a word under `parent`, by its name, short name or former name."""
     other = (verb for verb in VERBS if not parent and word and word in (verb.short, verb.was))
     return next((verb for verb in below(parent) if verb.word == word), None) or next(other, None)

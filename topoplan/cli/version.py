@@ -1,4 +1,4 @@
-"""`topoplan version`: what is installed."""
+"""`topoplan version`: print the installed version."""
 
 from __future__ import annotations
 

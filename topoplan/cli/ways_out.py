@@ -1,4 +1,4 @@
-"""The ways out of a ranking, as commands to paste."""
+"""Ways out of a ranking, as commands to paste."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOptions, search: Search) -> Ranking:
-    """The ranking with its ways out, where it needs some; `options` are what the spec was read with."""
+    """Return the ranking with its ways out, if it needs any; `options` are those that the spec was read with."""
     from topoplan.planner.risk import needs_ways_out
 
     if not needs_ways_out(ranking):
@@ -35,7 +35,7 @@ def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOpti
 
 
 def changed(options: SpecOptions, change: Change) -> SpecOptions:
-    """The options with a change on top of them, which takes the place of what they say of the same key."""
+    """Return the options with a change applied, replacing earlier settings of the same keys."""
     from topoplan.cli.options import OPTION_OF
 
     said = dict(map(_key_and_value, change.sets))
@@ -60,7 +60,7 @@ def _key_and_value(text: str) -> tuple[str, str]:
 def led_on(
     error: ModelError, read: Spec, spec: str | Source | None, options: SpecOptions, search: Search
 ) -> ModelError:
-    """The error of a model that a backend does not train, with the command that plans it with another one."""
+    """Extend the error for a model that a backend cannot train with the command that plans it on another backend."""
     from topoplan.errors import InputError, ModelError
     from topoplan.planner.case import another_backend
 

@@ -1,4 +1,4 @@
-"""`topoplan what-if`: how the best plan moves when the spec changes."""
+"""`topoplan what-if`: show how the best plan moves when the spec changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def what_if(
 
     combinations = variations(changes, most=_MOST)
     before = options.read(spec)
-    # All of them are read before the first search, so that a mistake in the last one is told at once.
+    # Read all specs before the first search, so that a mistake in the last one is reported at once.
     specs = [read_changed(before, lambda *keys: options.read(spec, *keys), keys) for keys in combinations]
     with searches(1 + len(specs), fresh=no_cache) as search:
         old, _ = found_by(before, search)
@@ -54,10 +54,10 @@ def what_if(
 
 
 def read_changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -> Spec | LayoutError:
-    """The spec with `key=value` changes, or the pin that these conditions cannot meet."""
+    """Return the spec with `key=value` changes, or the error of a pin that it cannot meet."""
     from topoplan.errors import LayoutError
 
-    # A list of machines is one of as many as there are nodes; where they are does not matter here.
+    # A list of hosts would fix the number of nodes, and the addresses do not matter here.
     names = {_key_and_value(key)[0] for key in keys}
     without_hosts = before.cluster.hosts and "nodes" in names and "hosts" not in names
     try:
@@ -69,7 +69,7 @@ def read_changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -
 def outcome_of(
     keys: Iterable[str], changed: Spec | LayoutError, best: Plan | None, search: Callable[[Spec], Ranking]
 ) -> Outcome:
-    """What such changes lead to; `changed` is what `read_changed` gives of them."""
+    """Return the outcome of changes; `changed` is the result of `read_changed`."""
     from topoplan.errors import LayoutError
     from topoplan.planner.what_if import Found, Outcome, outcome
 
