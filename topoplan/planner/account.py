@@ -11,18 +11,18 @@ from topoplan.trainers.case import case_of
 
 
 def memory_account(spec: Spec, plan: Plan) -> MemoryAccount:
-    """The terms of `plan.memory`, which has to list every stage (`planner.predict.predict`)."""
+    """Return the terms of `plan.memory`, which must list every stage (`planner.predict.predict`)."""
     layout = plan.layout
     return engine_of(layout.backend).memory_account(case_of(spec, layout.backend), layout, plan.memory)
 
 
 def time_account(spec: Spec, plan: Plan) -> TimeAccount:
-    """The terms of `plan.time`."""
+    """Return the terms of `plan.time`."""
     layout = plan.layout
     return engine_of(layout.backend).time_account(case_of(spec, layout.backend), layout, plan.time)
 
 
 def timeline(spec: Spec, plan: Plan) -> Timeline:
-    """The simulated step of a plan."""
+    """Return the simulated step of a plan."""
     layout = plan.layout
     return engine_of(layout.backend).timeline(case_of(spec, layout.backend), layout, plan.time)

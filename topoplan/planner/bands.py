@@ -1,18 +1,18 @@
-"""The error bands that profiles have earned: what measured runs leave between a prediction and the truth.
+"""The error bands that profiles have earned: the remaining errors of predictions against measured runs.
 
 The rule, for each entry of `catalog/profiles.json` and each band:
 
-- Every figure of memory grades it; every figure of speed does but those of runs that were slowed on purpose, and of
-  adapters on Megatron. Where a source leaves out settings that the figure depends on, only the fastest run of a
-  cluster, model and job grades speed.
-- Five or more: the 90th percentile of how far off they are. A source counts as five figures at most, as its runs share
-  a machine and its software: a band is to hold for a source that nobody has seen.
-- Fewer: the kin's band times WIDER_FOR_FEW, or the median of their sizes where that is wider: a few figures say nothing
-  of the tail, but something of the middle.
-- None: the kin's band times WIDER_FOR_NONE; at the root that of the other precisions.
-- Memory is graded by the figures of an architecture, whichever of its cards have an entry of their own.
+- Every memory figure grades it, and every speed figure except those of runs that were slowed on purpose and of adapters
+  on Megatron. If a source omits settings that the figure depends on, only the fastest run of a cluster, model and job
+  grades speed.
+- Five or more figures: the 90th percentile of how far off they are. A source counts as five figures at most, because
+  its runs share a machine and software, and a band has to hold for a source that nobody has seen.
+- Fewer: the band of the parent entry (`kin`) times WIDER_FOR_FEW, or the median of the figures' errors if that is
+  wider: a few figures say nothing about the tail, but something about the middle.
+- None: the band of the parent entry times WIDER_FOR_NONE; at the root, the band of the other precisions.
+- Memory is graded by all figures of an architecture, even if some of its cards have an entry of their own.
 - POOLED_BANDS are graded by the figures of all entries together.
-- Never below NARROWEST, never above WIDEST, and in whole percent, upwards.
+- Never below NARROWEST, never above WIDEST, and rounded up to whole percent.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ NARROWEST: Mapping[str, float] = {
     "sharded_memory_band": 0.05,
     "sharded_time_band": 0.10,
 }
-"""Why: the last step of memory, from torch's allocator to the card, is graded by no run, and few runs of a mixture of
-experts routed their tokens freely. Speeds of one layout on one kind of machine differ by some 10% between releases."""
+"""Reasons: the last step of memory, from torch's allocator to the card, is graded by no run, and few MoE runs routed
+their tokens freely. The speed of one layout on one kind of machine differs by some 10% between releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarnedBand:
-    """A band of one entry, as the measured runs have it."""
+    """A band of one entry, as the measured runs determine it."""
 
     entry: str
     key: str
     value: float
     """Half width, as a fraction of the prediction."""
     figures: int
-    """Figures that grade it."""
+    """Number of figures that grade it."""
     stored: float
-    """What `catalog/profiles.json` says."""
+    """Value in `catalog/profiles.json`."""
 
 
 def earned_bands(figures: Sequence[Figure]) -> tuple[EarnedBand, ...]:
-    """Every band of every entry of the catalog, by the rule above."""
+    """Return every band of every entry of the catalog, by the rule in the module docstring."""
     return tuple(
         EarnedBand(
             entry=name,
@@ -84,7 +84,7 @@ def _band(name: str, key: str, figures: Sequence[Figure]) -> float:
     if len(found) >= FEW_FIGURES:
         width = _at_90_percent(found)
     elif kin is None:
-        # At the root a precision that was not measured is as uncertain as another one, and more.
+        # At the root, a precision that was not measured is more uncertain than one that was.
         other = {"time_band": "eight_bit_time_band"}.get(key)
         width = WIDER_FOR_NONE * _band(name, other, figures) if other else WIDEST
     elif found:
@@ -97,20 +97,20 @@ def _band(name: str, key: str, figures: Sequence[Figure]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How many measured figures are inside the bands that were predicted around them."""
+    """How many measured figures are inside their predicted bands."""
 
     key: str
-    """The band; `time` and `memory` are all of a kind."""
+    """Name of the band, or `time` or `memory` for all bands of that kind."""
     figures: int
     inside: int
     inside_without_source: int
-    """Inside the band that the figures of all other sources alone would give: what a new source may expect."""
+    """Figures inside the band that results from all other sources: what a new source can expect."""
     median_half_width: float
-    """Of the bands that were predicted, as a fraction."""
+    """Median half width of the predicted bands, as a fraction."""
 
 
 def coverages(figures: Sequence[Figure]) -> tuple[Coverage, ...]:
-    """Of time, of memory, and of each band that any figure grades."""
+    """Return the coverage of time, of memory, and of each band that any figure grades."""
     held = [figure for figure in figures if figure.band]
     unseen: dict[tuple[str, str, str], float] = {}
     for name, key, source in {(figure.entry, figure.band, figure.family) for figure in held}:
@@ -134,7 +134,7 @@ def coverages(figures: Sequence[Figure]) -> tuple[Coverage, ...]:
 
 
 def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
-    """The figures that grade a band of an entry."""
+    """Return the figures that grade a band of an entry."""
 
     def grades(figure: Figure) -> bool:
         if figure.is_speed or key in POOLED_BANDS:
@@ -152,13 +152,13 @@ def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
 
 
 def _architecture(name: str) -> str:
-    """The entry of the architecture: what sets cards apart from it is their speed, not what they hold."""
+    """Return the entry of the architecture: cards with an entry of their own differ from it in speed, not in memory."""
     entry = profile_entries()[name]
     return entry["kin"] if "cards" in entry else name
 
 
 def _at_90_percent(figures: Sequence[Figure]) -> float:
-    """The 90th percentile of how far off figures are, where a source counts as FEW_FIGURES of them at most."""
+    """Return the 90th percentile of how far off figures are; a source counts as FEW_FIGURES figures at most."""
     of_source = Counter(figure.family for figure in figures)
     weighed = sorted((figure.off_by, min(1.0, FEW_FIGURES / of_source[figure.family])) for figure in figures)
     reached, needed = 0.0, 0.9 * sum(weight for _, weight in weighed)
@@ -170,7 +170,7 @@ def _at_90_percent(figures: Sequence[Figure]) -> float:
 
 
 def profiles_text(bands: Sequence[EarnedBand]) -> str:
-    """The text of `catalog/profiles.json` with these bands, one number a line."""
+    """Return the text of `catalog/profiles.json` with these bands, one number per line."""
     blocks = []
     for name, entry in profile_entries().items():
         earned = {band.key: {"value": band.value, "figures": band.figures} for band in bands if band.entry == name}

@@ -1,29 +1,29 @@
-"""A few constants of a cluster, from the steps of its runs.
+"""A few constants of a cluster, estimated from the steps of its runs.
 
-A step is predicted from some fifty constants. What runs can tell is how far groups of them are off together (KNOBS):
-all rates of kernels, of links inside a machine, of the network, the fixed times of kernels and messages, the host. The
-logarithm of each group's factor has a prior around 0, and what is known of them after the runs follows from
+A step is predicted from some fifty constants. What runs can show is how far groups of constants are off together
+(KNOBS): all rates of kernels, of links inside a machine, of the network, the fixed times of kernels and messages, the
+host. The logarithm of each group's factor has a prior around 0, and its posterior after the runs follows from
 
     ln(measured step) = ln(predicted step with these factors) + what the formulas miss in this layout + noise
 
-by linearising the prediction and conditioning on one run after the other (a Kalman update), until nothing moves. The
-prediction itself is the model: its derivatives are differences of predictions.
+by linearizing the prediction and conditioning on one run after another (a Kalman update) until the factors converge.
+The prediction itself is the model: its derivatives are differences of predictions.
 
-Where the prior comes from: the narrowest band that a profile may have is what formulas are off by where all constants
-are known (`planner/bands.py`). Half of its width is taken to be the layout's own, and moves that layout alone. What the
-band of this GPU is wider by is its machine's: a power limit, a driver, a release, a slow node, what the formulas miss
-in this model. It slows kernels, links and messages together, and so it is common to all of them; the work of the
-host's CPU it leaves alone. Beside it each group but the kernels may be off by 40% for itself: a step's band says little
-of them. So a run that is off by much shifts the other layouts by nearly as much, as one plain factor would, and
-one that spends its time otherwise than they do shifts them by less.
+Origin of the prior: the narrowest band that a profile may have is the error of the formulas if all constants are known
+(`planner/bands.py`). Half of its width is attributed to the layout itself, and shifts only that layout. By how much the
+band of this GPU is wider is attributed to its machine: a power limit, a driver, a release, a slow node, what the
+formulas miss in this model. That slows kernels, links and messages together, so it is common to all of them; it does
+not affect the work of the host's CPU. In addition, each group except the kernels may be off by 40% on its own, because
+the band of a step says little about these groups. So a run that is far off shifts other layouts nearly as much as a
+single factor would, and it shifts layouts less if they spend their time differently from the run.
 
-How far constants can be off here, and how much layouts differ here, is not known either: the variances of both have a
-scaled inverse chi-squared prior, which makes a Student t of each, so that a machine which is off by far is believed.
-They are summed over on a grid, weighed by how well the runs go with them. The band of a plan is what is left: the
-factors' covariance, carried through the shares of its step, and what may be this layout's own.
+How far constants can be off here, and how much layouts differ here, is not known either: both variances have a scaled
+inverse chi-squared prior, which makes each a Student t distribution, so that a machine that is far off is believed. The
+variances are integrated over on a grid, weighted by the likelihood of the runs. The band of a plan is the remaining
+uncertainty: the factors' covariance, propagated through the shares of its step, and what may be the layout's own.
 
-Layouts that use two groups in the same proportion cannot tell them apart: their shift is then divided as the prior has
-it, and `Calibration.unseparated` says so.
+Layouts that use two groups in the same proportion cannot separate them: their shift is then divided as in the prior,
+and `Calibration.unseparated` lists them.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
 AT_90_PERCENT = NormalDist().inv_cdf(0.95)
-"""A band's half width, in standard deviations."""
+"""Half width of a band, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """Constants that are off together."""
+    """Constants that are off by a common factor."""
 
     name: str
     rates: tuple[str, ...] = ()
-    """Divided by the factor."""
+    """Constants that are divided by the factor."""
     times: tuple[str, ...] = ()
-    """Multiplied by it."""
+    """Constants that are multiplied by the factor."""
     of_host: bool = False
-    """Work of the host's CPU, which what slows the GPUs down leaves alone."""
+    """Whether this is work of the host's CPU, which is unaffected by what slows the GPUs down."""
 
     def factor(self, mine: Profile, base: Profile) -> float:
-        """What its work takes longer by with the constants of one profile than with those of another."""
+        """Return how many times longer the knob's work takes with profile `mine` than with profile `base`."""
         if self.rates:
             first = self.rates[0]
             return float(getattr(base, first) / getattr(mine, first))
@@ -90,25 +90,26 @@ KNOBS = (
     Knob(name="steps of Adam on the host", rates=("host_adam_bytes_per_s",), of_host=True),
 )
 Factors = Mapping[str, float]
-"""Knob -> what its work takes longer by, as a factor."""
+"""Knob -> the factor by which its work takes longer."""
 Covariance = Mapping[tuple[str, str], float]
-"""Of the logarithms of the factors of two knobs."""
+"""Covariance of the logarithms of the factors of two knobs."""
 _NAMES = tuple(knob.name for knob in KNOBS)
 _UNKNOWN = 0.4
-"""Half width of the prior of all but kernels, beside the machine's, as of a band: links, networks and hosts of a kind
-differ by so much."""
+"""Half width, as of a band, of the prior of every knob except kernels, in addition to the machine's: links, networks
+and hosts of one kind differ by this much."""
 _OWN = 0.5
-"""Of the narrowest band's width, the share that is a layout's own: of its 10%, 5%."""
+"""Share of the narrowest band's width that is attributed to a layout: of 10%, 5%."""
 _FREEDOM, _AT_90_OF_T = 4.0, 2.132
 """Degrees of freedom of both scales: a machine may be slow for reasons that nobody has seen yet, and how much layouts
-differ has been seen on few machines. A band's half width, in scales of a Student t that has so many."""
+differ has been seen on few machines. Then the half width of a band, in scales of a Student t with these degrees of
+freedom."""
 _GRID = 5
-"""Points of each scale, all as likely; with more nothing changes."""
+"""Points of each scale, all equally likely; more points change nothing."""
 _NEARLY = 0.005
-"""Constants that are off by less are left as they are."""
+"""Factors that differ from 1 by less leave constants unchanged."""
 _USED, _COUNTS, _ALIKE = 0.001, 0.03, 0.98
-"""Shares of the step, below which it does not depend on a knob, or nobody asks what it is told apart from; above this
-cosine two knobs are used alike."""
+"""Share of the step below which it does not depend on a knob; share below which a knob's separation from others does
+not matter; cosine above which two knobs are used alike."""
 _DIFFERENCE = 0.02
 _CLOSE = 1e-4
 _LINEARISATIONS = 8
@@ -118,7 +119,7 @@ _FAR = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One layout, and what its steps took."""
+    """One layout, and the measured time of its steps."""
 
     spec: Spec
     layout: Layout
@@ -126,47 +127,47 @@ class Run:
     error: float = 0.0
     """Standard error of `step_s`, as a fraction."""
     name: str = ""
-    """For messages."""
+    """Name for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """What was learnt of one knob."""
+    """What was learned about one knob."""
 
     knob: Knob
     factor: float
-    """Its work takes longer by this."""
+    """Factor by which the knob's work takes longer."""
     spread: float
     """Standard deviation of the factor's logarithm."""
     prior: float
-    """What it was before."""
+    """Standard deviation of the factor's logarithm before the runs."""
 
     @property
     def told(self) -> float:
-        """The share of what was not known of it that the runs tell; 0 is nothing."""
+        """Fraction of the prior variance that the runs removed; 0 is nothing."""
         return max(0.0, 1.0 - (self.spread / self.prior) ** 2) if self.prior else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What some runs tell of their cluster."""
+    """What some runs show about their cluster."""
 
     shifts: tuple[Shift, ...]
-    """In the order of KNOBS."""
+    """Shifts in the order of KNOBS."""
     covariance: Covariance
     scatter: float
-    """Standard deviation of what the formulas miss in one layout."""
+    """Standard deviation of what the formulas miss in one layout, as a logarithm."""
     shares: tuple[Mapping[str, float], ...]
-    """Of each run, the shares of its step by knob."""
+    """For each run, the shares of its step by knob."""
     constants: Mapping[str, float]
-    """Those that differ from the GPU's own."""
+    """Constants that differ from the GPU's own."""
     before: tuple[float, ...]
-    """Predicted over measured, less one: of each run, with the constants as they were."""
+    """For each run, predicted over measured step time minus one, with the uncalibrated constants."""
     after: tuple[float, ...]
 
     @property
     def factors(self) -> Factors:
-        """Knob -> factor."""
+        """Factor of each knob."""
         return {shift.knob.name: shift.factor for shift in self.shifts}
 
     @property
@@ -176,7 +177,7 @@ class Calibration:
 
     @property
     def unseparated(self) -> tuple[tuple[str, str], ...]:
-        """Knobs that count in these steps, and that all of these layouts use in the same proportion."""
+        """Pairs of knobs that matter in these steps and that all of these layouts use in the same proportion."""
         pairs = itertools.combinations([name for name in self.factors if self._part(name, name) > _COUNTS**2], 2)
         return tuple(
             (one, other)
@@ -188,16 +189,17 @@ class Calibration:
         return sum(share[one] * share[other] for share in self.shares) / max(1, len(self.shares))
 
     def band(self, spec: Spec, layout: Layout) -> float:
-        """Half width of the band around the step of a layout, as a fraction: nine of ten are expected in it."""
+        """Return the half width of a layout's step-time band as a fraction: nine of ten layouts are expected inside."""
         slope = slopes(spec, layout, self.factors)
         known = sum(slope[one] * slope[other] * value for (one, other), value in self.covariance.items())
         return math.expm1(AT_90_PERCENT * math.sqrt(known + self.scatter**2))
 
 
 def calibrate(runs: Sequence[Run], spec: Spec | None = None, timed: Sequence[Timed] = ()) -> Calibration:
-    """The most probable factors, from runs of one cluster with one profile, and from what was timed on it by itself.
+    """Return the most probable factors, from runs of one cluster and from times measured separately on it.
 
-    Without runs `spec` says which cluster. Raises InputError for a run far off.
+    `timed` are the separate measurements. `spec` says which cluster it is if there are no runs. Raises InputError for a
+    run that is far off.
     """
     spec = spec or runs[0].spec
     base = _stated(spec)
@@ -241,31 +243,31 @@ def calibrate(runs: Sequence[Run], spec: Spec | None = None, timed: Sequence[Tim
 
 
 def predicted_s(spec: Spec, layout: Layout, factors: Factors) -> float:
-    """The step of a layout whose constants are off by these factors."""
+    """Return the predicted step of a layout in seconds, with constants that are off by these factors."""
     return engine_of(layout.backend).time(_case(spec, layout.backend, tuple(factors.items())), layout).step_s
 
 
 @lru_cache(maxsize=64)
 def _case(spec: Spec, backend: str, factors: tuple[tuple[str, float], ...]) -> Case:
-    """One for all layouts whose slopes are asked for: what is worked out for a case is kept."""
+    """Return one case for all layouts whose slopes are asked for, because results are cached by case."""
     return case_of(_off_by(spec, dict(factors)), backend)
 
 
 def _off_by(spec: Spec, factors: Factors) -> Spec:
-    """With constants that are off by these factors."""
+    """Return the spec with constants that are off by these factors."""
     if all(value == 1.0 for value in factors.values()):
         return spec
     return with_constants(spec, _constants(_stated(spec), factors))
 
 
 def with_constants(spec: Spec, constants: Mapping[str, float]) -> Spec:
-    """The spec with constants over those that it has."""
+    """Return the spec with these constants in place of its own."""
     own = spec.profile or OwnProfile(gpu=spec.cluster.gpu.name, constants={}, source="", path="")
     return replace(spec, profile=replace(own, constants={**own.constants, **constants}))
 
 
 def slopes(spec: Spec, layout: Layout, factors: Factors) -> dict[str, float]:
-    """By how much the logarithm of the step goes up with that of each factor: the shares of the step."""
+    """Return the derivatives of the step's logarithm by each factor's logarithm: the shares of the step."""
     return _slopes(lambda moved: predicted_s(spec, layout, moved), factors)
 
 
@@ -284,7 +286,7 @@ def _stated(spec: Spec) -> Profile:
 
 
 def _constants(base: Profile, factors: Factors) -> dict[str, float]:
-    """The constants that factors other than 1 change; no share is above 1."""
+    """Return the constants that factors other than 1 change; constants that are fractions do not exceed 1."""
     found = {}
     for knob in KNOBS:
         factor = factors.get(knob.name, 1.0)
@@ -300,13 +302,16 @@ def _constants(base: Profile, factors: Factors) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One observation, linearised: `off` is slopes times the logarithms of the factors, plus what is its own."""
+    """One observation, linearized around some factors.
+
+    `off` is slopes times the logarithms of the factors, plus an error of the layout's own and noise.
+    """
 
     off: float
     slopes: Mapping[str, float]
     noise: float
     has_own: bool
-    """It is of a layout, which has something of its own."""
+    """Whether the observation is of a layout, which has an error of its own."""
 
 
 def _rows(runs: Sequence[Run], spec: Spec, timed: Sequence[Timed], factors: Factors) -> list[_Row]:
@@ -333,15 +338,15 @@ def _row(
 
 @dataclass(frozen=True, slots=True)
 class _Prior:
-    """Before any run, with both scales at 1."""
+    """Variances before any run, with both scales at 1."""
 
     covariance: Covariance
     own: float
-    """Variance of what is a layout's own."""
+    """Variance of a layout's own error."""
 
 
 def _scale_of(band: float) -> float:
-    """Of the Student t of a logarithm, nine of ten of which are in a band of this half width."""
+    """Return the scale of a logarithm's Student t distribution with nine of ten values in a band of this width."""
     return math.log1p(band) / _AT_90_OF_T
 
 
@@ -350,7 +355,7 @@ def _prior(runs: Sequence[Run], rows: Sequence[_Row], base: Profile) -> _Prior:
     keys = keys or ["time_band"]
     own = _scale_of(_OWN * max(NARROWEST[key] for key in keys)) ** 2
     machine = max(_scale_of(getattr(base, key)) for key in keys) ** 2 - own
-    # What no run used stays as it was, however the rest of the machine turns out.
+    # What no run used stays unchanged, whatever is learned about the rest of the machine.
     slowed = {knob.name for knob in KNOBS if not knob.of_host and any(row.slopes[knob.name] > _USED for row in rows)}
     covariance = {(one, other): machine if {one, other} <= slowed else 0.0 for one in _NAMES for other in _NAMES}
     for knob in KNOBS:
@@ -364,15 +369,15 @@ class _Posterior:
     mean: Mapping[str, float]
     covariance: Covariance
     own: float
-    """Variance of what is a layout's own."""
+    """Variance of a layout's own error."""
     scale: float
-    """Of the prior's covariance."""
+    """Scale of the prior's covariance."""
     log_likelihood: float
-    """Of the rows, but for a constant."""
+    """Log-likelihood of the rows, up to a constant."""
 
 
 def _conditioned(rows: Sequence[_Row], prior: _Prior) -> _Posterior:
-    """Mean and covariance, given the rows, whichever the scales are."""
+    """Return mean and covariance given the rows, integrated over both scales."""
     grid = [_updated(rows, prior, *scales) for scales in itertools.product(_SCALES, repeat=2)]
     most = max(one.log_likelihood for one in grid)
     weights = [math.exp(one.log_likelihood - most) for one in grid]
@@ -395,7 +400,7 @@ def _conditioned(rows: Sequence[_Row], prior: _Prior) -> _Posterior:
 
 
 def _updated(rows: Sequence[_Row], prior: _Prior, scale: float, scale_of_own: float) -> _Posterior:
-    """The same where the scales are known."""
+    """Return mean and covariance given the rows and both scales."""
     mean = dict.fromkeys(_NAMES, 0.0)
     covariance = {pair: scale * value for pair, value in prior.covariance.items()}
     own, log_likelihood = scale_of_own * prior.own, 0.0
@@ -412,9 +417,10 @@ def _updated(rows: Sequence[_Row], prior: _Prior, scale: float, scale_of_own: fl
 
 
 def _scales(points: int) -> tuple[float, ...]:
-    """Of a variance: the means of parts, all as likely, of a scaled inverse chi-squared.
+    """Return values of a variance's scale: means of equally likely parts of a scaled inverse chi-squared distribution.
 
-    The parts end at quantiles by Wilson and Hilferty (1931). With four degrees of freedom the integral is closed.
+    The parts end at quantiles by Wilson and Hilferty (1931). With four degrees of freedom the integral has a closed
+    form.
     """
     part = 2.0 / (9.0 * _FREEDOM)
     normal = [NormalDist().inv_cdf(place / points) for place in range(1, points)]

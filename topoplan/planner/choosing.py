@@ -1,14 +1,14 @@
-"""Which plan to try next so that the best one is found soon, which is the best by now, and how sure that is.
+"""Which plan to try next so that the best one is found soon, which one is best so far, and how certain that is.
 
-Of a plan that ran its step is known. Of all others the logarithm of the step is normal around what the calibrated
-constants predict: with the covariance of these constants (`calibrate.py`), by the shares that the plan's step has of
-them, and with what formulas miss in a layout of its own. So a trial also tells of every plan that spends its time as
-the tried one does, and little of one that spends it otherwise.
+The step of a plan that ran is known. For all others, the logarithm of the step is normally distributed around the
+prediction with calibrated constants: with the covariance of these constants (`calibrate.py`), weighted by their shares
+of the plan's step, and with what formulas miss in each layout separately. So a trial also tells about every plan that
+spends its time like the tried one, and little about plans that spend it differently.
 
-The next trial is the one from which most is expected: how much shorter the best plan known then will be, over what
-its step may turn out to be, which moves all others with it (the knowledge gradient of correlated beliefs: Frazier,
-Powell and Dayanik 2009). Trials end when the leader is clear of the bands: of none of its rivals the lower end is below
-it, with WITHIN to spare.
+The next trial is the one with the largest expected benefit: how much shorter the best known step will be, averaged over
+the possible outcomes of the trial, which shift all other plans too (the knowledge gradient of correlated beliefs:
+Frazier, Powell and Dayanik 2009). Trials end when the leader is clear of the bands: no rival has a lower end below the
+leader, with WITHIN to spare.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from topoplan.planner.rank import CAVEAT_COST
 from topoplan.specs.spec import Spec
 
 WITHIN = 0.02
-"""A plan that is slower than the best by no more is as good."""
+"""A plan that is slower than the best one by no more than this is as good."""
 NOISE = 0.01
-"""Standard error of the step of a trial, as a fraction, before it ran."""
+"""Expected standard error of a trial's step, as a fraction."""
 _NORMAL = NormalDist()
 _QUANTILES = [_NORMAL.inv_cdf((place + 0.5) / 21) for place in range(21)]
-"""Of what a step may turn out to be, all as likely."""
+"""Equally likely outcomes of a step, in standard deviations."""
 CLEAR = 1.0 - _NORMAL.cdf(AT_90_PERCENT)
-"""A rival that is faster with a smaller probability is out: the leader is below its band of nine of ten."""
+"""A rival that is faster with a smaller probability is out: the leader is below the rival's band of nine of ten."""
 _RIVALS, _NEIGHBOURS = 24, 3
-"""So many at most are looked at, from the best on, and of a family."""
+"""Maximum number of plans considered, best first, in total and per family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +44,23 @@ class Contender:
 
     plan: Plan
     step_s: float
-    """Measured, or else predicted."""
+    """Measured step time, or else the predicted one."""
     error: float | None = None
-    """Of a measured one, the standard error as a fraction; None: it did not run."""
+    """Standard error of a measured step, as a fraction; None if the plan did not run."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it ran."""
+        """Whether the plan ran."""
         return self.error is not None
 
     @property
     def worth_s(self) -> float:
-        """What it is compared by: known trouble has to be paid for, unless the plan has run."""
+        """Seconds by which plans are compared: a plan with a caveat pays for it, unless it has run."""
         return self.step_s * (1.0 + CAVEAT_COST) if self.plan.caveats and not self.is_measured else self.step_s
 
     @property
     def order_s(self) -> float:
-        """What leaders are chosen by: of two that are as good, it is the one that ran."""
+        """Seconds by which leaders are chosen: of two equally good plans, the one that ran leads."""
         return self.worth_s if self.is_measured else self.worth_s * (1.0 + WITHIN)
 
 
@@ -69,29 +69,32 @@ class Standing:
     """What is known after some trials."""
 
     contenders: tuple[Contender, ...]
-    """The best of each family that did not run, some of each, and all that did; the leader first."""
+    """Some plans of each family that did not run, and all that did; the leader first."""
     rival: Plan | None
-    """The one that is likeliest to beat the leader; None where there is no other."""
+    """The plan most likely to beat the leader; None if there is no other plan."""
     chance: float
-    """The probability that this rival is faster than the leader by more than WITHIN."""
+    """Probability that the rival is faster than the leader by more than WITHIN."""
     next: Plan | None
-    """What to try now; None where no plan that did not run may be the best."""
+    """The plan to try next; None if no plan that did not run may be the best."""
     open: frozenset[str]
-    """Ids of the plans that did not run and may be the best."""
+    """Ids of plans that did not run and may be the best."""
 
     @property
     def leader(self) -> Contender:
-        """The best, as far as is known."""
+        """The best plan so far."""
         return self.contenders[0]
 
     @property
     def is_clear(self) -> bool:
-        """Whether the leader ran, and no other trial is worth it."""
+        """Whether the leader ran and no other trial is worthwhile."""
         return self.leader.is_measured and self.chance < CLEAR
 
 
 def family(layout: Layout) -> tuple[object, ...]:
-    """What neighbours have in common: degrees and sharding. Micro batch, recomputation and splits may differ."""
+    """Return what similar layouts have in common: degrees and sharding.
+
+    Micro-batch, recomputation and splits may differ.
+    """
     degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.ulysses)
     return (layout.backend, *degrees, layout.zero_stage, layout.sharding, layout.offload)
 
@@ -104,12 +107,12 @@ def standing(
     failed: Collection[str] = (),
     open_before: Collection[str] = (),
 ) -> Standing | None:
-    """Where the search for the best plan stands; None where no plan is left.
+    """Return the state of the search for the best plan, or None if no plan is left.
 
-    `spec` is as it was before anything was learnt, and `ranking` of the plans with the constants that were;
-    `measured` is by id, `failed` has the ids of what ran without a step. Before the first measurement nothing is known
-    but the prior: then the calibration is that of a run that took what was predicted. `open_before` may be the best
-    whatever is known now, as where what is known was only predicted.
+    `spec` is the spec before anything was learned, `ranking` the ranking with the learned constants. `measured` is by
+    id; `failed` has the ids of plans that ran without a step. Before the first measurement only the prior is known: the
+    calibration is then that of a run that took as long as predicted. `open_before` has the ids of plans that count as
+    open in any case, for example because what is known was only predicted.
     """
     found = sorted(_contenders(ranking, measured, failed), key=lambda one: one.order_s)
     if not found:
@@ -125,9 +128,9 @@ def standing(
         opened.sort(key=joint.gain, reverse=True)
     apart = {family(layout) for layout in ranking.plans.layouts if layout.id in failed}
     if len(measured) == 1 or open_before:
-        # One layout does not tell kernels from links, and neither would its neighbour.
+        # One layout does not separate kernels from links, and neither would a similar one.
         apart |= {family(one.plan.layout) for one in measured.values()}
-    # What may be over the card costs a trial, and at worst a host.
+    # A plan that may exceed the card costs a trial, and at worst a host.
     opened.sort(key=lambda place: (may_be_over(found[place].plan), family(found[place].plan.layout) in apart))
     return Standing(
         contenders=tuple(found),
@@ -139,12 +142,12 @@ def standing(
 
 
 def as_predicted(spec: Spec, plan: Plan) -> Run:
-    """A run that took what was predicted of it: it shifts nothing, and narrows what a run would narrow."""
+    """Return a run that took as long as predicted: it shifts nothing, and narrows what a run would narrow."""
     return Run(spec=spec, layout=plan.layout, step_s=plan.time.step_s, error=NOISE)
 
 
 def may_be_over(plan: Plan) -> bool:
-    """Whether the band of its memory reaches above the card, as under a margin that somebody made small."""
+    """Return whether the memory band reaches above the card, as it may under a small user-defined margin."""
     return plan.memory.band_bytes[1] > plan.memory.capacity_bytes
 
 
@@ -163,14 +166,14 @@ def _contenders(ranking: Ranking, measured: Mapping[str, Contender], failed: Col
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """Contenders as a joint normal of the logarithms of what they are worth; the leader is the first."""
+    """Contenders as a joint normal distribution of the logarithms of their `worth_s`; the leader is the first."""
 
     logs: Sequence[float]
     shares: Sequence[Mapping[str, float]]
-    """Of the step, by knob; empty for what ran, whose step is known."""
+    """For each contender, the shares of its step by knob; empty for one that ran, whose step is known."""
     covariance: Mapping[tuple[str, str], float]
     own: Sequence[float]
-    """Variance of each that no other has."""
+    """For each contender, the variance that it shares with no other."""
 
     @classmethod
     def of(cls, spec: Spec, contenders: Sequence[Contender], calibration: Calibration) -> _Joint:
@@ -196,18 +199,18 @@ class _Joint:
         return found + sum(mine[a] * theirs[b] * value for (a, b), value in self.covariance.items() if mine and theirs)
 
     def _behind(self, rival: int) -> tuple[float, float]:
-        """By how much a rival is slower than the leader, and how far off that may be: of the logarithms."""
+        """Return (how much slower a rival is than the leader, standard deviation of that), both in logarithms."""
         variance = self._together(0, 0) + self._together(rival, rival) - 2.0 * self._together(0, rival)
         return self.logs[rival] - self.logs[0], math.sqrt(max(variance, 1e-12))
 
     def gain(self, tried: int) -> float:
-        """How much shorter the best that is known is expected to be once the step of one is known, in logarithms."""
+        """Return the expected decrease of the best known step after trying one contender, in logarithms."""
         deviation = math.sqrt(self._together(tried, tried) + NOISE**2)
         told = [self._together(place, tried) / deviation for place in range(len(self.logs))]
         best = (min(log + tells * z for log, tells in zip(self.logs, told, strict=True)) for z in _QUANTILES)
         return min(self.logs) - sum(best) / len(_QUANTILES)
 
     def chance(self, rival: int) -> float:
-        """Probability that a rival is faster than the leader by more than WITHIN."""
+        """Return the probability that a rival is faster than the leader by more than WITHIN."""
         behind, deviation = self._behind(rival)
         return _NORMAL.cdf((math.log(1.0 - WITHIN) - behind) / deviation)

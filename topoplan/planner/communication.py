@@ -1,4 +1,4 @@
-"""What each kind of communication group of a layout crosses, and what its members get."""
+"""Which links each kind of communication group of a layout crosses, and the bandwidth that its members get."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 
 _PATTERNS: dict[str, Pattern] = {"cp": "neighbour", "pp": "neighbour", "ep": "all-to-all", "ulysses": "all-to-all"}
-"""How the members of a group mostly talk: context parallel passes keys and values on, stages hand over activations,
-expert parallel exchanges tokens and Ulysses heads. All others gather, scatter and reduce around rings."""
+"""The main pattern of each kind of group: context parallelism passes keys and values on, stages pass on activations,
+expert parallelism exchanges tokens and Ulysses heads. All others gather, scatter and reduce around rings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class GroupLinks:
     pattern: Pattern
     shape: Group
     groups: int
-    """How many there are in the cluster."""
+    """Number of groups in the cluster."""
     worst: tuple[int, ...]
-    """Ranks of the worst placed group; the first of them where several are alike."""
+    """Ranks of the worst placed group; the first of several equally bad ones."""
     domains: int
-    """NVLink domains, or nodes without NVLink, that it touches."""
+    """NVLink domains, or nodes without NVLink, that the worst group touches."""
     links: tuple[LoadedLink, ...]
-    """Of each kind of link that it crosses, the tightest; inside domains, then between them."""
+    """The tightest link of each kind that the worst group crosses; inside domains, then between them."""
     tightest: LoadedLink
     member_bytes_per_s: float
-    """What one member sends in a second, with what NCCL reaches of the links."""
+    """Rate at which one member sends, with the fraction of the link rates that NCCL reaches."""
 
     @property
     def first(self) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ class GroupLinks:
 
 
 def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None) -> tuple[GroupLinks, ...]:
-    """A row for each kind that has more than one member; `own` constants lie over those of the GPU."""
+    """Return a row for each kind of group with more than one member; `own` constants override those of the GPU."""
     shapes = engine_of(layout.backend).groups(layout, cluster).items()
     return tuple(_links(name, shape, cluster, layout, own) for name, shape in shapes if shape.size > 1)
 
@@ -80,19 +80,19 @@ class StepFlow:
     """What one kind of group sends in a step."""
 
     group: str
-    """The name of its `GroupLinks`, or `embd`: the stages that hold the tied embedding."""
+    """Name of the group in `GroupLinks`, or `embd`: the stages that hold the tied embedding."""
     flow: Sent
     member_bytes: float
-    """What one GPU sends in a step."""
+    """Bytes that one GPU sends in a step."""
     link_bytes: Mapping[LinkKind, float]
-    """Of each kind of link that the worst placed group crosses, what passes over the busiest, one way."""
+    """For each kind of link that the worst placed group crosses, the bytes over the busiest link, one way."""
 
 
 def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[StepFlow, ...]:
-    """Bytes of a step by flow, over the groups of `group_links`; of Megatron's stages, the slowest.
+    """Return the bytes of a step by flow, over the groups of `group_links`; for Megatron, of the slowest stage.
 
-    A member of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is reduced for
-    all; a message is sent whole (Thakur et al. 2005, section 4).
+    A member of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is all-reduced;
+    a message is sent whole (Thakur et al. 2005, section 4).
     """
     found = []
     for flow in time_account(spec, plan).sent:
@@ -100,7 +100,7 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
         whole, kind, size = flow.times * flow.moment_bytes, flow.call.kind, flow.call.group.size
         share = 1.0 if kind == "send" else (size - 1) / size
         sent = whole * share * (2 if kind == "all-reduce" else 1)
-        # Loads of an exchange count what a member keeps as sent; rings pass on all that they send.
+        # The load of an exchange includes what a member keeps for itself; rings pass on everything that they send.
         loaded = whole if row.pattern == "all-to-all" else sent
         loads: dict[LinkKind, float] = {}
         for link in row.links:
@@ -111,15 +111,15 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
 
 _GROUPS_AT = {"layers": ("tp", "cp", "ep", "etp", "ulysses"), "stages": ("pp",)}
 _GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas", "tp")
-"""Whose members talk at all other moments; tp about adapters that are whole on each of its ranks."""
+"""Groups that communicate at all other moments; tp for adapters that are replicated on all of its ranks."""
 
 
 def _row_of(flow: Sent, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
-    """The group that a flow is within. Groups of one shape are the same ranks, whatever their names."""
+    """Return the group that a flow belongs to. Groups of one shape are the same ranks, whatever their names."""
     exchanges = flow.call.kind == "all-to-all"
     for row in rows:
         is_theirs = row.name in _GROUPS_AT.get(flow.moment, _GROUPS_OF_STATES)
         if is_theirs and row.shape == flow.call.group and (row.pattern == "all-to-all") == exchanges:
             return row
-    # Dispatch over both grids of experts at once, and copies of a tied embedding, have no row of their own.
+    # Dispatch over both expert grids at once, and copies of a tied embedding, have no row of their own.
     return _links("ep" if exchanges else "embd", flow.call.group, spec.cluster, layout, spec.profile)

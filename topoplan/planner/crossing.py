@@ -1,4 +1,4 @@
-"""What a change of trainer or backend costs and buys, against the best plan of a search over several."""
+"""What a change of trainer or backend costs and gains, compared with the best plan of a search over several."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def crossings(
     unable: Mapping[str, Refusal],
     trainer_of: Callable[[Layout], Trainer | None],
 ) -> Iterator[str]:
-    """A sentence for the best plan of every other backend and trainer; the fastest first, then those without one.
+    """Yield a sentence for the best plan of every other backend and trainer, fastest first.
 
-    `order` and `plans` are the same plans, best first. `illegal` has a layout of each backend whose layouts all break
-    a rule where none fits, `unable` says why a backend was not searched, and `trainer_of` who runs a layout.
+    Sentences on backends without a plan follow. `order` and `plans` are the same plans, best first. `illegal` has an
+    example layout for each backend whose layouts all break a rule; `unable` says why a backend was not searched;
+    `trainer_of` returns the trainer of a layout.
     """
     found: dict[tuple[str, str], int] = {}
     for place, one in enumerate(order):
@@ -56,7 +57,7 @@ def _against(best: Plan, other: Plan, trainer_of: Callable[[Layout], Trainer | N
 
 
 def _packages(theirs: Trainer | None, backend: str, ours: Trainer | None, best: str) -> str:
-    """What has to be installed for it, and what has not."""
+    """Return which packages have to be installed for the other plan, and which are not needed."""
     their_way = theirs.way(backend) if theirs else None
     our_way = ours.way(best) if ours else None
     if their_way is None or our_way is None:

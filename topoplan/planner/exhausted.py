@@ -1,8 +1,9 @@
-"""Out of memory as a measurement: what PyTorch's message says of the card, beside what was predicted of it.
+"""Out of memory as a measurement: the figures in PyTorch's error message, compared with the prediction.
 
-The message has what was tried, what live tensors took and what the allocator held back. Together they are what the run
-would have needed at that moment at least: a lower bound, which a profile keeps as a larger share of fragmentation. So a
-plan that ran out of memory does not fit by the next prediction, and others are judged as far as they are like it.
+The message states what was requested, how much live tensors took and how much the allocator held unallocated. Their sum
+is a lower bound of what the run needed at that moment; a profile records it as a larger fragmentation share. The next
+prediction of a plan that ran out of memory therefore says that it does not fit, and similar plans are affected
+accordingly.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def _size(name: str) -> str:
 
 
 _MESSAGE = re.compile(rf"(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate {_size('tried')}")
-# pytorch c10/cuda/CUDACachingAllocator.cpp, from 2.0 on; "capacty" until 2.2.
+# pytorch c10/cuda/CUDACachingAllocator.cpp, since 2.0; "capacty" until 2.2.
 _PARTS = (
     re.compile(rf"GPU (?P<gpu>[0-9]+) has a total capaci?ty of {_size('total')} of which {_size('free')} is free"),
     re.compile(rf"[Tt]his process has {_size('used')} memory in use"),
     re.compile(rf"Of the allocated memory {_size('allocated')} is allocated by PyTorch"),
     re.compile(rf"and {_size('held')} is reserved by PyTorch but unallocated"),
-    # 1.x
+    # PyTorch 1.x
     re.compile(
         rf"\(GPU (?P<gpu>[0-9]+); {_size('total')} total capacity; {_size('allocated')} already allocated;"
         rf" {_size('free')} free; {_size('reserved')} reserved in total"
@@ -46,7 +47,7 @@ _OTHERS = re.compile(rf"Process [0-9]+ has {_size('other')} memory in use")
 _RANK = re.compile(r"\[rank(?P<rank>[0-9]{1,6})\]")
 _BYTES = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _LINES = 120
-"""Of the traceback before the message."""
+"""Lines of traceback to search before the message."""
 _MOMENTS = {
     "an evaluation": r"evaluation_loop|prediction_step|in evaluate\b",
     "loading the model": r"from_pretrained|in load_model|in load_checkpoint|load_state_dict|deepspeed\.initialize",
@@ -56,49 +57,49 @@ _MOMENTS = {
     "the loss": r"cross_entropy|in loss_func|logits\.float",
     "forward": r"in forward\b|_call_impl",
 }
-"""Moment -> what stands in its traceback; the first that is there."""
+"""Phase -> patterns in the traceback of an error in that phase; the first phase that matches is used."""
 NOT_TRAINING = ("an evaluation", "loading the model", "saving a checkpoint")
-"""Moments that nothing is predicted of."""
+"""Phases for which nothing is predicted."""
 _NOTABLE = 0.5 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhausted:
-    """What a message of PyTorch says."""
+    """The figures in PyTorch's out-of-memory message."""
 
     tried_bytes: float
     allocated_bytes: float
     held_bytes: float
-    """Reserved by the allocator, and not allocated."""
+    """Reserved by the allocator but not allocated."""
     total_bytes: float
-    """Of the card, as CUDA lets it be used."""
+    """Memory of the card that CUDA can use."""
     used_bytes: float | None
-    """By this process, context and NCCL included; None where the message does not say."""
+    """Memory of this process, with context and NCCL; None if the message does not say."""
     others_bytes: float
-    """By other processes."""
+    """Memory of other processes on the card."""
     gpu: int
     rank: int | None = None
-    """Over all nodes; None where the line does not say."""
+    """Global rank; None if the line does not say."""
     moment: str = ""
-    """A key of `_MOMENTS`, or empty."""
+    """Phase of the run: a key of `_MOMENTS`, or empty."""
     step: int | None = None
-    """The last one that the log tells of before."""
+    """Last step that the log reports before the message."""
     line: int = 0
-    """Of the log, from 1."""
+    """Line in the log, from 1."""
 
     @property
     def needed_bytes(self) -> float:
-        """Of live tensors and what is held back, at least."""
+        """Lower bound of what live tensors and unallocated reserved memory needed."""
         return self.tried_bytes + self.allocated_bytes + self.held_bytes
 
     @property
     def is_taught(self) -> bool:
-        """The plan needed it: it was at training, and no other process had the room."""
+        """Whether the plan itself needed the memory: it happened in training, and no other process took the room."""
         return self.moment not in NOT_TRAINING and self.others_bytes < max(_NOTABLE, self.tried_bytes)
 
 
 def read_exhausted(text: str) -> Exhausted | None:
-    """The first message in a log that has all its figures; None where there is none."""
+    """Return the first message in a log that has all its figures, or None."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
         for piece in pieces(line):
@@ -151,24 +152,24 @@ class Ended:
     plan: Plan
     found: Exhausted
     name: str
-    """Of its log."""
+    """Name of the run's log."""
 
 
 def exhausted_peaks(spec: Spec, plan: Plan, found: Exhausted) -> Peaks:
-    """The lower bound that it is."""
+    """Return the lower bound of memory that the message implies."""
     return Peaks(
         spec=spec, layout=plan.layout, reserved_bytes=found.needed_bytes, stage=_stage(plan, found), at_least=True
     )
 
 
 def _stage(plan: Plan, found: Exhausted) -> int | None:
-    """The pipeline stage of a rank: it is the slowest to change of its coordinates."""
+    """Return the pipeline stage of a rank, whose pipeline coordinate varies slowest."""
     layout = plan.layout
     return None if found.rank is None else min(found.rank * layout.pp // layout.world_size, layout.pp - 1)
 
 
 def exhausted_words(spec: Spec, plan: Plan, found: Exhausted) -> tuple[str, ...]:
-    """Sentences: what happened, how far that is from the prediction, why that may be, and what would fit."""
+    """Return sentences: what happened, how far it is from the prediction, possible reasons, and what would fit."""
     allocated, reserved = predicted_bytes(exhausted_peaks(spec, plan, found))
     live = found.allocated_bytes + found.tried_bytes
     more = live / allocated - 1.0
@@ -183,7 +184,7 @@ def exhausted_words(spec: Spec, plan: Plan, found: Exhausted) -> tuple[str, ...]
 
 
 def happened(found: Exhausted, stage: int | None = None) -> str:
-    """The message in a sentence."""
+    """Return the message as a sentence."""
     where = "" if found.rank is None else f" of rank {found.rank}"
     where += f" (stage {stage})" if stage is not None else ""
     after = "before the first step was told" if found.step is None else f"after step {found.step}"
@@ -195,7 +196,7 @@ def happened(found: Exhausted, stage: int | None = None) -> str:
 
 
 def _reasons(spec: Spec, plan: Plan, found: Exhausted, more: float, fragments: float) -> list[str]:
-    """What the figures of the message speak for; a guess is called one."""
+    """Return what the figures of the message suggest; guesses are marked as such."""
     said = []
     if found.others_bytes >= _NOTABLE:
         said.append(f"other processes hold {_gib(found.others_bytes)} of the card: end them, or take other GPUs")
@@ -226,7 +227,7 @@ def _reasons(spec: Spec, plan: Plan, found: Exhausted, more: float, fragments: f
 
 
 def _way_out(spec: Spec, plan: Plan, found: Exhausted) -> str:
-    """The nearest change that fits, with the lower bound learnt."""
+    """Return the nearest change that fits, given the lower bound."""
     if not found.is_taught:
         return f"{plan.id} itself {'fits' if plan.fits else 'does not fit'} by the prediction"
     taught = with_constants(spec, learn([exhausted_peaks(spec, plan, found)]).constants)
@@ -242,7 +243,7 @@ def _gib(size: float) -> str:
 
 
 def taught_words(found: Exhausted) -> str:
-    """What a profile keeps of it."""
+    """Return a sentence on what a profile learns from the message."""
     if found.is_taught:
         return f"it needed {_gib(found.needed_bytes)} of torch's memory or more: the profile keeps that"
     why = [found.moment] if found.moment in NOT_TRAINING else ["other processes on the card"]

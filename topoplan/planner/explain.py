@@ -1,4 +1,4 @@
-"""Sentences about plans: what a rejected one would need, what the usual alternatives to the best would cost."""
+"""Sentences about plans: what a rejected one would need, and what the usual alternatives to the best would cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topoplan.units import GIB
 
 
 def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
-    """Why a legal layout does not fit, and the nearest change after which it would."""
+    """Return why a legal layout does not fit, and the nearest change after which it would."""
     memory = memory_of(case_of(spec, layout.backend), layout)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
     largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
@@ -39,11 +39,14 @@ _ANY_HOST_BYTES = 2**60
 
 
 def _fitting_change(spec: Spec, layout: Layout) -> str:
-    """The mildest change of one layout, nothing where there is none: `planner.ways_out` changes more than that."""
+    """Return the mildest change of one layout that makes it fit, or nothing.
+
+    `planner.ways_out` changes more than that.
+    """
     if found := _first_that_fits(spec, layout):
         return found
     if spec.cluster.host_memory_bytes is None:
-        # Offload is out where the spec does not say what there is to offload to.
+        # Offload is not considered if the spec does not state how much host memory there is.
         with_host = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=_ANY_HOST_BYTES))
         if found := _first_that_fits(with_host, layout):
             return f"{found}: state host_memory in the spec"
@@ -51,7 +54,7 @@ def _fitting_change(spec: Spec, layout: Layout) -> str:
 
 
 def _first_that_fits(spec: Spec, layout: Layout) -> str:
-    """The mildest change after which it fits, and what it then needs; nothing where there is none."""
+    """Return the mildest change after which the layout fits, with the memory that it then needs, or nothing."""
     for name, changed in engine_of(layout.backend).changes(layout):
         if not _keeps_pins(spec, changed):
             continue
@@ -76,21 +79,21 @@ MAX_NOTES = 6
 
 
 def memory_difference(best: Ranked, other: Ranked) -> str:
-    """What another plan takes of the card, against the best one."""
+    """Return a phrase on the memory of another plan compared with the best one."""
     spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
     return f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
 
 
 def speed_difference(best: Ranked, other: Ranked) -> str:
-    """How fast another plan is, against the best one."""
+    """Return a phrase on the speed of another plan compared with the best one."""
     slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
     return "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
 
 
 def alternatives(order: Sequence[Ranked]) -> list[str]:
-    """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses.
+    """Return, for every choice of the best plan, what the best plan with a different choice gains and loses.
 
-    A plan that recomputes does so to fit, so that recomputation is a choice only where the best plan has it.
+    Plans recompute in order to fit, so recomputation counts as a choice only if the best plan recomputes.
     """
     if not order:
         return []

@@ -1,8 +1,9 @@
-"""How much memory torch's allocator holds beyond live tensors, from the peaks that runs have logged.
+"""How much memory torch's allocator holds beyond live tensors, estimated from the peaks that runs have logged.
 
-What it holds is predicted as live tensors times one plus a share. Where both were logged their ratio is measured, and
-the share is nearly known. Where only what it holds was logged, a difference from the prediction is divided between the
-two as far as each was uncertain: live tensors by half of the variance of the profile's band, one plus the share by 5%.
+Reserved memory is predicted as live tensors times one plus a share. If both were logged, their ratio is measured, and
+the share is nearly known. If only reserved memory was logged, a difference from the prediction is divided between live
+tensors and one plus the share in proportion to their uncertainty: half of the variance of the profile's band for live
+tensors, 5% for one plus the share.
 """
 
 from __future__ import annotations
@@ -21,40 +22,40 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
 SHARES = ("fragmentation", "irregular_fragmentation", "sharded_fragmentation", "expandable_fragmentation")
-"""Constants; which of them a layout goes by is asked of its prediction."""
+"""Names of the constants; which of them applies to a layout is found out from its prediction."""
 _UNKNOWN = 0.05
-"""Standard deviation of the logarithm of one plus a share."""
+"""Prior standard deviation of the logarithm of one plus a share."""
 _OWN = 0.01
-"""The same of a layout's own."""
+"""Standard deviation of that logarithm between layouts."""
 _FREEDOM = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """What a run logged of a layout's memory."""
+    """The memory peaks that a run logged."""
 
     spec: Spec
     layout: Layout
     allocated_bytes: float | None = None
     reserved_bytes: float | None = None
     stage: int | None = None
-    """The pipeline stage that was logged; None is the fullest."""
+    """The pipeline stage that was logged; None for the fullest."""
     at_least: bool = False
-    """It ended out of memory: it needed as much, and more."""
+    """Whether the run ended out of memory, so that it needed at least this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """Shares and bands, and how far the runs were off."""
+    """Learned shares and bands, and how far the runs were off."""
 
     constants: Mapping[str, float]
     bands: Mapping[str, float]
     off: tuple[float | None, ...]
-    """Predicted over logged, less one, of what the allocator held; None where that was not logged."""
+    """For each run, predicted over logged reserved memory minus one; None if reserved memory was not logged."""
 
 
 def learn(runs: Sequence[Peaks]) -> Learnt:
-    """The shares that go best with all runs."""
+    """Return the shares that agree best with all runs."""
     constants: dict[str, float] = {}
     bands: dict[str, float] = {}
     said = [(run, _share_of(run)) for run in runs if run.allocated_bytes or run.reserved_bytes]
@@ -77,7 +78,7 @@ def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]
         tensors = math.log(run.allocated_bytes / allocated) if run.allocated_bytes else None
         held = math.log(run.reserved_bytes / reserved) if run.reserved_bytes else None
         if run.at_least:
-            # Whatever made it need more, the next prediction of this plan has to say so.
+            # Whatever made the run need more, the next prediction of this plan has to reflect it.
             moved = max(moved, held or 0.0)
             continue
         left += tensors**2 if tensors is not None else half
@@ -94,7 +95,7 @@ def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]
 
 
 def predicted_bytes(run: Peaks) -> tuple[float, float]:
-    """(allocated, reserved) as predicted of the GPU that was logged."""
+    """Return the predicted (allocated, reserved) bytes of the GPU that was logged."""
     memory = memory_of(case_of(run.spec, run.layout.backend), run.layout, all_stages=True)
     if run.stage is None:
         return memory.allocated_bytes, memory.reserved_bytes
@@ -103,7 +104,7 @@ def predicted_bytes(run: Peaks) -> tuple[float, float]:
 
 
 def _share_of(run: Peaks) -> str | None:
-    """The share that the prediction of a run depends on."""
+    """Return the name of the share that the prediction of a run depends on, or None."""
     base = profile_of(run.spec.cluster.gpu, run.spec.profile)
     _, reserved = predicted_bytes(run)
     for key in SHARES:

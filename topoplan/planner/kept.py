@@ -1,4 +1,4 @@
-"""A whole search as data, and the ranking that it was: its layouts are kept, and predicted again when asked for."""
+"""A complete search as data, from which its ranking is restored: layouts are stored, and predicted again on access."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """What is kept of a search. All but the first two are attributes of the ranking."""
+    """What is stored of a search. All fields except the first two are attributes of the ranking."""
 
     question: str
-    """Tells what was asked from anything else."""
+    """Identifies the question that was asked."""
     layouts: tuple[Layout, ...]
-    """Those that fit, best first."""
+    """Layouts that fit, best first."""
     counts: Counts
     elapsed_s: float
     safe: int | None
@@ -45,14 +45,14 @@ def _form() -> TypeAdapter[_Kept]:
 
 
 def to_json(ranking: Ranking, question: str) -> bytes:
-    """The ranking of a whole search, without its spec."""
+    """Return the ranking of a complete search as JSON, without its spec."""
     same: dict[str, Any] = {name: getattr(ranking, name) for name in _SAME}
     kept = _Kept(question=question, layouts=tuple(ranking.plans.layouts), **same)
     return _form().dump_json(kept, exclude_defaults=True)
 
 
 def from_json(document: bytes, spec: Spec, question: str) -> Ranking | None:
-    """The ranking that was kept for a question about this spec; None for anything else."""
+    """Return the ranking stored for a question about this spec, or None for any other document."""
     from pydantic import ValidationError
 
     try:

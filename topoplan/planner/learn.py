@@ -24,9 +24,9 @@ from topoplan.trainers.registry import trainer_named, versions_of
 from topoplan.units import GIB
 
 _PANEL = 12
-"""Plans of a ranking whose bands are worked out."""
+"""Number of plans of a ranking whose bands are computed."""
 _NARROWEST_OWN = 0.03
-"""Of the time of one's own machine: seldom do two runs of one layout agree better."""
+"""Narrowest time band of a user's own machine: two runs of one layout seldom agree better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +40,23 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lessons:
-    """What some logs tell of their cluster."""
+    """What some logs show about their cluster."""
 
     profile: OwnProfile
     of: tuple[Lesson, ...]
     ended: tuple[Ended, ...]
     """Runs that ended out of memory."""
     time: Calibration | None
-    """None where no log tells of steps."""
+    """None if no log reports steps."""
     memory: Learnt
     spec: Spec
-    """Of the first log, without what other logs taught; or of what was timed."""
+    """Spec of the first log, or of what was measured separately, without what earlier logs taught."""
     measures: tuple[Measures, ...]
-    """What was timed by itself."""
+    """Times measured separately."""
 
     @property
     def first(self) -> tuple[Spec, Plan] | None:
-        """What ran first; None where nothing did."""
+        """Spec and plan of the first run; None if nothing ran."""
         return next(iter(_ran(self.of, self.ended)), None)
 
 
@@ -67,11 +67,11 @@ def _ran(lessons: Sequence[Lesson], ended: Sequence[Ended]) -> list[tuple[Spec, 
 def learn_from(
     lessons: Sequence[Lesson], ended: Sequence[Ended] = (), measures: Sequence[tuple[Spec, Measures]] = ()
 ) -> Lessons:
-    """The profile that goes best with all of them; `measures` come with the spec of their cluster.
+    """Return the profile that agrees best with all logs; `measures` come with the spec of their cluster.
 
     Raises InputError for logs of another trainer, job or cluster than their plan's, or of several clusters.
     """
-    # Constants that earlier logs gave are no prior: whoever wants them counts those logs again.
+    # Constants from earlier logs are not used as a prior: to include those logs, pass them again.
     lessons = [replace(one, spec=_uncalibrated(one.spec)) for one in lessons]
     ended = [replace(one, spec=_uncalibrated(one.spec)) for one in ended]
     ran = _ran(lessons, ended)
@@ -136,7 +136,7 @@ def _exhausted(ended: Ended) -> MeasuredPlan:
 
 
 def _name(spec: Spec) -> str:
-    """Of a model, without the directory that it may be in."""
+    """Return a model's name, without the directory that it may be in."""
     return spec.model.name.rstrip("/").rpartition("/")[2]
 
 
@@ -156,7 +156,7 @@ def _measured(lesson: Lesson) -> MeasuredPlan:
 
 
 def peaks_of(lesson: Lesson) -> Peaks:
-    """The memory that a log tells of."""
+    """Return the memory peaks that a log reports."""
     logged, trainer = lesson.logged, lesson.plan.trainer
     of_first = bool(trainer) and logged.writer == trainer and trainer_named(trainer).log.peaks_of_first
     return Peaks(
@@ -169,7 +169,7 @@ def peaks_of(lesson: Lesson) -> Peaks:
 
 
 def _refuse_other(lesson: Lesson, first: Spec) -> None:
-    """Raise InputError for a log that cannot be of its plan, or a plan that is not of the first one's cluster."""
+    """Raise InputError for a log that cannot be of its plan, or a plan for another GPU than the first one's."""
     logged, spec, trainer = lesson.logged, lesson.spec, lesson.plan.trainer
     if spec.cluster.gpu != first.cluster.gpu:
         what = f"is of {spec.cluster.gpu.name}, and the first log of {first.cluster.gpu.name}"
@@ -188,7 +188,7 @@ def _refuse_other(lesson: Lesson, first: Spec) -> None:
 
 
 def _time_bands(lessons: Sequence[Lesson], time: Calibration) -> Mapping[str, float]:
-    """The band of each kind of job that ran, wide enough for nine of ten of its best plans."""
+    """Return the band of each kind of job that ran, wide enough for nine of ten of its best plans."""
     bands: dict[str, float] = {}
     for lesson in lessons:
         spec = replace(lesson.spec, backends=(lesson.plan.layout.backend,), trainer=lesson.plan.trainer)

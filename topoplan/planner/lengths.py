@@ -1,4 +1,4 @@
-"""Sentences about the lengths of the samples: what was assumed, what a plan makes of it, what packing would gain."""
+"""Sentences about the lengths of the samples: what was assumed, how a plan handles them, what packing would gain."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
 _MUCH = 0.5
-"""Share of padding from which packing is recommended."""
+"""Fraction of padding above which packing is recommended."""
 
 
 def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
-    """Where the lengths come from and what the plan makes of them, or why they are not known."""
+    """Return where the lengths come from and how the plan handles them, or why they are unknown."""
     job, lengths = spec.job, spec.job.lengths
     if lengths is None and spec.data_note:
         return (f"every sequence is taken to be {job.seq_len:,} tokens long: {spec.data_note}",)
@@ -74,7 +74,7 @@ def _some(share: float) -> str:
 
 
 def _gain(spec: Spec, plan: Plan) -> str:
-    """What the job would take with packed samples under the layout of the plan, where that layout can be used."""
+    """Return what the job would take with packed samples under the plan's layout, if that layout can be used."""
     job, lengths = spec.job, spec.job.lengths
     if lengths is None or job.samples is None:
         return ""

@@ -1,5 +1,7 @@
-"""What Liger's kernels would bring to a plan whose trainer has them: they take a package of their own, so that a search
-looks at them only when it is asked to."""
+"""What Liger's kernels would gain for a plan whose trainer supports them.
+
+They require a package of their own, so a search uses them only when asked to.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ KEY = "fused_linear_cross_entropy"
 
 
 def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | None:
-    """A sentence on the best plan with Liger, against the best one without; None where there is nothing to say."""
+    """Return a sentence on the best plan with Liger, compared with the best one without, or None."""
     spec = ranking.spec
     if not ranking.plans or ranking.searched < 1.0 or KEY in spec.job.pin:
         return None

@@ -1,15 +1,16 @@
-"""The log of a run: which steps it tells of, how long those took that did nothing but train, and the memory.
+"""The log of a run: which steps it reports, how long the steps took that only trained, and the memory.
 
-A log says the time of a step in one of three ways: of the step itself, as a mean since the start, or on a clock since
-the start, mostly in whole seconds. All three become intervals of steps with their seconds. What else a trainer does
-between steps makes an interval longer, never shorter, so that those left out are the long ones:
+A log reports the time of a step in one of three ways: per step, as a mean since the start, or on a clock since the
+start, mostly in whole seconds. All three are converted to intervals of steps with their seconds. Anything else that a
+trainer does between steps makes an interval longer, never shorter, so the intervals left out are the long ones:
 
 - the first, which compiles and allocates;
-- those that an evaluation or a checkpoint falls in, where the log says so;
-- those above the median by 5 standard deviations (1.4826 times the median distance from it, which long intervals
-  hardly move: Rousseeuw and Croux 1993), and by a quarter of it.
+- those that contain an evaluation or a checkpoint, if the log says so;
+- those above the median by more than 5 standard deviations (1.4826 times the median distance from the median, which
+  long intervals hardly affect: Rousseeuw and Croux 1993) and by more than a quarter of the median.
 
-What is left has a mean: of samples of other lengths each step takes another time, and a prediction is of the mean.
+The remaining intervals are averaged: with samples of different lengths every step takes a different time, and a
+prediction is of the mean.
 """
 
 from __future__ import annotations
@@ -33,60 +34,61 @@ from topoplan.trainers.registry import TRAINERS
 Why = Literal["first", "evaluation or checkpoint", "slow"]
 """Why steps are left out."""
 MOST_LOG_BYTES = 64 << 20
-"""Of a longer log the end is read: steps enough, and how it ended."""
+"""Only the end of a longer log is read: enough steps, and how it ended."""
 _GZIP = b"\x1f\x8b"
 _LEAST_TICKS = 10
-"""Intervals on a clock of whole seconds are as long at least, in seconds: an end of one is off by half of one."""
+"""Minimum length in seconds of an interval on a clock of whole seconds: each end is off by half a second."""
 FEWEST = 3
-"""Intervals without which there is no telling which are long."""
+"""Minimum number of intervals to tell which ones are long."""
 _DEVIATIONS, _LONGER = 5.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Steps that follow each other."""
+    """Consecutive steps."""
 
     last: int
-    """The number of the last one."""
+    """Number of the last step."""
     steps: int
     seconds: float
-    """Of all of them."""
+    """Seconds of all steps together."""
     aside: bool
-    """The log tells of something else between them."""
+    """Whether the log reports something else between the steps."""
 
     @property
     def each_s(self) -> float:
-        """Seconds of a step."""
+        """Seconds per step."""
         return self.seconds / self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What a log says of a run."""
+    """What a log reports about a run."""
 
     name: str
-    """Of the file."""
+    """Name of the file."""
     writer: str
-    """The trainer whose lines they are, or another program of `OTHER_LOGS`; empty for a bar that any of them draws."""
+    """The trainer that wrote the lines, or another program of `OTHER_LOGS`; empty for a progress bar that any of them
+    draws."""
     first: int
-    """Number of the first step that it tells of."""
+    """Number of the first step reported."""
     last: int
     total: int | None
-    """Steps that the run was to have."""
+    """Number of steps that the run was to have."""
     step_s: float
-    """Mean of the steps that did nothing but train."""
+    """Mean over the steps that only trained."""
     spread: float
-    """Standard deviation of the intervals that it is the mean of, as a fraction of it."""
+    """Standard deviation of the intervals behind the mean, as a fraction of the mean."""
     error: float
-    """Standard error of the mean, as a fraction of it."""
+    """Standard error of the mean, as a fraction of the mean."""
     steps: int
-    """Those that it is the mean of."""
+    """Number of steps behind the mean."""
     left_out: Mapping[Why, int]
-    """Steps that it is not of."""
+    """Number of steps that are not in the mean, by reason."""
     allocated_bytes: float | None
     reserved_bytes: float | None
     batch: int | None
-    """Sequences of a step, where the log says so."""
+    """Sequences per step, if the log says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +100,19 @@ class _Entry:
     total: int | None
     step_s: float | None = None
     mean_s: float | None = None
-    """Of all steps since the start."""
+    """Mean over all steps since the start."""
     clock_s: float | None = None
-    """Since the start, in whole seconds."""
+    """Time since the start, in whole seconds."""
     aside: bool = False
-    """Since the line before, the log tells of something else."""
+    """Whether the log reports something else since the previous line."""
     is_other: bool = False
-    """The line is itself about an evaluation, behind that of the step."""
+    """Whether the line itself is about an evaluation, following the line of the step."""
 
 
 def log_text(path: Path) -> str:
-    """The text of a log, without what a copy or a cut has damaged.
+    """Return the text of a log, without the damage that copying or cutting has done.
 
-    Raises SpecError where it cannot be read, and for what is packed or no text at all.
+    Raises SpecError if the file cannot be read, is compressed or is not text.
     """
     name, wanted = shown_path(path), "a log of a trainer"
     if path.is_dir():
@@ -131,11 +133,11 @@ def log_text(path: Path) -> str:
 
 
 def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
-    """What a log says. `trainer` is the one whose lines are looked for first; None is any.
+    """Return what a log reports. `trainer` is the one whose lines are looked for first; None is any.
 
-    Raises InputError for one without steps, with those of several runs or processes, or with too few.
+    Raises InputError for a log without steps, of several runs or processes, or with too few steps.
     """
-    # A bar that is drawn again and again is one line, however long.
+    # A progress bar that is redrawn is a single line, however long.
     drawn = ((number, part) for number, line in enumerate(text.split("\n"), 1) for part in line.split("\r"))
     lines = [(number, piece) for number, part in drawn if part for piece in pieces(part)]
     logs = _known(trainer)
@@ -159,7 +161,7 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
     mean = seconds / steps
     variance = sum(one.steps * (one.each_s - mean) ** 2 for one in used) / steps
     if not _is_fine(entries):
-        # Each end is anywhere in its second: 1/12 of a square second for either.
+        # Each end is uniformly distributed within its second: a variance of 1/12 square seconds per end.
         variance -= (len(used) / steps) ** 2 / 6.0
     spread = math.sqrt(max(0.0, variance)) / mean
     allocated, reserved = (_peak(pattern, lines) for pattern in (log.allocated, log.reserved))
@@ -182,7 +184,7 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
 
 
 def last_step(text: str) -> int | None:
-    """The last step that a log tells of, whether with its time or not."""
+    """Return the last step that a log reports, whether with its time or not."""
     forms = [form for log in _known().values() for form in (log.steps, log.bar) if form]
     for line in reversed(text.split("\n")):
         for piece in reversed(pieces(line)):
@@ -192,12 +194,12 @@ def last_step(text: str) -> int | None:
 
 
 def _known(trainer: str | None = None) -> dict[str, Log]:
-    """The logs that are read, those of a trainer first."""
+    """Return the known kinds of logs, the given trainer's first."""
     return {one.name: one.log for one in sorted(TRAINERS, key=lambda one: one.name != trainer)} | OTHER_LOGS
 
 
 def _entries(log: Log, lines: Sequence[tuple[int, str]]) -> list[_Entry]:
-    """The lines of a trainer that say a step and a time."""
+    """Return the lines of a trainer that report a step with a time."""
     found, aside = list[_Entry](), False
     for number, piece in lines:
         other = log.aside.search(piece) is not None
@@ -223,12 +225,12 @@ def _entries(log: Log, lines: Sequence[tuple[int, str]]) -> list[_Entry]:
 
 
 def _is_again(entry: _Entry, before: _Entry) -> bool:
-    """The same line once more, as two that tee into one file leave it."""
+    """Return whether an entry repeats the previous line, as when two processes tee into one file."""
     return replace(entry, line=before.line, aside=before.aside) == before
 
 
 def _bars(bars: Sequence[re.Pattern[str]], lines: Sequence[tuple[int, str]]) -> list[_Entry]:
-    """The bar of the training: of those with a number of steps, the longest."""
+    """Return the progress bar of the training: of the bars with a number of steps, the one with the most."""
     found: dict[int, list[_Entry]] = {}
     for number, piece in lines:
         match = next((match for bar in bars if "%|" in piece and (match := bar.match(piece))), None)
@@ -240,7 +242,7 @@ def _bars(bars: Sequence[re.Pattern[str]], lines: Sequence[tuple[int, str]]) -> 
 
 
 def _is_fine(entries: Sequence[_Entry]) -> bool:
-    """Times are known to better than a second."""
+    """Return whether times are known to better than a second."""
     return all(entry.step_s or entry.mean_s for entry in entries)
 
 
@@ -258,14 +260,17 @@ def _refuse_mixtures(entries: Sequence[_Entry], name: str) -> None:
 
 
 def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
-    """What lies between two lines. Where times are of single steps, the first is of its own step alone."""
+    """Return the intervals between lines.
+
+    If times are of single steps, the first interval is the first entry's own step.
+    """
     found = list[Interval]()
     if all(entry.step_s for entry in entries):
         steps = [entries[0].step - 1, *(entry.step for entry in entries)]
         usual = Counter(after - before for before, after in itertools.pairwise(steps)).most_common(1)[0][0]
         for before, entry in zip(steps, entries, strict=False):
             if entry.step > before and entry.step_s:
-                # A line is about the steps since the one before it, which may have been left out here.
+                # A line is about the steps since the previous line, which may be missing here.
                 count = min(entry.step - before, max(1, usual))
                 found.append(Interval(entry.step, count, count * entry.step_s, entry.aside))
         return found
@@ -276,7 +281,7 @@ def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
         for entry in part[1:]:
             since_s = _since_s(entry, part) - _since_s(mark, part)
             if entry.step == mark.step or since_s < 0.0:
-                # An evaluation is over.
+                # An evaluation has ended.
                 mark, aside = entry, False
                 continue
             aside = aside or entry.aside or entry.is_other
@@ -287,7 +292,7 @@ def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
 
 
 def _by_clock(entries: Sequence[_Entry]) -> list[list[_Entry]]:
-    """Entries in which the clock goes on: in a run that went on from a checkpoint it begins at zero again."""
+    """Split entries where the clock restarts: it begins at zero again in a run resumed from a checkpoint."""
     parts = [[entries[0]]]
     for before, entry in itertools.pairwise(entries):
         if (entry.clock_s or 0.0) < (before.clock_s or 0.0):
@@ -297,17 +302,17 @@ def _by_clock(entries: Sequence[_Entry]) -> list[list[_Entry]]:
 
 
 def _since_s(entry: _Entry, entries: Sequence[_Entry]) -> float:
-    """Seconds since the start; by a mean and the steps that it is of, where there is one."""
+    """Return the seconds since the start, from the mean and the number of its steps if there is one."""
     clock, last = entry.clock_s or 0.0, entries[-1]
     if entry.mean_s is None or last.mean_s is None:
         return clock
     before = last.step - round((last.clock_s or 0.0) / last.mean_s)
-    # Off by little, it is the clock that is coarse; else the run went on from a checkpoint.
+    # If off by little, the clock is just coarse; otherwise the run was resumed from a checkpoint.
     return entry.mean_s * (entry.step - (before if before > 1.0 / last.mean_s + 1 else 0))
 
 
 def steady(intervals: Sequence[Interval]) -> tuple[list[Interval], dict[Why, int]]:
-    """The intervals that did nothing but train, and the number of steps that are left out."""
+    """Return the intervals that only trained, and the numbers of steps left out by reason."""
     left_out: Counter[Why] = Counter()
     kept = list(intervals[1:])
     left_out["first"] += sum(one.steps for one in intervals[:1])
@@ -323,7 +328,7 @@ def steady(intervals: Sequence[Interval]) -> tuple[list[Interval], dict[Why, int
 
 
 def _middle(weighed: Sequence[tuple[float, int]]) -> float:
-    """The median of values that count so many times each."""
+    """Return the weighted median of (value, weight) pairs."""
     ordered = sorted(weighed)
     counted = itertools.accumulate(count for _, count in ordered)
     half = sum(count for _, count in ordered) / 2.0

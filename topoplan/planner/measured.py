@@ -1,4 +1,4 @@
-"""Runs that were measured: the rows of a file such as `catalog/measured/megatron.jsonl`, and how they are read."""
+"""Measured runs: the rows of a file such as `catalog/measured/megatron.jsonl`, and how they are read."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from topoplan.specs.blocks import Block
 from topoplan.specs.kinds import Number, Switch
 
 SHIPPED = ("megatron.jsonl", "sharded.jsonl")
-"""The files of rows that come with the package."""
+"""Files of rows that come with the package."""
 Figure = Annotated[float | None, Number()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Block):
-    """What a run measured; None where it did not."""
+    """What a run measured; None for figures that it did not measure."""
 
     allocated_gib: Figure = None
     """Peak of live tensors on the fullest GPU."""
     stage_allocated_gib: tuple[Figure, ...] = ()
-    """The same for each pipeline stage."""
+    """Peak of live tensors on each pipeline stage."""
     reserved_gib: Figure = None
     """Peak of what torch's allocator held, on the fullest GPU."""
     tokens_per_s_per_gpu: Figure = None
     step_s: Figure = None
     """Seconds of an optimizer step."""
     tflops_per_gpu: Figure = None
-    """Model FLOP/s, recomputation left out, in 1e12."""
+    """Model FLOP/s, without recomputation, in 1e12."""
     oom: Annotated[bool, Switch()] = False
-    """The run ended out of memory."""
+    """Whether the run ended out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +42,22 @@ class MeasuredRun(Block):
 
     id: str
     family: str = ""
-    """Short name of the source, which results are grouped by; left out: as the source."""
+    """Short name of the source, by which results are grouped; defaults to the source."""
     source: str = ""
-    """Where the figures were published; left out: the file of the row."""
+    """Where the figures were published; defaults to the file of the row."""
     notes: str = ""
-    """How they were measured, and what the source leaves open."""
+    """How the figures were measured, and what the source leaves open."""
     document: Mapping[str, Any] = field(default_factory=dict)
     """The run document: cluster, model, job and layout. Empty for a row that is left out."""
     measured: Measured = Measured()
     unstated: tuple[str, ...] = ()
-    """Keys of the layout that memory depends on and that the source does not say."""
+    """Keys of the layout that memory depends on and that the source does not state."""
     machine: str = ""
-    """Profile file beside the rows: kernels that were timed on this very machine, where its source publishes them."""
+    """Profile file beside the rows, with kernels timed on the run's own machine, if the source publishes them."""
     slowed: str = ""
-    """Why the run is slower than the hardware allows: its speed is graded, but no error band is taken from it."""
+    """Why the run is slower than the hardware allows; its speed is graded, but no error band is derived from it."""
     rank_group: str | None = None
-    """Runs with the same name here differ in their layout alone, and can be ranked against each other."""
+    """Runs with equal names here differ in their layout only, and can be ranked against each other."""
     left_out: str = ""
     """Why the row is not graded."""
     where: str = ""
@@ -68,7 +68,7 @@ _DOCUMENT = ("id", "cluster", "model", "job", "layout")
 
 
 def shipped_runs() -> list[MeasuredRun]:
-    """The rows that come with the package."""
+    """Return the rows that come with the package."""
     found: list[MeasuredRun] = []
     for name in SHIPPED:
         text = files("topoplan").joinpath("catalog", "measured", name).read_text(encoding="utf-8")
@@ -77,7 +77,10 @@ def shipped_runs() -> list[MeasuredRun]:
 
 
 def parse_runs(text: str, *, name: str) -> Iterator[MeasuredRun]:
-    """The rows of a file's text, one JSON object a line. Raises SpecError with the line of the first that is wrong."""
+    """Yield the rows of a file's text, one JSON object per line.
+
+    Raises SpecError with the line of the first row that is wrong.
+    """
     seen: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():

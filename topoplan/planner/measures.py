@@ -1,7 +1,7 @@
-"""What `topoplan measure` has timed, as observations of a machine's constants.
+"""The times measured by `topoplan measure`, as observations of a machine's constants.
 
-Each row is held against the same formula that plans are timed with. Attention is not used: PyTorch's own runs other
-kernels than trainers call.
+Each row is compared with the same formula that plans are timed with. Attention is not used, because PyTorch's own
+attention runs other kernels than trainers call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from topoplan.specs.source import read_source, shown_path
 SCHEMA = "topoplan.measure/1"
 _COLLECTIVES = {"all-reduce": all_reduce_s, "all-gather": all_gather_s, "all-to-all": all_to_all_s}
 _SPREADS = {"matmul": 0.05, "copy": 0.05}
-"""Standard deviation of what a formula misses in one size: of products 3.5% in the median (operators/machine.py)."""
+"""Standard deviation of what a formula misses in one size: for matrix products 3.5% in the median
+(operators/machine.py)."""
 _SPREAD_OF_COLLECTIVES = 0.15
 """Assumed: NCCL chooses among algorithms and protocols by tables of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One thing that was timed."""
+    """One measured time."""
 
     kind: str
     seconds: float
@@ -45,11 +46,11 @@ class Timed:
 
     @property
     def is_used(self) -> bool:
-        """Whether it says something of the constants of plans."""
+        """Whether the time says something about the constants of plans."""
         return self.kind in _SPREADS or self.kind in _COLLECTIVES
 
     def predicted_s(self, cluster: Cluster, profile: Profile) -> float:
-        """By the formulas of plans. Raises KeyError where it is not used."""
+        """Return the seconds by the formulas of plans. Raises KeyError if `is_used` is False."""
         facts, gpu = self.facts, cluster.gpu
         if self.kind == "matmul":
             return gemm_s(facts["rows"], facts["columns"], facts["inner"], gpu, profile, "bf16")
@@ -61,15 +62,15 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """A file of `topoplan measure`."""
+    """A file written by `topoplan measure`."""
 
     name: str
     about: Mapping[str, Any]
-    """gpu as the driver calls it, gpus a node, nodes, versions and clocks."""
+    """gpu as the driver calls it, GPUs per node, nodes, versions and clocks."""
     rows: tuple[Timed, ...]
 
     def check(self, cluster: Cluster) -> None:
-        """Raise InputError where it is of another machine."""
+        """Raise InputError if the file is of another machine."""
         card = known.gpu_of_driver(str(self.about.get("gpu", "")), None)
         if not self.about.get("gpu"):
             raise InputError("was measured on processors, and tells nothing of GPUs", where=self.name)
@@ -82,7 +83,7 @@ class Measures:
 
 
 def is_measures(path: Path) -> bool:
-    """Whether a file is one of `topoplan measure`, by its beginning."""
+    """Return whether a file was written by `topoplan measure`, by its beginning."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return SCHEMA in file.read(200)
@@ -91,7 +92,7 @@ def is_measures(path: Path) -> bool:
 
 
 def read_measures(path: Path) -> Measures:
-    """Raises InputError for a file that is none."""
+    """Return the contents of a file. Raises InputError for a file that `topoplan measure` did not write."""
     source, name = read_source(path), shown_path(path)
     try:
         if source.data["schema"] != SCHEMA:
@@ -102,7 +103,10 @@ def read_measures(path: Path) -> Measures:
 
 
 def measures_of(about: Mapping[str, Any], rows: Any, name: str) -> Measures:
-    """From the lines of the program. Several sizes of one thing share what the formula misses in it."""
+    """Return measures from the rows of the program.
+
+    The formula's error is common to several sizes of one kind, so their noise is enlarged accordingly.
+    """
     found = [
         Timed(
             kind=str(row["kind"]),
@@ -130,7 +134,7 @@ def _alike(one: Timed) -> tuple[str, int | None, int | None]:
 
 
 def measures_to_dict(measures: Measures) -> dict[str, Any]:
-    """As the file has it."""
+    """Return the contents of a file for these measures."""
     rows = measures.rows
     return {
         "schema": SCHEMA,

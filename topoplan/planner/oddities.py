@@ -1,4 +1,4 @@
-"""What a spec says that has no effect, or that does not go together: right to plan, and perhaps not what was meant."""
+"""What a spec says that has no effect or is inconsistent: valid input, but perhaps not what was meant."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from topoplan.units import GIB, format_byte_rate
 _OF_ADAPTERS = ("lora_rank", "lora_target")
 _OF_IMAGES = ("image_max_pixels", "images_per_sequence", "freeze_vision_tower", "freeze_multi_modal_projector")
 _NEAR = 0.1
-"""Part of a card's own figure that another may be off: vendors round."""
+"""Fraction by which a figure may differ from the card's own: vendors round."""
 _FASTEST = 0.01
 _EACH_ITSELF = ("localhost", "127.0.0.1", "::1")
 _OFF = ("0", "", "false")
 
 
 def oddities(spec: Spec, layout: Layout) -> Iterator[str]:
-    """A sentence for each."""
+    """Yield a sentence for each oddity."""
     for key, where in without_effect(spec.job, spec.model):
         yield f"{key} {_written(getattr(spec.job, key))} has no effect {where}"
     yield from _pinned_without_effect(spec, layout)
@@ -42,7 +42,7 @@ def oddities(spec: Spec, layout: Layout) -> Iterator[str]:
 
 
 def without_effect(job: Job, model: Model) -> Iterator[tuple[str, str]]:
-    """Keys of the job that are not at their usual values and that nothing here reads, with the words for why."""
+    """Yield (key, reason) for keys of the job that differ from their defaults and are not used."""
     usual = Job.__dataclass_fields__
     groups: list[tuple[bool, tuple[str, ...], str]] = [
         (job.finetuning in ("lora", "qlora"), _OF_ADAPTERS, f"with finetuning {job.finetuning}"),
@@ -80,7 +80,7 @@ def _samples(job: Job) -> Iterator[str]:
 
 
 def _links(cluster: Cluster) -> Iterator[str]:
-    """Links that are not those of the card, and links that nothing crosses."""
+    """Yield sentences on links that differ from the card's, and on links that nothing crosses."""
     gpu, nvlink = cluster.gpu, cluster.nvlink_bytes_per_s
     usual = format_byte_rate(2 * gpu.nvlink_bytes_per_s)
     if not nvlink and gpu.nvlink_bytes_per_s and cluster.gpus_per_node > 1:
@@ -96,7 +96,7 @@ def _links(cluster: Cluster) -> Iterator[str]:
 
 
 def _card(cluster: Cluster) -> Iterator[str]:
-    """Figures of a card of the catalog that are others than its own."""
+    """Yield sentences on figures of a catalog card that differ from the card's own."""
     gpu = cluster.gpu
     if gpu.name not in catalog.gpu_names():
         if gpu.fp8_flops is not None and gpu.fp8_flops < gpu.bf16_flops:
@@ -114,7 +114,10 @@ def _card(cluster: Cluster) -> Iterator[str]:
 
 
 def _variables(cluster: Cluster) -> Iterator[str]:
-    """Variables that turn off links which the plan counts on (NCCL user guide, Environment Variables)."""
+    """Yield sentences on variables that disable links which the plan relies on.
+
+    Source: NCCL user guide, Environment Variables.
+    """
     fabric = cluster.fabric
     if cluster.nodes > 1 and fabric.uses_verbs and cluster.env.get("NCCL_IB_DISABLE", "0") not in _OFF:
         yield f"NCCL_IB_DISABLE turns off the {fabric.kind} that is planned with: set fabric.kind to ethernet"
@@ -123,7 +126,7 @@ def _variables(cluster: Cluster) -> Iterator[str]:
 
 
 def _hosts(cluster: Cluster) -> Iterator[str]:
-    """What the hosts are said to be or to have, and cannot."""
+    """Yield sentences on values of hosts that are impossible."""
     for index, host in enumerate(cluster.hosts if cluster.nodes > 1 else ()):
         if host.address in _EACH_ITSELF:
             yield f"hosts[{index}] {host.address} is for every node itself: give an address that the others reach it by"

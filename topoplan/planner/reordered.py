@@ -1,4 +1,4 @@
-"""What a profile of one's own changes in the order of plans, and why."""
+"""How a user's own profile changes the order of plans, and why."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec
 
 _MOST = 200
-"""Plans that are looked at, from the best on."""
+"""Number of plans considered, best first."""
 
 
 def reordered(ranking: Ranking) -> tuple[str, ...]:
-    """Sentences on the best plan before calibration and on plans that ran out of memory, with such a profile."""
+    """Return sentences on the best plan before calibration and on plans that ran out of memory.
+
+    There are none without a calibrated profile.
+    """
     spec, layouts = ranking.spec, ranking.plans.layouts[:_MOST]
     if spec.profile is None or spec.profile.calibrated is None or not layouts:
         return ()
@@ -48,7 +51,7 @@ def _reordered(spec: Spec, layouts: Sequence[Layout]) -> str:
 
 
 def _because(spec: Spec, layouts: Sequence[Layout]) -> str:
-    """The constants that speak most against the second of two layouts."""
+    """Return the constants that speak most against the second of two layouts."""
     base, own, found = profile_of(spec.cluster.gpu), replace(spec, profile=None), []
     mine = profile_of(spec.cluster.gpu, spec.profile)
     for knob in KNOBS:

@@ -1,4 +1,4 @@
-"""What may go wrong with a plan, in a word each, and which plan to take so that little may."""
+"""What may go wrong with a plan, in one word each, and which plan to choose for low risk."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from itertools import islice
 from topoplan.planner.plan import Plan, Ranked, Ranking
 
 TIGHT_SHARE = 0.02
-"""Part of the card that is left beyond plan and margin, below which a plan is tight: 1.6 GiB of 80. A second process on
-the card, or a longer sample than was planned for, takes as much."""
+"""A plan is tight if less than this fraction of the card is left beyond plan and margin: 1.6 GiB of 80. A second
+process on the card, or a longer sample than planned for, takes as much."""
 SAFE_SHARE = 0.10
-"""What a safe plan leaves beyond its margin: as much as the margins of models that nobody measured are wider."""
+"""Fraction of the card that a safe plan leaves beyond its margin: by this much margins are wider for models that nobody
+has measured."""
 WIDE_BAND = 0.40
-"""How much longer than predicted a step may take, from which on its time is unproven. Bands that measured runs of the
-kind have earned are narrower; wider ones are borrowed, or of runs that scatter as much."""
+"""How much longer than predicted a step may take before its time counts as unproven. Bands earned by measured runs of
+the same kind are narrower; wider ones are derived from other entries, or from runs that scatter as much."""
 
 LOOKED_AT = 400
-"""Plans of a search among which one with room is looked for."""
+"""Number of plans of a search among which one with room is looked for."""
 
 TAGS = {
     "tight": "little memory is left beyond the margin",
     "caveat": "known trouble",
     "unproven": "few or scattered measurements stand behind its speed",
 }
-"""Each risk and what it means."""
+"""Each risk with its meaning."""
 
 
 def spare_share(plan: Ranked) -> float:
-    """Part of the card that is left beyond the plan and its margin."""
+    """Return the fraction of the card that is left beyond the plan and its margin."""
     return -plan.memory.excess_bytes / plan.memory.capacity_bytes
 
 
 def has_room(plan: Ranked) -> bool:
-    """What a safe plan leaves of the card is left."""
+    """Return whether a plan leaves as much of the card as a safe plan has to."""
     return spare_share(plan) >= SAFE_SHARE
 
 
 def needs_ways_out(ranking: Ranking) -> bool:
-    """A whole search has no plan, or its best one is tight and none leaves room."""
+    """Return whether a complete search has no plan, or a tight best plan and none that leaves room."""
     if ranking.searched < 1.0 or not ranking.plans:
         return ranking.searched == 1.0
     return spare_share(ranking.plans[0]) < TIGHT_SHARE and not any(map(has_room, islice(ranking.plans, LOOKED_AT)))
 
 
 def tags_of(plan: Plan) -> tuple[str, ...]:
-    """The risks of a plan, of TAGS."""
+    """Return the risks of a plan, as keys of TAGS."""
     return tuple(_tags(plan))
 
 
@@ -59,6 +60,6 @@ def _tags(plan: Plan) -> Iterator[str]:
 
 
 def first_safe(order: Iterable[Ranked]) -> int | None:
-    """The place, from 0, of the first of these plans that has no caveat and memory to spare."""
+    """Return the index, from 0, of the first plan that has no caveat and memory to spare, or None."""
     safe = (place for place, plan in enumerate(order) if not plan.caveats and has_room(plan))
     return next(safe, None)

@@ -1,4 +1,4 @@
-"""How many nodes a job needs: every number of them, from one up, until it is done in time."""
+"""How many nodes a job needs: every number of nodes, from one up, until the job finishes in time."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from topoplan.specs.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRow:
-    """One number of nodes."""
+    """The result for one number of nodes."""
 
     nodes: int
     found: Found
     effort: Effort | None
-    """Of the best plan; None where nothing fits."""
+    """Effort of the best plan; None if nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Every number of nodes that was searched, from one up without a gap."""
+    """The results for every number of nodes that was searched, from one up without a gap."""
 
     steps: int
     """Optimizer steps of the job."""
     limit_s: float
     is_sure: bool
-    """The limit holds for the upper end of the band, else for the prediction itself."""
+    """Whether the limit applies to the upper end of the band, instead of to the prediction itself."""
     rows: tuple[SizeRow, ...]
 
     @property
     def answer(self) -> SizeRow | None:
-        """The fewest nodes that are done in time."""
+        """The fewest nodes with which the job finishes in time."""
         return next((row for row in self.rows if self.hours(row) <= self.limit_s / 3600), None)
 
     @property
@@ -44,7 +44,7 @@ class Sizing:
         return next((row for row in self.rows if row.found.best), None)
 
     def hours(self, row: SizeRow) -> float:
-        """Those of the job that are held against the limit; infinite where nothing fits."""
+        """Return the hours of the job that are compared with the limit; infinite if nothing fits."""
         if row.effort is None:
             return math.inf
         return row.effort.band_hours[1] if self.is_sure else row.effort.hours
@@ -53,10 +53,11 @@ class Sizing:
 def size(
     spec_of: Callable[[int], Spec], search: Search, *, steps: int, limit_s: float, max_nodes: int, is_sure: bool
 ) -> Sizing:
-    """Search 1, 2, 3, ... nodes and stop at the first number that is done in time, or at `max_nodes`.
+    """Search 1, 2, 3, ... nodes and stop at the first number that finishes in time, or at `max_nodes`.
 
-    None is skipped: more nodes are not always faster, since the batch and the layers have to divide by them.
-    `spec_of` gives the spec of so many nodes. Raises what it raises, but for a pin that this number cannot meet.
+    No number is skipped: more nodes are not always faster, because the batch and the layers must be divisible.
+    `spec_of` returns the spec for a number of nodes. Raises what `spec_of` raises, except for a pin that a number
+    cannot satisfy.
     """
     rows: list[SizeRow] = []
     for nodes in range(1, max_nodes + 1):

@@ -18,66 +18,67 @@ from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
 
 _LONGER, _SPARE_S = 3.0, 300.0
-"""A trial may take so many times the predicted start-up, which is assumed of most machines, and so much more."""
+"""A trial may take _LONGER times the predicted start-up, which is an assumption on most machines, plus _SPARE_S."""
 _LEAST_S = 60.0
-"""Of steps: trainers have a clock of whole seconds, of which `logged.py` takes stretches of ten and leaves some out."""
+"""Minimum seconds of steps: trainers have a clock of whole seconds, which `logged.py` reads in stretches of ten and
+leaves some out."""
 _SLOWER = 1.5
-"""And its steps so many times the end of their band."""
+"""Factor above the upper end of the band that the steps of a trial may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A trial that is over."""
+    """A finished trial."""
 
     plan: Plan
-    """As it was predicted then."""
+    """The plan as it was predicted at the time."""
     lesson: Lesson | None = None
-    """None: too few steps came."""
+    """None if there were too few steps."""
     ended: Ended | None = None
-    """It ended out of memory."""
+    """Set if the trial ended out of memory."""
     why: str = ""
-    """What went wrong, in a line; of no interest where its steps are known."""
+    """What went wrong, in one line; irrelevant if the steps are known."""
     is_lost: bool = False
-    """A host or a rank was lost, which may not happen again."""
+    """Whether a host or a rank was lost, which may not happen again."""
     took_s: float = 0.0
-    """For so long it had the GPUs."""
+    """Seconds for which it occupied the GPUs."""
     run: str = ""
-    """Id of the run; empty where nothing was started."""
+    """Id of the run; empty if nothing was started."""
 
     @property
     def step_s(self) -> float | None:
-        """What its steps took; None where it cannot run, or too few came."""
+        """Measured step time; None if the plan cannot run or there were too few steps."""
         return self.lesson.logged.step_s if self.lesson and not self.ended else None
 
     @property
     def gpu_hours(self) -> float:
-        """What it cost."""
+        """Cost of the trial."""
         return self.took_s * self.plan.layout.world_size / 3600.0
 
 
 def trial_steps(plan: Plan, steps: int) -> int:
-    """So many steps, or more where they are too short to be timed."""
+    """Return `steps`, or more if the plan's steps are too short to be timed."""
     return max(steps, math.ceil(_LEAST_S / plan.time.band_s[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a trial takes, from its start on the hosts to its end."""
+    """How long a trial takes, from its start on the hosts to its end."""
 
     steps: int
     seconds: float
     at_most_s: float
-    """After so long it is ended."""
+    """Time limit after which the trial is ended."""
 
 
 def expected(spec: Spec, plan: Plan, steps: int) -> Expected:
-    """Of a trial of so many steps, or more where they are short."""
+    """Return the expected duration of a trial of at least `steps` steps."""
     steps, start_s, (_, slow_s) = trial_steps(plan, steps), start_up_s(spec), plan.time.band_s
     return Expected(steps, start_s + steps * plan.time.step_s, _LONGER * start_s + _SLOWER * steps * slow_s + _SPARE_S)
 
 
 def hang_after_s(spec: Spec, plan: Plan) -> float:
-    """So long without a sign of life, a trial hangs."""
+    """Return the seconds without a sign of life after which a trial counts as hung."""
     return max(_LONGER * start_up_s(spec), 20.0 * plan.time.band_s[1])
 
 
@@ -85,13 +86,13 @@ class Tuning:
     """The trials of one job. Nothing is run here."""
 
     def __init__(self, spec: Spec, ranking: Ranking) -> None:
-        """`ranking` is of the spec, before any trial."""
+        """`ranking` is the ranking of the spec before any trial."""
         self._spec, self.ranking = spec, ranking
         self.tried: list[Tried] = []
         self.learnt: Lessons | None = None
 
     def add(self, tried: Tried) -> None:
-        """Learn from a trial, and rank again. One whose log is not of its plan has failed."""
+        """Learn from a trial, and rank again. A trial whose log is not of its plan has failed."""
         self.tried.append(tried)
         lessons = [one.lesson for one in self.tried if one.lesson]
         ended = [one.ended for one in self.tried if one.ended and one.ended.found.is_taught]
@@ -106,17 +107,17 @@ class Tuning:
 
     @property
     def trainer(self) -> str | None:
-        """The one of all trials: a profile is of one."""
+        """The trainer of all trials, since a profile is of one trainer."""
         return self.tried[0].plan.trainer if self.tried else self._spec.trainer
 
     @property
     def calibration(self) -> Calibration | None:
-        """What steps have told; None before the first."""
+        """What the steps have shown; None before the first measurement."""
         return self.learnt.time if self.learnt else None
 
     @property
     def standing(self) -> Standing | None:
-        """Which plan leads, how sure that is, and what to try next; None where no plan fits any more."""
+        """Which plan leads, how certain that is, and what to try next; None if no plan fits any more."""
         return standing(self._spec, self.ranking, self.calibration, self._ran, self._failed)
 
     @property
@@ -129,7 +130,7 @@ class Tuning:
 
     @property
     def _failed(self) -> set[str]:
-        """Plans that are not tried again."""
+        """Ids of plans that are not tried again."""
         ran = self._ran
         without = Counter(one.plan.id for one in self.tried if one.plan.id not in ran)
         lost = {one.plan.id for one in self.tried if one.is_lost}
@@ -137,19 +138,19 @@ class Tuning:
 
     @property
     def measured(self) -> int:
-        """Trials that told of their steps."""
+        """Number of trials that reported their steps."""
         return sum(one.step_s is not None for one in self.tried)
 
     @property
     def gpu_hours(self) -> float:
-        """What all trials cost."""
+        """Cost of all trials."""
         return sum(one.gpu_hours for one in self.tried)
 
     def ahead(self, count: int, *, at_once: bool = False) -> Sequence[Plan]:
-        """The next trials, if all of them take what is predicted.
+        """Return the next trials, assuming that all of them take as long as predicted.
 
-        `at_once` are those that are chosen before any of them has run: no plan is out because others take what is
-        predicted.
+        With `at_once` the trials are chosen before any of them has run: no plan is ruled out because others take as
+        long as predicted.
         """
         known, failed, calibration = self._ran, self._failed, self.calibration
         runs = [

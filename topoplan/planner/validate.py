@@ -1,4 +1,4 @@
-"""Predictions graded against runs that were measured."""
+"""Predictions graded against measured runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from topoplan.trainers.case import case_of
 from topoplan.units import GIB
 
 ALLOCATED, BY_STAGE, RESERVED, THROUGHPUT = "allocated", "allocated, by stage", "reserved", "throughput"
-"""Kinds of figures; throughput is followed by the precision of the job."""
+"""Kinds of figures; throughput is followed by the job's precision."""
 APART = 0.03
-"""Runs of a group whose measured throughput differs by less are equally fast, and their order is not graded."""
+"""Runs of a group whose measured throughput differs by less are considered equally fast; their order is not graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Figure:
     """One measured figure beside its prediction."""
 
     id: str
-    """Of the run."""
+    """Id of the run."""
     family: str
     kind: str
     stage: int | None = None
@@ -45,29 +45,30 @@ class Figure:
     predicted: float
     measured: float
     entry: str = ""
-    """Entry of `catalog/profiles.json` that the prediction rests on."""
+    """Entry of `catalog/profiles.json` that the prediction is based on."""
     band: str = ""
-    """The band of that entry that the figure grades; empty for one that grades none."""
+    """Band of the entry that the figure grades; empty if it grades none."""
     half_width: float = 0.0
-    """Half width of the band that was predicted around the figure, as a fraction of it."""
+    """Half width of the predicted band around the figure, as a fraction."""
     alike: str = ""
-    """Runs with the same text here differ in nothing that their source states but the layout."""
+    """Figures with equal text here are of runs that, as far as their source says, differ in their layout only."""
 
     @property
     def is_speed(self) -> bool:
-        """Of throughput, where its band is that of the step; else of memory."""
+        """Whether the figure is a throughput, whose band is that of the step; otherwise it is a memory size."""
         return self.kind.startswith(THROUGHPUT)
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one: above zero when the prediction is too high."""
+        """Predicted over measured minus one: positive if the prediction is too high."""
         return self.predicted / self.measured - 1.0
 
     @property
     def off_by(self) -> float:
-        """How far the truth was from the prediction, in parts of the prediction: what a band around it has to hold.
+        """How far the measurement is from the prediction, as a fraction of the prediction, which a band has to cover.
 
-        A step takes longer by as much as throughput was predicted too high; memory is larger as it was predicted low.
+        A step is longer by the factor by which throughput was predicted too high; memory is larger if it was predicted
+        too low.
         """
         return abs(self.error) if self.is_speed else abs(self.measured / self.predicted - 1.0)
 
@@ -80,76 +81,76 @@ class Spread:
     kind: str
     count: int
     median: float
-    """Of the errors without their sign."""
+    """Median of the absolute errors."""
     at_90_percent: float
     worst: float
     signed_median: float
-    """Of the errors with their sign."""
+    """Median of the signed errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingGrade:
-    """How far the predicted order of layouts is the measured one."""
+    """How well the predicted order of layouts agrees with the measured order."""
 
     groups: int
-    """Sets of runs that differ in their layout alone."""
+    """Sets of runs that differ in their layout only."""
     pairs: int
-    """Two runs of a group whose measured throughput differs by more than 3%."""
+    """Pairs of runs of a group whose measured throughput differs by more than 3%."""
     pairs_in_order: int
     mean_loss: float
-    """Throughput lost by taking the layout that is predicted to be the fastest, as a fraction; mean over the groups."""
+    """Fraction of throughput lost by choosing the layout that is predicted to be fastest; mean over the groups."""
     worst_loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitGrade:
-    """One run whose fit was predicted otherwise than it ended."""
+    """One run that fit although it was predicted not to, or the other way round."""
 
     id: str
     family: str
     device_gib: float
     capacity_gib: float
     unstated: tuple[str, ...] = ()
-    """What the source does not say of how the run saves memory: with any, the run may have saved more."""
+    """Memory-saving settings that the source does not state; if there are any, the run may have saved more memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """What ran and what ran out of memory, against what was predicted."""
+    """Runs that completed or ran out of memory, against their predictions."""
 
     ran: int
-    """Runs that ended well and whose source says how they save memory."""
+    """Runs that completed and whose source states how they save memory."""
     ran_unstated: int
-    """Runs that ended well and whose source does not."""
+    """Runs that completed and whose source does not state it."""
     ran_but_over: tuple[FitGrade, ...]
-    """Those of both kinds that are predicted to need more than the card, at margin 0."""
+    """Completed runs of both kinds that are predicted to exceed the card at margin 0."""
     out_of_memory: int
     out_of_memory_but_fit: tuple[FitGrade, ...]
-    """Runs that ended out of memory and are predicted to fit at the default margin."""
+    """Runs that ran out of memory and are predicted to fit at the default margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Predictions of a set of measured runs, graded."""
+    """Graded predictions of a set of measured runs."""
 
     figures: tuple[Figure, ...]
     spreads: tuple[Spread, ...]
     ranking: RankingGrade | None
-    """None without two runs to rank against each other."""
+    """None without two runs that can be ranked against each other."""
     fits: Fits
     runs: int
     """Runs that were predicted."""
     failed: Mapping[str, str]
-    """Runs that could not be predicted: id to error."""
+    """Runs that could not be predicted: id -> error."""
     left_out: Mapping[str, int]
-    """Rows of the sources that are not graded: reason to their number, the most frequent first."""
+    """Rows of the sources that are not graded: reason -> count, most frequent first."""
 
 
 def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None, profile: OwnProfile | None = None) -> Validation:
     """Predict every run and grade what it measured.
 
-    `base` is where relative paths of models and machines start. `profile` has constants for the runs on its GPU; the
-    others keep those of their machine, or of the catalog.
+    `base` is the directory that relative paths of models and machines start from. `profile` has constants for the runs
+    on its GPU; other runs keep those of their machine, or of the catalog.
     """
     figures: list[Figure] = []
     failed: dict[str, str] = {}
@@ -179,12 +180,12 @@ def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None, profile: 
 
 
 def at_90_percent(sizes: Sequence[float]) -> float:
-    """The 90th percentile by nearest rank: the smallest size that at least nine of ten do not exceed."""
+    """Return the 90th percentile by nearest rank: the smallest size that at least nine of ten do not exceed."""
     return sorted(sizes)[math.ceil(0.9 * len(sizes)) - 1]
 
 
 def spread_of(figures: Sequence[Figure]) -> Spread:
-    """The errors of some figures; family and kind are those of the first."""
+    """Return the errors of some figures; family and kind are those of the first."""
     errors = [figure.error for figure in figures]
     sizes = sorted(map(abs, errors))
     return Spread(
@@ -199,7 +200,7 @@ def spread_of(figures: Sequence[Figure]) -> Spread:
 
 
 def spec_of_run(run: MeasuredRun, base: Path | None = None) -> Spec:
-    """What was run, with the constants of its machine where the rows have them."""
+    """Return the spec of a run, with the constants of its machine if the rows have them."""
     form = {key: value for key, value in run.document.items() if key not in ("id", "layout")}
     spec = spec_from_document(form, where=run.where or run.id, base=base)
     return replace(spec, profile=_machine(run.machine, base)) if run.machine else spec
@@ -207,7 +208,7 @@ def spec_of_run(run: MeasuredRun, base: Path | None = None) -> Spec:
 
 @lru_cache(maxsize=16)
 def _machine(name: str, base: Path | None) -> OwnProfile:
-    """The constants of a machine, in a file beside the rows."""
+    """Return the constants of a machine, from a file beside the rows."""
     if base is not None:
         return read_profile(base / name)
     with as_file(files("topoplan").joinpath("catalog", "measured", name)) as path:
@@ -215,7 +216,7 @@ def _machine(name: str, base: Path | None) -> OwnProfile:
 
 
 def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
-    """By kind (memory first, then throughput), then by source as the file has them."""
+    """Return figures grouped by kind (memory before throughput), then by source in the order of the file."""
     order = {ALLOCATED: 0, BY_STAGE: 1, RESERVED: 2}
     groups: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:

@@ -1,4 +1,4 @@
-"""Two plans of one job side by side: what differs, and which is the better one."""
+"""Two plans of one job side by side: what differs, and which one is better."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Comparison:
     first: Plan
     second: Plan
     layout: Mapping[str, tuple[Any, Any]]
-    """Layout keys that differ, in the values of their JSON form; None for one that a backend does not have."""
+    """Layout keys that differ, with the values of their JSON form; None for a key that a backend does not have."""
     time: tuple[Difference, ...]
-    """Every part of a step, in seconds, the largest difference first. They add up to the step."""
+    """Every part of a step in seconds, largest difference first. The parts add up to the step."""
     memory: tuple[Difference, ...]
-    """Every part of the worst stage, in bytes, the largest difference first. They add up to the device memory."""
+    """Every part of the worst stage in bytes, largest difference first. The parts add up to the device memory."""
 
     @property
     def winner(self) -> Plan:
-        """The plan that fits, and of two that do, the one that a ranking puts first."""
+        """The plan that fits, or if both do, the one that a ranking puts first."""
         fitting = [plan for plan in (self.first, self.second) if plan.fits]
         return ranked(fitting or (self.first, self.second))[0]
 
@@ -42,25 +42,25 @@ class Comparison:
 
     @property
     def share_a_model(self) -> bool:
-        """Both are predicted by one cost model, and share most of its errors."""
+        """Whether both plans are predicted by one cost model, and so share most of its errors."""
         return engine_of(self.first.layout.backend) is engine_of(self.second.layout.backend)
 
     @property
     def is_tie(self) -> bool:
-        """Their speeds are nearer to each other than a ranking tells apart."""
+        """Whether their speeds are closer than a ranking distinguishes."""
         slow, fast = sorted((self.first.tokens_per_s_per_gpu, self.second.tokens_per_s_per_gpu))
         return slow >= fast * (1.0 - TIE)
 
 
 def compare(spec: Spec, first: Plan, second: Plan) -> Comparison:
-    """Two plans of one job, whose memory has to list every stage (`planner.predict.predict`)."""
+    """Compare two plans of one job, whose memory must list every stage (`planner.predict.predict`)."""
     steps = [time_account(spec, plan).step for plan in (first, second)]
     devices = [memory_account(spec, plan).device for plan in (first, second)]
     return comparison(first, second, steps, devices)
 
 
 def comparison(first: Plan, second: Plan, steps: Sequence[Term], devices: Sequence[Term]) -> Comparison:
-    """Two plans, the trees of their steps and those of their device memory."""
+    """Compare two plans, given the trees of their steps and of their device memory."""
     one, two = layout_to_dict(first.layout), layout_to_dict(second.layout)
     return Comparison(
         first=first,
@@ -72,14 +72,14 @@ def comparison(first: Plan, second: Plan, steps: Sequence[Term], devices: Sequen
 
 
 def _differs(one: Mapping[str, Any], two: Mapping[str, Any], key: str) -> bool:
-    """A key that only one of the backends has differs where it is not as usual."""
+    """Return whether a key differs; a key of only one of the backends differs if it is not at its default."""
     if key in one and key in two:
         return bool(one[key] != two[key])
     return bool(one.get(key, two.get(key)) != USUAL[key])
 
 
 def _purposes(device: Term) -> list[Term]:
-    """What the worst stage holds by purpose, and what the card holds beyond torch's tensors."""
+    """Return what the worst stage holds by purpose, and what the card holds beyond torch's tensors."""
     allocated = device.at("reserved", "allocated")
     beyond = Term("beyond tensors", device.value - allocated.value, "bytes", source_of(memory_account))
     return [*allocated.children, beyond]

@@ -1,7 +1,7 @@
-"""The JSON forms of a spec and of a plan, as `topoplan rank --json` prints them and `plan.json` keeps them.
+"""The JSON forms of a spec and of a plan, as `topoplan rank --json` prints them and `plan.json` stores them.
 
-Results are rounded to six significant digits: far below what a prediction can know, and stable
-against the last bits of floating point. Inputs are kept exactly, in the fields and units of `topoplan.specs`.
+Results are rounded to six significant digits: more than a prediction can know, and stable against the last bits of
+floating point. Inputs are kept exactly, in the fields and units of `topoplan.specs`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ _TERA = 1e12
 _SIGNIFICANT_DIGITS = 6
 
 SUMMARY = ("mean", "median", "p99", "longest")
-"""What is said of the lengths of samples, in tokens."""
+"""Summary of the lengths of samples, in tokens."""
 
 
 def rounded(value: float) -> float:
-    """`value` to six significant digits; a whole number stays readable, infinity and NaN are left as they are."""
+    """Return `value` rounded to six significant digits; infinity and NaN are left as they are."""
     if not math.isfinite(value):
         return value
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
 
 
 def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
-    """One entry of `plans` in `topoplan.rank/1`; without a rank (a lone prediction) the key `rank` is left out."""
+    """Return an entry of `plans` in `topoplan.rank/1`.
+
+    For a single prediction (`rank` is None) the key `rank` is left out.
+    """
     memory, time = plan.memory, plan.time
     view: dict[str, Any] = {} if rank is None else {"rank": rank}
     view |= {
@@ -76,10 +79,10 @@ def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
 
 
 def spec_to_dict(spec: Spec, *, whole: bool = False) -> dict[str, Any]:
-    """`cluster`, `model`, `job`, and a `profile` of the user's own: all that a prediction depends on.
+    """Return `cluster`, `model`, `job`, and a user's own `profile`: everything that a prediction depends on.
 
-    The path of the spec file is left out, and the lengths of the samples but for a summary, unless it is `whole`: then
-    `topoplan.planner.inputs.spec_from_dict` makes the same spec of it again.
+    The path of the spec file is left out, and so are the lengths of the samples except for a summary, unless `whole`:
+    then `topoplan.planner.inputs.spec_from_dict` restores an equal spec.
     """
     view = {
         "cluster": cluster_to_dict(spec.cluster),
@@ -90,14 +93,14 @@ def spec_to_dict(spec: Spec, *, whole: bool = False) -> dict[str, Any]:
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """The fields of `Cluster`, its GPU and its hosts."""
+    """Return the fields of `Cluster`, with its GPU and its hosts."""
     return _fields_of(cluster)
 
 
 def job_to_dict(job: Job, *, whole: bool = False) -> dict[str, Any]:
-    """The fields of `Job`; of the lengths of its samples a summary, and nothing where they are not known.
+    """Return the fields of `Job`, with a summary of the lengths of its samples if they are known.
 
-    With `whole` all lengths come with the summary.
+    With `whole` all lengths are added to the summary.
     """
     view = _fields_of(replace(job, lengths=None))
     del view["lengths"]
@@ -115,13 +118,13 @@ def job_to_dict(job: Job, *, whole: bool = False) -> dict[str, Any]:
 
 
 def length_summary(lengths: Lengths) -> dict[str, float]:
-    """What the lengths of the samples say in four numbers, in tokens."""
+    """Return a summary of the lengths of the samples in four numbers, in tokens."""
     values = (rounded(lengths.mean), lengths.quantile(0.5), lengths.quantile(0.99), lengths.longest)
     return dict(zip(SUMMARY, values, strict=True))
 
 
 def model_to_dict(model: Model) -> dict[str, Any]:
-    """The fields of `Model`; runs of equal layers are one entry with their `count`."""
+    """Return the fields of `Model`; runs of equal layers are one entry with their `count`."""
     view = {field.name: _plain(getattr(model, field.name)) for field in fields(model) if field.name != "layers"}
     runs = ((layer, len(list(run))) for layer, run in groupby(model.layers))
     return view | {
@@ -140,7 +143,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in the types that JSON has."""
+    """Return `value` in types that JSON has."""
     if is_dataclass(value):
         return _fields_of(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a job could change to fit, or to fit with room: each way worked out by a search of the changed spec."""
+"""What a job could change to fit, or to fit with memory to spare; each way is found by a search of the changed spec."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from topoplan.units import GIB
 
 MOST_SEARCHES = 32
 MOST_LAYOUTS, MOST_LAYOUTS_WHERE_TIGHT = 1_500_000, 300_000
-"""Candidates of all searches together, after which none is begun: some 20 seconds of them, and 4. In layouts, since the
-same question has to have the same answer, on a slow machine and where searches of before are known."""
+"""Total candidates of all searches after which no further search starts: some 20 seconds, and 4 seconds. Counted in
+layouts, because the same question must have the same answer, on a slow machine and with cached searches."""
 _ANY_HOST_MEMORY = "64TiB"
 _DOUBLINGS = 4
 _SHORTEST = 1 / 8
-"""Sequences, against those of the job: much less is no way out."""
+"""Shortest sequences, as a fraction of the job's; shorter ones are not a reasonable way out."""
 _HALF_AS_FAST = 0.5
 _LARGER, _NEXT_CARD = 1.1, 1.25
-"""Times the memory of one's own card, and of one that did not do, from which another is looked at."""
+"""Factors of memory above the own card, and above a card that was not enough, from which another card is considered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Kind:
     """One kind of way out."""
 
     name: str
-    """What is said where it leads nowhere."""
+    """Its description if it leads nowhere."""
     loss: str
     """What the user gives up."""
 
@@ -57,21 +57,21 @@ KINDS = {
     "qlora": Kind("QLoRA", "another job: adapters, on rounded weights"),
     "seq_len": Kind("sequences down to an eighth", "another job: longer samples are cut"),
 }
-"""In the order in which they are told: by what the user gives up.
+"""The kinds in display order: by what the user gives up.
 
-First what leaves job and machines as they are; then the same job on more or other machines, which costs money; last
-what trains something else. Adapters come before shorter sequences, since they see all of the data.
+First those that leave job and machines as they are; then the same job on more or other machines, which costs money;
+last those that train something else. Adapters come before shorter sequences, since they see all of the data.
 """
 _WHERE_TIGHT = ("engine", "host_memory", "nodes", "gpu")
-"""Kinds that leave the job as it is: one that fits, if barely, does not have to be another."""
+"""Kinds that leave the job as it is: a job that fits, if barely, does not have to become another one."""
 
 
 def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -> tuple[WayOut, ...]:
-    """The ways out of a ranking that needs some, in the order of `KINDS`; those that lead nowhere have no plan.
+    """Return the ways out of a ranking that needs them, in the order of `KINDS`; those that lead nowhere have no plan.
 
-    `read` gives the spec with a change, as the command line would, and raises InputError where that does not go
-    together. The searches that take longest, those of more GPUs, come last, and none is begun after MOST_SEARCHES of
-    them or MOST_LAYOUTS: what is not tried then is told. A search that is stopped ends it, too.
+    `read` returns the spec with a change, as the command line would, and raises InputError for an invalid combination.
+    The slowest searches, those of more GPUs, come last, and none starts after MOST_SEARCHES searches or MOST_LAYOUTS
+    layouts; what is not tried for that reason is reported. A search that is stopped ends all of them.
     """
     tries = _Tries(read, search, with_room=bool(ranking.plans))
     kinds = {
@@ -93,14 +93,14 @@ def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -
 
 
 class _SpentError(Exception):
-    """No more searches."""
+    """No more searches are allowed."""
 
 
 _NONE = WayOut(change=Change(kind="", words=""))
 
 
 class _Tries:
-    """The searches that are done, and those that may still be."""
+    """The searches done so far, and the remaining budget."""
 
     def __init__(self, read: Callable[[Change], Spec], search: Search, *, with_room: bool) -> None:
         self._read, self._search, self._with_room = read, search, with_room
@@ -110,7 +110,7 @@ class _Tries:
         """The last change that was tried, if it leads nowhere."""
 
     def of(self, kind: str, work: Callable[[_Tries, Ranking], WayOut | None], ranking: Ranking) -> WayOut | None:
-        """The way of one kind; without a plan where none was found, None where there is nothing to try."""
+        """Return the way of one kind; without a plan if none was found, None if there is nothing to try."""
         self._last = _NONE
         try:
             way = work(self, ranking)
@@ -120,7 +120,7 @@ class _Tries:
         return way or (None if self._last is _NONE else self._last)
 
     def __call__(self, change: Change) -> WayOut | None:
-        """The plan after a change; None where there is none. Raises _SpentError."""
+        """Return the plan after a change, or None. Raises _SpentError."""
         self._last = WayOut(change=change)
         if self._left == 0 or self._layouts_left < 0:
             raise _SpentError
@@ -144,15 +144,15 @@ class _Tries:
         return WayOut(change=change, plan=plan)
 
     def known(self, change: Change, layout: Layout) -> WayOut:
-        """A change after which a layout is known to be a way out."""
+        """Return a way out for a change after which a layout is known to fit."""
         return WayOut(change=change, plan=predict(self._read(change), layout, all_stages=False))
 
     def first(self, changes: Iterable[Change]) -> WayOut | None:
-        """The first change that leads to a plan."""
+        """Return the first change that leads to a plan."""
         return next(filter(None, map(self, changes)), None)
 
     def milder(self, changes: Iterable[Change], way: WayOut) -> WayOut:
-        """The first of some milder changes that leads to a plan too, or the way that is known."""
+        """Return the first of some milder changes that also leads to a plan, or else `way`."""
         try:
             return self.first(changes) or way
         except _SpentError:
@@ -169,7 +169,7 @@ def _pins(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 
 def _engine(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """The fastest of the backends that were not searched."""
+    """Try the backends that were not searched; return the fastest."""
     spec = ranking.spec
     others = [name for name in backends_of(spec.trainer, spec.job.finetuning) if name not in ranking.searched_backends]
     changes = [Change(kind="engine", words=f"with backend {name}", backend=name) for name in others]
@@ -188,7 +188,7 @@ def _liger(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 
 def _host_memory(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """Offload: first with more host memory than any machine has, then with what the plan that was found takes."""
+    """Try offload: first with more host memory than any machine has, then with the amount that the plan found needs."""
     spec = ranking.spec
     backend = None if spec.backends or "backend" in spec.job.pin else "all"
     wide = Change(kind="host_memory", words="offload", sets=(f"host_memory={_ANY_HOST_MEMORY}",), backend=backend)
@@ -218,7 +218,10 @@ def _adapters(tries: _Tries, ranking: Ranking, kind: str, name: str) -> WayOut |
 
 
 def _seq_len(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """The longest sequences of 3/4, 1/2, 3/8, 1/4, 3/16 and 1/8 of the tokens; the halves are tried first."""
+    """Return the longest sequences that fit, of 3/4, 1/2, 3/8, 1/4, 3/16 and 1/8 of the tokens.
+
+    The halves are tried first.
+    """
 
     def of(length: int) -> Change:
         return Change(kind="seq_len", words=f"with sequences of {length:,} tokens", sets=(f"seq_len={length}",))
@@ -233,9 +236,9 @@ def _seq_len(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 
 def _gpu(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """The smallest card that does, of those that are told apart by a quarter more memory.
+    """Return the smallest card that is enough; candidates differ by at least a quarter in memory.
 
-    Cards in place of one with NVLink have it too, and none is less than half as fast as the one that it replaces.
+    Cards that replace one with NVLink have NVLink too, and none is less than half as fast as the card that it replaces.
     """
     cluster, own = ranking.spec.cluster, ranking.spec.cluster.gpu
     cards = [
@@ -265,7 +268,7 @@ def _has_nvlink(card: Gpu) -> bool:
 
 
 def _nodes(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """The fewest nodes: twice as many until it fits, then every number from the last one on that did not."""
+    """Return the fewest nodes: doubled until the job fits, then every number from the last one that was not enough."""
     cluster = ranking.spec.cluster
     hosts = ("hosts=null",) if cluster.hosts else ()
 

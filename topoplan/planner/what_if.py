@@ -1,4 +1,4 @@
-"""How the best plan of a spec moves when the spec changes."""
+"""How the best plan of a spec changes when the spec changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from topoplan.trainers.case import case_of
 from topoplan.trainers.registry import unpredicted
 
 Search = Callable[[Spec], Ranking]
-"""`planner.search.rank`, or what wraps it."""
+"""`planner.search.rank`, or a wrapper of it."""
 
 _DERIVED = ("dp", "gradient_accumulation_steps")
-"""Layout keys that follow from the others and the cluster."""
+"""Layout keys that follow from the other keys and the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,31 +28,31 @@ class Found:
     """What a search of one spec found."""
 
     spec: Spec | None
-    """None when the spec itself holds a pin that it cannot meet."""
+    """None if the spec has a pin that it cannot satisfy."""
     best: Plan | None = None
     counts: Counts = field(default_factory=Counts)
     reason: str = ""
     """Why there is no best plan."""
     is_legal: bool = True
-    """Some layout is legal, whether it fits or not."""
+    """Whether some layout is legal, even if none fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of a plan under other conditions. Its dp follows from the GPUs that are left for it."""
+    """What becomes of a plan under other conditions. Its dp is derived from the number of GPUs."""
 
     layout: Layout | None
-    """None where its degrees no longer divide the GPUs or the batch."""
+    """None if its degrees no longer divide the GPUs or the batch."""
     plan: Plan | None = None
-    """None where it is illegal or does not fit."""
+    """None if it is illegal or does not fit."""
     rank: int | None = None
-    """None where it is out, or where a search leaves it out."""
+    """None if the plan is not ranked, or if a search leaves it out."""
     slower: float = 0.0
-    """Share of the best plan's throughput that it loses."""
+    """Fraction of the best plan's throughput that it loses."""
     rule: str = ""
-    """`memory`, `job` where its backend cannot run the job, or the rule that it breaks."""
+    """`memory`, `job` if its backend cannot run the job, `layout`, or the rule that it breaks."""
     reason: str = ""
-    """Why it is out."""
+    """Why it is not ranked."""
     fix: str = ""
 
 
@@ -61,14 +61,17 @@ class Outcome:
     """One set of changes, and what they lead to."""
 
     changes: Mapping[str, str]
-    """Key to the value as it was written."""
+    """Key -> value as it was written."""
     found: Found
     fate: Fate | None
-    """Of the best plan of before; None where there was none, or where there is nothing to compare it with."""
+    """What becomes of the previous best plan; None if there was none, or nothing to compare it with."""
 
 
 def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
-    """The best plan of a spec, or why there is none. Raises SpecError or ModelError as `planner.search.rank` does."""
+    """Return the best plan of a spec, or why there is none.
+
+    Raises SpecError or ModelError like `planner.search.rank`.
+    """
     try:
         ranking = search(spec)
     except LayoutError as error:
@@ -81,14 +84,14 @@ def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
 
 
 def outcome(changes: Mapping[str, str], spec: Spec, before: Plan | None, search: Search) -> Outcome:
-    """The best plan of a changed spec, and what becomes of the best plan of before."""
+    """Return the best plan of a changed spec, and what becomes of the previous best plan."""
     found, ranking = found_by(spec, search)
     fate = None if before is None else fate_of(spec, before, ranking)
     return Outcome(changes=changes, found=found, fate=fate)
 
 
 def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
-    """What becomes of a plan of another spec in this one, whose ranking is known (None: no layout is legal)."""
+    """Return what becomes of another spec's plan in this one, whose ranking is known (None if no layout is legal)."""
     form = {key: value for key, value in layout_to_dict(plan.layout).items() if key not in _DERIVED}
     try:
         layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
