@@ -1,4 +1,4 @@
-"""The best plan among the backends of a trainer, and what would make a job fit."""
+"""The best plan among a trainer's backends, and what would make a job fit."""
 
 from dataclasses import replace
 
@@ -51,14 +51,14 @@ def test_a_search_keeps_what_the_trainer_cannot_change(a100s: Cluster) -> None:
     assert pins["mca"] == {"backend": "mca"}
     for backend in ("ddp", "deepspeed", "fsdp2"):
         assert pins[backend]["fused_linear_cross_entropy"] is True
-        assert pins[backend]["ulysses"] == 1  # LLaMA-Factory splits no sequences
+        assert pins[backend]["ulysses"] == 1  # LLaMA-Factory does not split sequences
     asked.clear()
     best_of(guide(a100s), search)
     assert "ulysses" not in asked[0].job.pin
 
 
 def test_a_plan_that_the_trainer_refuses_is_not_the_best(a100s: Cluster) -> None:
-    """bitsandbytes' optimizer takes no shards of FSDP2."""
+    """bitsandbytes' optimizer does not support FSDP2's shards."""
     lora = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "lora", "cutoff_len": 8192}
     lora |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     usual, in_8_bits = (
@@ -91,7 +91,7 @@ def test_ways_to_fit_hold(a100s: Cluster) -> None:
     assert adapters.plan.fits
     assert more.change == "on 8 of these GPUs (1 x 8)"
     assert more.plan.layout.zero_stage == 3
-    # 6 and 7 GPUs do not do: 16 bytes a parameter are 75.8 and 65.0 GiB, and a micro batch comes on top.
+    # 6 and 7 GPUs are too few: 16 bytes per parameter are 75.8 and 65.0 GiB, plus one micro-batch.
     for gpus in (6, 7):
         fewer = replace(translation.spec.cluster, gpus_per_node=gpus, nvlink_domain_gpus=gpus)
         spec = replace(translation.spec, cluster=fewer, job=replace(translation.spec.job, global_batch_size=16 * gpus))

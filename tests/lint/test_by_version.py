@@ -1,4 +1,4 @@
-"""A file is judged by the version that it is for; what only some versions say is a note where nobody says which."""
+"""Files are judged by the version they are for; version-dependent findings are notes if the version is unknown."""
 
 from pathlib import Path
 

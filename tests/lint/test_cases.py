@@ -1,16 +1,17 @@
-"""Every rule of `topoplan check`, by cases: what files hold, and what is found in them.
+"""Every rule of `topoplan check`, tested by cases of input files and expected findings.
 
-`cases/*.yaml` has a section a rule, and in it cases that find the rule and near misses that do not:
+`cases/*.yaml` has a section per rule, with cases in which the rule fires and near misses in which it does not:
 
     swift-warmup-ratio:
     - {finds: {sft: {warmup_ratio: 5}}, level: error}
     - {not: {sft: {warmup_ratio: 0.5}}}
 
-An input names files with their text, or bases of `cases/bases.yaml` with what is changed in them (`~` takes a key out);
-a text alone is a script. Beside each case lies a.yaml, a right job for commands to read; so do files of directories.
-A case finds its rule, as many `times` as it says, and what `also` names, and nothing else. Of the first finding it may
-hold the `level`; `at`, of the text of its line; `says`, of its message; `hides`, what stands nowhere in it; `fixed`,
-lines of the corrected file, in which the rule is found no more, or `no` where nothing can be corrected.
+An input maps file names to texts, or bases of `cases/bases.yaml` to changes (`~` removes a key); a bare text is a
+script. Next to each case is a valid job, a.yaml, for commands to read. Like it, files in subdirectories are not passed
+to `check` themselves. A case must find its rule, as often as `times` says, and the rules in `also`, and no others.
+Further keys constrain the first finding: `level`; `at`, part of the text of its line; `says`, part of its message;
+`hides`, text that must not occur in it; `fixed`, lines of the corrected file, in which the rule must no longer fire, or
+`no` if it has no correction.
 """
 
 import json
@@ -31,9 +32,9 @@ CASES = Path(__file__).parent / "cases"
 
 
 class Texts(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Leaves every value as the text that stands there."""
+    """Loads every value as text, exactly as written."""
 
-    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # `<<` alone
+    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # only for `<<`
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -119,7 +120,7 @@ WORDS = {
 
 
 def meant(value: Any) -> Any:
-    """A value as its author meant it, whatever its type became."""
+    """Return a value as its author meant it, regardless of the type it was parsed as."""
     if isinstance(value, dict):
         return {key: meant(item) for key, item in value.items()}
     word = str(value).strip("\"'“”‘’ ").lower()

@@ -1,4 +1,4 @@
-"""The whole check on files, with rules and searches of the test's own."""
+"""The whole check on files, with rules and searches defined by the tests."""
 
 import importlib
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from topoplan.trainers.recognisers import recognisers
 
 
 def two_rules(setup: Setup) -> Iterator[Finding]:
-    """A rule on each of two lines: one for a person, one that a program can correct."""
+    """Two rules: one whose finding only a person can correct, and one with an edit."""
     for part in setup.parts:
         for number, line in enumerate(part.text.splitlines(), start=1):
             if line.startswith("sequence_parallel: false"):
@@ -104,7 +104,7 @@ def test_two_layouts_of_one_job_are_searched_once_and_not_again_for_their_copies
         searched.append(spec)
         return rank(spec)
 
-    # The same global batch, so the same job; a third one with another.
+    # The same global batch, and so the same job; the third has another.
     for name, tp, steps in (("a", 4, 8), ("b", 8, 16), ("c", 4, 16)):
         text = FULL_YAML.replace("parallel_size: 4 ", f"parallel_size: {tp} ")
         text = text.replace("accumulation_steps: 8", f"accumulation_steps: {steps}")
@@ -147,7 +147,7 @@ def test_what_large_cards_cannot_hold_needs_no_cluster_to_be_told() -> None:
     assert finding.why.endswith("no cluster was given: these are cards of 80 GB")
     _, small = swift_zero2(model="Qwen/Qwen3-0.6B")
     assert check_setup(small, Against()).findings == ()
-    # activations alone make it too large, which larger cards hold
+    # Only the activations make it too large, which larger cards can hold.
     _, long = swift_zero2(model="Qwen/Qwen3-8B", max_length=65536)
     assert check_setup(long, Against()).findings == ()
     assert check_setup(replace(where, bundles=(Path("bundle"),)), Against()).findings == ()
@@ -194,7 +194,7 @@ def test_a_correction_is_checked_again_with_its_prediction(train: Path) -> None:
     (copy,) = fixed.copies
     assert copy.path == train.with_name("train.fixed.yaml")
     assert "sequence_parallel: true\n" in copy.text
-    assert copy.text.count("\n") == FULL_YAML.count("\n") + 1  # comments and order stay, one line says what it is
+    assert copy.text.count("\n") == FULL_YAML.count("\n") + 1  # comments and order are kept, and a mark is added
     assert [one.rule for correction in copy.corrections for one in correction.findings] == ["sp-off"]
     before, after = checked.predictions[0].plan, fixed.after.predictions[0].plan
     assert (before.layout.sequence_parallel, after.layout.sequence_parallel) == (False, True)

@@ -1,4 +1,4 @@
-"""Which findings are told: by options, and by comments in the file."""
+"""Which findings are reported, chosen by options and by comments in the file."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def told(text: str, choice: Choice | None = None) -> set[str]:
         (Choice(select=("env",)), {LOG, PEER}),
         (Choice(select=("env", "launch"), ignore=("launch-file-not-found", PEER)), {LOG, PORT}),
         (Choice(ignore=("env-nccl",)), ALL - {LOG, PEER}),
-        (Choice(select=("env-nccl-lo",)), set()),  # words as a whole
+        (Choice(select=("env-nccl-lo",)), set()),  # only whole words match
     ],
 )
 def test_rules_are_chosen_by_their_names_and_how_these_begin(choice: Choice, rules: set[str]) -> None:

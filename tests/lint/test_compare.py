@@ -1,4 +1,4 @@
-"""A configuration against the best plan of its job."""
+"""A configuration compared with the best plan of its job."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(
     assert again.plan.layout == prediction.best.layout
     assert left == {}
     assert again.changes == ()
-    # the fused rotary embedding has no kernel for micro batches of multimodal positions
+    # the fused rotary embedding has no kernel for micro-batches of multimodal positions
     assert keys["apply_rope_fusion"] == "false"
 
 

@@ -1,4 +1,4 @@
-"""Faults that stop real trainers, planted in sound files: found at their line, and nothing said of the sound."""
+"""Faults that stop real trainers, injected into sound files: found at their line, with no findings on sound files."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ from topoplan.planner.search import rank
 from topoplan.report.check import checked_to_dict
 from topoplan.specs.load import load_cluster
 
-Found = dict[str, Any]  # as JSON has it
+Found = dict[str, Any]  # a finding in its JSON form
 
 SETS = Path(__file__).parents[1] / "data" / "faults"
 CLUSTERS = Path(__file__).parents[2] / "cluster_specs"
@@ -25,13 +25,13 @@ FAULTS: list[dict[str, Any]] = [
 CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
 MISSED: set[str] = set()  # faults that are not found yet
-FALSE: set[str] = set()  # sound, and found fault with
-# What is true of a sound set of files with versions that it does not name.
+FALSE: set[str] = set()  # sound files with false findings
+# Findings that are right even for sound files, if these do not pin a version.
 TRUE_WARNINGS = {"fault-checkpoint-plan"}
 
 
 def findings(folder: Path, cluster: list[str] | None = None) -> list[Found]:
-    """What is found in the files of `folder`, without its data, read from there as their user would."""
+    """Return the findings on the files of `folder`, excluding its data, with `folder` as the working directory."""
     against = Against(model=None, seq_len=2048)
     if cluster:
         spec = load_cluster(str(CLUSTERS / cluster[0]), overrides=cluster[1:])
@@ -40,7 +40,7 @@ def findings(folder: Path, cluster: list[str] | None = None) -> list[Found]:
     files = ["."] if is_bundle else sorted(path.name for path in folder.iterdir() if path.is_file())
     try:
         return checked_to_dict(check(files, against))["findings"]
-    except InputError as error:  # which ends `check` with one message, and is an answer too
+    except InputError as error:  # an error that ends `check` counts as a finding too
         file, line, *_ = f"{error.where or ''}::".split(":")
         return [
             {
@@ -64,7 +64,7 @@ def planted(fault: dict[str, Any], folder: Path) -> None:
 
 
 def names(found: Found, fault: dict[str, Any], folder: Path) -> bool:
-    """Whether a finding is about the fault: its severity, its file, its line, its words."""
+    """Whether a finding matches the fault in severity, file, line and words."""
     files = fault.get("file") or next(iter(fault["edit"]))
     at = [fault["at"]] if isinstance(fault["at"], str) else fault["at"]
     if found["severity"] not in fault["level"] or (

@@ -1,4 +1,4 @@
-"""Edits on text, and the corrected copies beside the originals."""
+"""Edits of text, and corrected copies beside the originals."""
 
 import io
 import subprocess
@@ -95,7 +95,7 @@ def test_the_same_edit_of_two_findings_is_made_once() -> None:
 
 
 def words_of(wanted: dict[str, str]) -> Recheck:
-    """A rule that asks for these lines in place of others, one a round."""
+    """Return a rule that replaces these lines, one per round."""
 
     def recheck(parts: Sequence[Part]) -> list[Finding]:
         return [
@@ -201,7 +201,7 @@ def test_a_file_of_somebody_else_is_not_written_over_and_nothing_is_half_written
     assert not (tmp_path / "one.fixed.yaml").exists()
     write_copies(found, force=True)
     assert (tmp_path / "two.fixed.yaml").read_text().endswith("b\n")
-    write_copies(found)  # ours by now
+    write_copies(found)  # now recognized as our own
 
 
 def test_json_has_no_comments_and_is_known_by_its_text(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_what_one_script_starts_stays_one(commands: str) -> None:
 
 
 def test_what_is_said_to_be_corrected_is_what_is_written(tmp_path: Path) -> None:
-    """Of a broken command the lost options are judged only when it is whole again."""
+    """The options of a broken command are checked only once the command is whole again."""
     script = tmp_path / "run.sh"
     script.write_text("swift sft --model a --dataset b\n  --train_type lora\n")
     found = check([str(script)])

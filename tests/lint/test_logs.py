@@ -1,4 +1,4 @@
-"""Logs among the files of `check`: how a run ended that had too little memory."""
+"""Logs among the files of `check`: runs that went out of memory."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Host memory of what is offloaded."""
+"""Host memory needed for offloading."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from topoplan.specs.load import load_cluster
 from topoplan.trainers.case import case_of
 
 PARAMETERS = 72_706_203_648
-"""Of Qwen2-72B."""
+"""Parameters of Qwen2-72B."""
 RECIPE = """\
 model_name_or_path: Qwen/Qwen2-72B
 stage: sft
@@ -61,7 +61,7 @@ def test_800_gb_are_too_little_for_all_of_a_72b_model_and_its_optimizer() -> Non
     (finding,) = told(host_memory="800GB")
 
     assert (finding.rule, finding.severity, finding.line) == ("layout-host-memory", "error", 4)
-    # 12 bytes of optimizer, 2 of weight and at least 2 of gradient; with fp32 gradients for all of them, 6.
+    # 12 bytes of optimizer, 2 of weight and at least 2 of gradient; 6 of gradient if all have fp32 gradients.
     assert 16 * PARAMETERS / 1e9 < needed_gb(finding) < 20.1 * PARAMETERS / 1e9
     assert finding.what.endswith("and it has 745 GiB (800 GB)")
     assert (
@@ -108,7 +108,7 @@ def test_megatrons_offloaded_optimizer_is_held_against_the_host_memory_too() -> 
     (not_said,) = told_of(one)
 
     assert (too_much.rule, too_much.severity, too_much.line) == ("layout-host-memory", "error", 11)
-    # 16 bytes of state and 4 of gradients in fp32 for each parameter, where one node has all of them
+    # 16 bytes of state and 4 of fp32 gradients per parameter, all on one node
     assert needed_gb(too_much) == pytest.approx(20 * PARAMETERS / 1e9, rel=0.01)
     assert "DeepSpeed" not in too_much.why
     assert "pin_memory" not in too_much.remedy

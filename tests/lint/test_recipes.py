@@ -1,4 +1,4 @@
-"""Recipes that people publish, given as they are: what they say against what is predicted."""
+"""Published recipes, checked as they are: their claims compared with predictions."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ torchrun --nproc_per_node=5 --no_python swift sft
 
 #### `--deepspeed zero2`
 """
-"""A guide that explains one command flag by flag: full fine-tuning under ZeRO-2 on five cards."""
+"""A guide that explains one command flag by flag: full fine-tuning with ZeRO-2 on five cards."""
 NOTE = """# 模型训练qwen3-8b的配置要求?
 
 建议使用 8×A100 80GB 或 4×H100 80GB,并配合 ZeRO-3
@@ -65,7 +65,7 @@ NOTE = """# 模型训练qwen3-8b的配置要求?
 }
 ```
 """
-"""A note on what Qwen3-8B takes, with a DeepSpeed file."""
+"""A note on what Qwen3-8B needs, with a DeepSpeed file."""
 RECIPE = """\
 model_name_or_path: Qwen/Qwen2-72B
 stage: sft
@@ -80,7 +80,7 @@ per_device_train_batch_size: 4
 learning_rate: 1.0e-5
 fp16: true
 """
-"""One machine, eight A100s, ZeRO-3 with all of it offloaded, a batch of 4 and 2560 tokens."""
+"""One machine with eight A100s: ZeRO-3 with everything offloaded, batch 4, 2560 tokens."""
 OFFLOADED = {"device": "cpu", "pin_memory": False}
 ZERO3 = {"stage": 3, "offload_optimizer": OFFLOADED, "offload_param": OFFLOADED, "overlap_comm": False}
 
@@ -127,7 +127,7 @@ def test_the_guide_does_not_fit_by_its_states_alone(guide: Checked) -> None:
 
     assert plan.id == "zero2-dp5-mbs2-full"
     parts = plan.memory.by_stage[0].parts_bytes
-    # ZeRO-2: whole weights in 16 bits, a fifth of the 16-bit gradients and of 12 bytes of optimizer.
+    # ZeRO-2: full 16-bit weights, a fifth of the 16-bit gradients and of 12 bytes of optimizer states.
     assert parts["weights"] == pytest.approx(2 * P30, rel=1e-3)
     assert parts["gradients"] == pytest.approx(2 * P30 / 5, rel=1e-3)
     assert parts["optimizer"] == pytest.approx(12 * P30 / 5, rel=1e-3)
@@ -141,12 +141,12 @@ def test_what_would_fit_of_the_guide_is_said(guide: Checked) -> None:
     (prediction,) = guide.predictions
     host, adapters, more = prediction.ways
 
-    # Stage 3 would gather each of 18,432 linear layers of experts by itself.
+    # Stage 3 would gather each of the 18,432 linear layers of the experts separately.
     assert (host.plan.layout.zero_stage, host.plan.layout.offload_optimizer) == (2, True)
     assert 15.9 * P30 / GIB < host.plan.memory.host_bytes / GIB < 20.1 * P30 / GIB
     assert "LoRA" in adapters.change
     assert (more.plan.layout.zero_stage, more.plan.layout.dp) == (3, 8)
-    # 16 bytes a parameter on 8 cards are 56.9 GiB.
+    # 16 bytes per parameter over 8 cards are 56.9 GiB.
     assert 16 * P30 / 8 < more.plan.memory.device_bytes < more.plan.memory.capacity_bytes
     remedy = rule(guide, "plan-does-not-fit").remedy
     assert all(one.plan.id in remedy for one in prediction.ways)
@@ -177,9 +177,9 @@ def test_the_notes_file_fits_with_much_to_spare_and_needs_no_offload(tmp_path: P
     assert plan.id == "zero3-dp8-mbs4-full-offload"
     assert plan.fits
     assert plan.memory.device_bytes < 40 * GIB  # "each card needs at least 80 GB"
-    # Optimizer, 16-bit and fp32 gradients: 18 bytes a parameter, as its share is about one sub-group of 1e9.
+    # Optimizer states, 16-bit and fp32 gradients: 18 bytes per parameter, as its share is about one sub-group of 1e9.
     assert plan.memory.host_bytes == pytest.approx(18 * P8, rel=0.02)
-    # Forward twice and backward: 8 operations a parameter and token at the card's 312 TFLOP/s at the most.
+    # Two forward passes and one backward: 8 operations per parameter and token, at most at the card's 312 TFLOP/s.
     assert 8 * P8 * 256 * 2048 / 8 / 312e12 < plan.time.step_s < 60
     assert best.memory.host_bytes == 0
     (prediction,) = found.predictions
@@ -208,7 +208,7 @@ def test_800_gb_do_not_hold_the_72b_recipe(tmp_path: Path, host_memory: str, fit
 
     assert plan.layout.offload_param
     assert plan.fits is fits
-    # On the cards it fits either way: gathered weights, activations of 4 x 2560 tokens, and no states.
+    # The cards hold it either way: gathered weights, activations of 4 x 2560 tokens, and no states.
     assert plan.memory.excess_bytes < 0
     assert (found.count("error") == 0) is fits
     if not fits:

@@ -1,4 +1,4 @@
-"""All rules of `topoplan check` taken together."""
+"""Properties of all rules of `topoplan check` together."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A configuration in the planner's terms: what the trainers make of keys, and of keys that are missing."""
+"""Configurations in the planner's terms: how trainers interpret keys, and missing keys."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is said of a prediction."""
+"""Findings on predictions."""
 
 import re
 from dataclasses import replace
@@ -54,7 +54,7 @@ def test_what_does_not_fit_has_its_parts_and_the_keys_that_do(a100s: Cluster) ->
     assert prediction.plan is not None
     assert (finding.severity, finding.line) == ("warning", 5)
     assert ": with 8,192 a GPU needs " in finding.what
-    # ZeRO-3 on 8 cards: 2, 2 and 12 bytes of 8.19e9 parameters
+    # ZeRO-3 on 8 cards: 2, 2 and 12 bytes for each of 8.19e9 parameters
     assert "1.9 GiB weights, 1.9 GiB gradients, 11.4 GiB optimizer" in finding.why
     assert "on these GPUs fits zero" in finding.remedy
     assert "plan-slower" not in found
@@ -75,8 +75,8 @@ def test_samples_of_any_length_are_told_up_to_which_they_fit(a100s: Cluster) -> 
     ("keys", "gpus", "severity", "words"),
     [
         ("packing: true\ncutoff_len: 8192\n", 8, "error", "does not fit: "),  # every sequence is full
-        ("cutoff_len: 512\n", 1, "error", "does not fit: "),  # the states alone are over
-        ("packing: true\ncutoff_len: 512\n", 8, "warning", "may not fit: "),  # within the error of the prediction
+        ("cutoff_len: 512\n", 1, "error", "does not fit: "),  # the states alone exceed the memory
+        ("packing: true\ncutoff_len: 512\n", 8, "warning", "may not fit: "),  # within the prediction's error band
     ],
 )
 def test_it_is_an_error_where_even_the_least_is_over(

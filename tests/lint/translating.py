@@ -1,4 +1,4 @@
-"""Keys of LLaMA-Factory's Megatron path, translated."""
+"""Helper: LLaMA-Factory keys of the Megatron path, translated."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from topoplan.specs.cluster import Cluster
 
 
 def translated(cluster: Cluster, **keys: Any) -> Translation:
-    """What a train.yaml with these keys is on a cluster."""
+    """Return the translation of a train.yaml with these keys on a cluster."""
     one = mca(**keys)
     return translate(one, all_of(one), cluster)

@@ -1,4 +1,4 @@
-"""Setups made by hand or read from small texts."""
+"""Setups built by hand or read from small texts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ from topoplan.trainers.recognisers import recognisers
 
 
 def setup_of(text: str, *, name: str = "run.sh", **others: str) -> Setup:
-    """The setup of one file; `others` lie beside it: `a_yaml="stage: sft"` is a.yaml."""
+    """Return the setup of one file; `others` are files beside it: `a_yaml="stage: sft"` is a.yaml."""
     with TemporaryDirectory() as directory:
         for other, content in others.items():
             (Path(directory) / other.replace("_", ".")).write_text(content, encoding="utf-8")
@@ -34,7 +34,7 @@ def make_setup(
     name: str = "train.yaml",
     variables: Mapping[str, str] | None = None,
 ) -> Setup:
-    """One configuration in a file, and variables that a script sets."""
+    """Return a setup with one configuration file, and variables that a script sets."""
     part = Part(kind=kind, name=name, text=text)
     script = Part(kind="shell", name="run.sh", text="")
     return Setup(
@@ -48,7 +48,7 @@ def make_setup(
 
 
 def make_command(arguments: Mapping[str, Any], trainer: Trainer = "swift", *, program: str = "swift sft") -> Setup:
-    """One configuration from the arguments of a command, an argument a line."""
+    """Return a setup with one configuration from the arguments of a command, one argument per line."""
     lines = [program, *(f"    --{key} {value}" for key, value in arguments.items())]
     text = " \\\n".join(lines) + "\n"
     part = Part(kind="shell", name="run.sh", text=text)
@@ -63,7 +63,7 @@ def make_command(arguments: Mapping[str, Any], trainer: Trainer = "swift", *, pr
 
 
 def make_values(data: dict[str, Any], trainer: Trainer = "llamafactory") -> Setup:
-    """A configuration of any values, which no text needs to hold."""
+    """Return a configuration with arbitrary values, which need not be expressible as text."""
     part = Part(kind="yaml", name="train.yaml", text="\n" * 40)
     lines = {(key,): line for line, key in enumerate(data, start=1)}
     source = Source(name="train.yaml", data=data, lines=lines, old_booleans=frozenset(list(lines)[::2]))
@@ -101,13 +101,13 @@ overlap_grad_reduce: true
 def configuration(
     text: str, *, trainer: Trainer = "llamafactory", name: str = "train.yaml", from_command: bool = False
 ) -> Configuration:
-    """Keys with their values."""
+    """Return a configuration with the keys in a text."""
     part = Part(kind="shell" if from_command else "yaml", name=name, text=text)
     return Configuration(trainer=trainer, part=part, source=parse_source(text, name=name), from_command=from_command)
 
 
 def mca(**keys: Any) -> Configuration:
-    """A Megatron configuration of Qwen3-8B with these keys."""
+    """Return a Megatron configuration of Qwen3-8B with these keys."""
     lines = {"model_name_or_path": "Qwen/Qwen3-8B", "finetuning_type": "full", "bf16": True} | keys
     lines = {"tensor_model_parallel_size": 1} | lines
     return configuration("".join(f"{key}: {_yaml(value)}\n" for key, value in lines.items()))
@@ -126,7 +126,7 @@ def launch(
     of: Configuration | None = None,
     name: str = "run.sh",
 ) -> Launch:
-    """One command, on line 3 of a script."""
+    """Return one command, on line 3 of a script."""
     part = Part(kind="shell", name=name, text="#!/bin/bash\n\n...\n")
     return Launch(
         part=part,
@@ -142,13 +142,13 @@ def launch(
 
 
 def all_of(*configurations: Configuration, launches: tuple[Launch, ...] = ()) -> Setup:
-    """All of it together."""
+    """Return a setup of these configurations and launches."""
     parts = dict.fromkeys([one.part for one in configurations] + [one.part for one in launches])
     return Setup(parts=tuple(parts), configurations=configurations, launches=launches, recognisers=recognisers())
 
 
 def swift_zero2(**keys: Any) -> tuple[Configuration, Setup]:
-    """Qwen3-30B-A3B, full, under ZeRO-2 on five GPUs, as a guide explains it."""
+    """Return a guide's command for full fine-tuning of Qwen3-30B-A3B with ZeRO-2 on five GPUs, and its setup."""
     text = "".join(
         f"{key}: {_yaml(value)}\n"
         for key, value in (
@@ -166,7 +166,7 @@ def swift_zero2(**keys: Any) -> tuple[Configuration, Setup]:
 
 
 def fixed(finding: Finding) -> str:
-    """The text of its part, with the edits made."""
+    """Return the text of the finding's part with its edits applied."""
     assert finding.edits
     return applied(finding.part.text, finding.edits)
 
@@ -184,7 +184,7 @@ output_dir: saves/a
 learning_rate: 1.0e-4
 bf16: true
 """
-"""A LLaMA-Factory job with nothing wrong."""
+"""A LLaMA-Factory job without faults."""
 
 FULL = PLAIN.replace("finetuning_type: lora", "finetuning_type: full").replace("1.0e-4", "1.0e-5")
 
@@ -203,7 +203,7 @@ tensor_model_parallel_size: 2
 sequence_parallel: true
 use_distributed_optimizer: true
 """
-"""A job of the Megatron path with nothing wrong."""
+"""A job of the Megatron path without faults."""
 
 MOE = MEGATRON.replace("Qwen3-8B", "Qwen3-30B-A3B") + (
     "expert_model_parallel_size: 4\nexpert_tensor_parallel_size: 1\n"
@@ -212,7 +212,7 @@ MOE = MEGATRON.replace("Qwen3-8B", "Qwen3-30B-A3B") + (
 
 
 def with_lines(text: str, lines: str) -> str:
-    """The text with keys of its own replaced, and others added at its end."""
+    """Return the text with some keys replaced, and others added at its end."""
     keys = {line.partition(":")[0] for line in lines.splitlines()}
     kept = [line for line in text.splitlines() if line.partition(":")[0] not in keys]
     return "\n".join([*kept, *(line for line in lines.splitlines() if not line.endswith(": -"))]) + "\n"

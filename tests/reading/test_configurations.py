@@ -1,4 +1,4 @@
-"""YAML and JSON, and whose keys they hold."""
+"""YAML and JSON, and which trainer their keys belong to."""
 
 from pathlib import Path
 

@@ -86,7 +86,7 @@ def test_an_option_of_a_command_is_renamed_replaced_and_dropped() -> None:
     replaced = applied(text, change(configuration, ("max_length",), value=2048))
     assert replaced.splitlines()[3] == "    --max_length 2048"
     assert "lora_rank" not in applied(text, drop(configuration, ("lora_rank",)))
-    assert drop(configuration, ("max_length",)) == ()  # the line before would end in a backslash
+    assert drop(configuration, ("max_length",)) == ()  # the preceding line would end in a backslash
 
 
 def test_a_new_line_ends_as_the_others_and_a_whole_text_as_it_says() -> None:

@@ -1,4 +1,4 @@
-"""Configurations that a script writes itself."""
+"""Configurations that a script writes as here-documents."""
 
 from pathlib import Path
 

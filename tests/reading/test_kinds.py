@@ -1,4 +1,4 @@
-"""What kind of text it is, told by form."""
+"""Kinds of text, recognized by form."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is configuration in a document, and what an illustration."""
+"""Which parts of a document are configuration, and which are illustration."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Files, what each of them is, and the calm refusal of what is none."""
+"""Files, the kinds recognized in them, and graceful refusal of anything else."""
 
 import io
 from pathlib import Path

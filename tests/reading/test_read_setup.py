@@ -1,4 +1,4 @@
-"""Everything that some files say, put together."""
+"""Setups read from several files."""
 
 from pathlib import Path
 

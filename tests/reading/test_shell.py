@@ -1,4 +1,4 @@
-"""Commands and variables of a script, without running it."""
+"""Commands and variables of a script, without executing it."""
 
 from pathlib import Path
 
@@ -36,8 +36,8 @@ def seen(command: Command) -> dict[str, str]:
         ("((n = 1 << 2))\nnext", [["next"]]),
         ("run 2>&1 >log a", [["run", "a"]]),
         ("[[ a < b ]] && run", [["run"]]),
-        ("A=1 B=2\nrun $A", [["run", "1"]]),  # the grammar takes both for the environment of `run`
-        ("B=1\nrun $A/$B.yaml", [["run", "$A/1.yaml"]]),  # and B.yaml for a word of its own
+        ("A=1 B=2\nrun $A", [["run", "1"]]),  # the grammar reads both as environment of `run`
+        ("B=1\nrun $A/$B.yaml", [["run", "$A/1.yaml"]]),  # the grammar reads B.yaml as a word of its own
         ("a |\n grep -v '^$'\n\nA=2\nrun $A", [["a"], ["grep", "-v", "^$"], ["run", "2"]]),
         ("run a\\\nb \\\r\n c", [["run", "ab", "c"]]),
     ],

@@ -1,4 +1,4 @@
-"""Command lines cut into options, program and arguments."""
+"""Command lines split into launcher, options, program and arguments."""
 
 from topoplan.reading.starters import Started, options_of, started
 from topoplan.reading.words import Word
@@ -18,7 +18,7 @@ def test_options_end_at_the_program() -> None:
 
 def test_the_beginning_of_a_name_is_enough_where_only_one_begins_so() -> None:
     assert set(cut("torchrun --nproc 8 a.py").options) == {"nproc_per_node"}
-    assert set(cut("torchrun --master x a.py").options) == {"master"}  # address or port: torchrun refuses it
+    assert set(cut("torchrun --master x a.py").options) == {"master"}  # ambiguous, so torchrun refuses it
 
 
 def test_python_with_code_or_nothing_is_no_start() -> None:

@@ -1,4 +1,4 @@
-"""Line breaks put back."""
+"""Line breaks restored in text that lost them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

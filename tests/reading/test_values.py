@@ -1,4 +1,4 @@
-"""Values and keys as a trainer takes them."""
+"""Values and keys as a trainer interprets them."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from topoplan.reading.values import (
     ("text", "on"),
     [
         ("packing: true", True),
-        ("packing: no", False),  # a bare word, as YAML 1.1 has it
+        ("packing: no", False),  # a bare word, which YAML 1.1 reads as a boolean
         ("packing: On", True),
         ("packing: n", True),  # text in PyYAML
         ("packing: 'false'", True),  # text counts as true
@@ -83,7 +83,7 @@ def test_settings_for_megatron_itself_lie_under_the_keys_that_are_left_at_null()
     found = keys("additional_configs: {recompute_granularity: full, bf16: true}\n")
 
     assert found.value("recompute_granularity") == "full"
-    assert found.flag("bf16") is False  # the key has a default of its own, which wins
+    assert found.flag("bf16") is False  # the key's own default takes precedence
 
 
 def test_text_counts_as_true_and_a_bare_word_as_what_yaml_1_1_says() -> None:

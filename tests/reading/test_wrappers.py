@@ -1,4 +1,4 @@
-"""What stands in front of the command that is meant."""
+"""Wrappers in front of the actual command."""
 
 import pytest
 

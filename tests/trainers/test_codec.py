@@ -1,4 +1,4 @@
-"""Layout -> keys -> the same layout, for every way of a trainer that files are written for and read of."""
+"""Round trips from layout to keys and back, for every training path that files are written for and read from."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ WAYS: dict[str, tuple[str, str, str, Spec, list[dict[str, Any]]]] = {
     "ms-swift's deepspeed": ("swift", "swift", "deepspeed", DENSE, [*SWIFT, ZERO]),
     "ms-swift's fsdp2": ("swift", "swift", "fsdp2", DENSE, [*SWIFT, FSDP]),
 }
-"""Key of the codec, trainer, backend, spec, keys to draw."""
+"""Name -> key of the codec, trainer, backend, spec, layout keys to draw."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -113,11 +113,11 @@ def test_what_is_written_is_read_back(way: str, data: st.DataObject, tmp_path: P
 
 
 def as_read(layout: Layout, spec: Spec) -> Layout:
-    """What a file cannot tell apart, or has by another name."""
+    """Return a layout without distinctions that a file cannot express, or with the names that a file uses."""
     if layout.backend != "megatron":
         if layout.backend != "fsdp2":
             return layout
-        # accelerate reduces in the type of the products, which no plan says; one micro batch is all of them.
+        # accelerate reduces in the compute dtype, which no plan specifies; with one micro-batch, syncing is implied.
         several = layout.gradient_accumulation_steps > 1
         return changed(layout, grad_reduce_in_fp32=False, sync_each_batch=layout.sync_each_batch or not several)
     dispatcher: Any = dispatcher_of(case_of(spec, layout.backend), layout)

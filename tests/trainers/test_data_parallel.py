@@ -1,4 +1,4 @@
-"""What the trainers that split data alone have in common."""
+"""What data-parallel trainers have in common."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A DeepSpeed file without its trainer."""
+"""A DeepSpeed file without its trainer's configuration."""
 
 from pathlib import Path
 
@@ -57,4 +57,4 @@ def test_the_one_model_that_the_text_names_is_taken(tmp_path: Path, text: str, n
     path.write_text(text, encoding="utf-8")
 
     assert model_in_text(Part(kind="json", name=str(path), text="{}", label="json block 1")) == name
-    assert model_in_text(Part(kind="json", name=str(path), text="{}")) is None  # a file of its own has no text around
+    assert model_in_text(Part(kind="json", name=str(path), text="{}")) is None  # a whole file has no surrounding text

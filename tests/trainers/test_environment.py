@@ -10,7 +10,7 @@ from topoplan.trainers.environment import node_environment
 from topoplan.trainers.llamafactory.mca import trainer_run
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
-# NVIDIA's debugging list and the usual cargo cult: nothing of it is ever ours to set.
+# NVIDIA's debugging variables and popular cargo-cult settings, which topoplan must never set.
 NEVER = {
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",

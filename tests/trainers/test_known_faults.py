@@ -1,4 +1,4 @@
-"""The table of known faults: each is met by the layout that it names, and by none that lacks what brings it about."""
+"""The table of known faults: each is triggered by the layout that it names, and not without its cause."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Keys that both Megatron trainers have."""
+"""Keys that both Megatron trainers share."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's own commands: their flags are a model, a job and a layout."""
+"""Megatron-LM's own commands, whose flags describe a model, a job and a layout."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_flags_describe_the_layout_and_the_job() -> None:
     layout, job = found.layout, found.spec.job
     assert (layout.backend, layout.tp, layout.pp, layout.vpp, layout.dp) == ("megatron", 2, 2, 2, 8)
     assert (layout.gradient_accumulation_steps, layout.recompute.granularity) == (8, "selective")
-    assert not layout.distributed_optimizer  # off unless it is asked for
+    assert not layout.distributed_optimizer  # off by default
     assert (job.stage, job.seq_len, job.global_batch_size, job.precision) == ("pt", 4096, 64, "bf16")
 
 

@@ -1,4 +1,4 @@
-"""Files of the whole field are known by their form, named, and taken for nobody else's."""
+"""Files of other trainers are recognized by their form, named, and not mistaken for each other."""
 
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def test_a_command_in_the_comment_at_the_top_starts_the_file(tmp_path: Path) -> 
     setup: Setup = check([str(tmp_path / "examples" / "train.yaml")]).setup
     (launch,) = setup.launches
     assert (launch.starter, launch.first_line) == ("accelerate", 2)
-    assert [one.trainer for one in setup.of("accelerate")] == ["accelerate"]  # found from the root of the repository
+    assert [one.trainer for one in setup.of("accelerate")] == ["accelerate"]  # found from the repository's root
 
 
 def test_what_nobody_knows_says_what_is_read(tmp_path: Path) -> None:

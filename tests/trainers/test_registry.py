@@ -56,7 +56,7 @@ def test_files_are_written_for_the_cluster_of_the_layout_alone() -> None:
 
 def test_the_first_that_can_run_a_layout_is_the_default() -> None:
     assert trainer_of(SPEC, WHOLE) == "llamafactory"
-    assert trainer_of(SPEC, SPLIT) == "swift"  # LLaMA-Factory splits no sequences
+    assert trainer_of(SPEC, SPLIT) == "swift"  # LLaMA-Factory does not split sequences
     assert trainer_of(SPEC, SPLIT, "trinity") == "trinity"
     assert trainer_of(SPEC, SPLIT, "llamafactory") is None
     assert trainer_of(SPEC, changed(WHOLE, backend="ddp"), "trinity") is None
@@ -83,7 +83,7 @@ def test_megatron_with_adapters_is_ms_swifts_and_nobody_elses() -> None:
     lora = replace(SPEC, job=replace(SPEC.job, finetuning="lora"))
     assert trainer_of(lora, MEGATRON) == "swift"
     assert trainer_refusal(lora, MEGATRON) is None
-    # What no trainer can run is not ranked, as it is with all weights.
+    # A layout that no trainer can run is not ranked, unlike in full fine-tuning.
     short = replace(lora, job=replace(lora.job, samples=5))
     assert trainer_of(short, MEGATRON) is None
     assert trainer_refusal(short, MEGATRON) is not None

@@ -1,4 +1,4 @@
-"""Tables of what trainers refuse among keys: what an expression is of, and that its names are keys."""
+"""Tables of combinations that trainers refuse: evaluation of their expressions, and whether their names are keys."""
 
 import ast
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def table(when: str, what: str = "refused") -> Relations:
         ("open > 1 or a == 3", True),
         ("open > 1 and a == 4", False),
         ("not open", False),
-        ("world % 2", False),  # no launch says it
+        ("world % 2", False),  # the launch does not determine it
         ("a / 0", False),
         ("b * 2", False),
         ("c < 3", False),

@@ -1,4 +1,4 @@
-"""What a run asks of its environment, and what a plan says of the faults that it cannot avoid."""
+"""What a run requires of its environment, and a plan's warnings about unavoidable faults."""
 
 from dataclasses import replace
 from typing import Any

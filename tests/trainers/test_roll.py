@@ -1,4 +1,4 @@
-"""ROLL's documents: which role trains, on how many GPUs, and the job and layout that its keys mean."""
+"""ROLL documents: which role trains, on how many GPUs, and the job and layout that its keys describe."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_its_training_role_on_megatron_is_that_of_mcore_adapter() -> None:
     assert layout.recompute.granularity == "full"
     assert (job.seq_len, job.global_batch_size, job.precision) == (6144, 2 * 8 * 8, "bf16")
     assert (found.spec.cluster.nodes, found.spec.cluster.gpus_per_node) == (2, 8)
-    # ROLL asserts that parameters are not gathered in forward, so that no better plan may do so.
+    # ROLL asserts that overlap_param_gather is off, so no better plan may turn it on.
     assert job.pin["overlap_param_gather"] is False
 
 

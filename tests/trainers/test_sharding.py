@@ -1,4 +1,4 @@
-"""How a configuration shares out its states."""
+"""How a configuration shards its states."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_a_block_says_what_is_offloaded() -> None:
     assert zero(stage=3, offload_optimizer={"device": "cpu"}) == Sharding(
         backend="deepspeed", zero_stage=3, offload_optimizer=True
     )
-    # offload_param counts with stage 3 alone, and "none" is nothing
+    # offload_param has an effect only in stage 3, and "none" has none
     assert zero(stage=2, offload_param={"device": "cpu"}) == Sharding(backend="deepspeed", zero_stage=2)
     assert zero(stage=3, offload_param={"device": "none"}) == Sharding(backend="deepspeed", zero_stage=3)
 
@@ -130,7 +130,7 @@ def test_the_trainers_own_fsdp_key_counts() -> None:
     second = of(configuration(FULL + "fsdp: full_shard\nfsdp_config: {fsdp_version: 2}\n"))
     assert second == Sharding(backend="fsdp2")
     one, where = swift_zero2(deepspeed=None, fsdp="fsdp2")
-    assert of(one, where) == Sharding(backend="fsdp2", checkpoints=True)  # its preset recomputes
+    assert of(one, where) == Sharding(backend="fsdp2", checkpoints=True)  # the preset enables recomputation
     with pytest.raises(NotPredictedError, match="shard_grad_op"):
         of(configuration(FULL + "fsdp: shard_grad_op\n"))
 

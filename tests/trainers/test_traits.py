@@ -1,4 +1,4 @@
-"""Which traits a case carries: those that are usual behind the backend, or the trainer's own."""
+"""Which traits a case has: the backend's usual ones, or the trainer's own."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What every trainer's files get where the spec says nothing."""
+"""Defaults in every trainer's files if the spec says nothing."""
 
 from dataclasses import replace
 

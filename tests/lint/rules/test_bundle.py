@@ -1,4 +1,4 @@
-"""A bundle that was edited, broken or written by another version."""
+"""Findings on bundles that were edited, broken, or written by another version."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Broken layout rules as findings, at the key that decides them."""
+"""Broken layout rules as findings at the key responsible."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_broken_rule_is_an_error_at_its_key_with_its_equation(
 
 
 def test_one_wrong_key_gives_one_finding() -> None:
-    # 3 divides neither the GPUs nor the heads, the widths and the vocabulary
+    # 3 divides neither the GPUs, nor the heads, the widths and the vocabulary
     assert [one.rule for one in found(tensor_model_parallel_size=3)] == ["layout-world-size"]
 
 

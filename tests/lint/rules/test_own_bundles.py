@@ -1,4 +1,4 @@
-"""Nothing is said of what topoplan itself writes."""
+"""No rule reports anything in files that topoplan writes."""
 
 import math
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ LAYOUTS = {
 
 
 def rules(setup: Setup) -> list[str]:
-    """Of what is found, all but faults of packages, which a bundle itself warns of."""
+    """Return the rules that fire, except those on faults of packages, which a bundle itself warns of."""
     found = [one.rule for module in rule_modules() for one in module.findings(setup)]
     return [rule for rule in found if not rule.startswith("fault-")]
 
@@ -104,20 +104,20 @@ def test_nothing_is_said_of_the_file_of_any_layout(name: str) -> None:
 
 
 def test_what_a_plan_chose_itself_is_not_judged(tmp_path: Path) -> None:
-    """Sequence parallelism, and the connections that Blackwell does not need."""
+    """Bundles are exempt from the rules on sequence parallelism and on connections, which Blackwell does not need."""
     (tmp_path / "a.yaml").write_text("stage: sft\nmodel_name_or_path: a\ntensor_model_parallel_size: 2\n")
     (tmp_path / "node-00.sh").write_text("export USE_MCA=1\npython -m llamafactory.launcher a.yaml\n")
     judged = {"launch-max-connections", "mca-sequence-parallel-off"}
     setup = check([str(tmp_path / "node-00.sh")]).setup
 
     assert judged <= {*rules(setup)}
-    # The last module reads the bundle's manifest, which this one lacks.
+    # The last module reads the bundle's manifest, which does not exist here.
     own = replace(setup, bundles=(tmp_path,))
     assert not judged & {one.rule for module in rule_modules()[:-1] for one in module.findings(own)}
 
 
 def plans_of(spec: Spec, backend: str) -> Iterator[Plan]:
-    """The fastest that fits of some families of layouts: what a search finds is one of these."""
+    """Yield the fastest plans of some families of layouts, such as a search would find."""
     case, engine = case_of(spec, backend), engine_of(backend)
     legal = (family for family, broken in engine.families(case, backend) if broken is None)
     for family in islice(legal, 0, 40, 4):
@@ -127,12 +127,12 @@ def plans_of(spec: Spec, backend: str) -> Iterator[Plan]:
 
 
 SPECS = [path for path in sorted(Path("cluster_specs").glob("*.yaml")) if "128x8" not in path.stem]
-"""Without the one of 128 nodes, whose scripts take half a minute to read and say what those of 16 do."""
+"""All specs except the one with 128 nodes, whose scripts take half a minute to read and equal those of 16 nodes."""
 
 
 @pytest.mark.parametrize("path", some(SPECS, 3), ids=lambda path: path.stem)
 def test_nothing_is_found_against_what_is_generated(path: Path, tmp_path: Path) -> None:
-    """For every trainer and each of its backends, on the cluster it was planned for; and it is predicted as planned."""
+    """Holds for every trainer and backend, on the planned cluster; the prediction must equal the plan."""
     spec, count = load_spec(path), 0
     for trainer in registry.TRAINERS:
         own = replace(spec, trainer=trainer.name)
@@ -141,10 +141,10 @@ def test_nothing_is_found_against_what_is_generated(path: Path, tmp_path: Path) 
             write_bundle(generate(own, plan, trainer=trainer.name), tmp_path / str(count))
             found = check([str(tmp_path / str(count))], Against(cluster=spec.cluster, search=no_search))
             assert [one.what for one in found.findings if one.severity != "note"] == []
-            for prediction in found.predictions if trainer.name != "trinity" else ():  # which nobody predicts
+            for prediction in found.predictions if trainer.name != "trinity" else ():  # its files are not predicted
                 one = prediction.plan
                 assert one is not None, prediction.reason
-                if not plan.layout.optimizer_offload_fraction:  # ms-swift's file of that says more than the plan
+                if not plan.layout.optimizer_offload_fraction:  # ms-swift's file then enables more than the plan has
                     assert (one.id, one.memory.device_bytes) == (plan.id, pytest.approx(plan.memory.device_bytes))
                     assert one.time.step_s == pytest.approx(plan.time.step_s)
     assert count > 3
@@ -152,7 +152,7 @@ def test_nothing_is_found_against_what_is_generated(path: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("trainer", registry.trainer_names())
 def test_the_best_plan_of_another_backend_is_no_warning(trainer: str, tmp_path: Path) -> None:
-    """Whoever pinned one, or took another plan than the first, has chosen."""
+    """A user who pinned a backend, or did not take the first plan, made that choice deliberately."""
     spec = replace(load_spec("cluster_specs/a100-1x8.yaml"), trainer=trainer)
     plan = next(plans_of(spec, "fsdp2"))
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")

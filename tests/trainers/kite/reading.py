@@ -1,4 +1,4 @@
-"""How a file of Kite's is known, and what its keys mean: a row a key, which writes it and reads it back."""
+"""How Kite's files are recognized, and what their keys mean: one row per key, which writes it and reads it back."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

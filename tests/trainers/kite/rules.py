@@ -1,4 +1,4 @@
-"""What can be wrong in a file of Kite's."""
+"""Rules on Kite's files."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ RULES = read_rules(__package__, "rules.toml")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in Kite's configurations."""
+    """Report faults of Kite's configurations."""
     for configuration in setup.of("kite"):
         loud = whole(configuration, "kite_hum", 2)
         if loud is not None and loud > 2:

@@ -1,4 +1,4 @@
-"""Kite, a trainer that there is not: what docs/extending.md walks through. It trains with DDP and FSDP2."""
+"""Kite, a fictitious trainer that docs/extending.md walks through. It trains with DDP and FSDP2."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ def _refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    """It goes on until each sample was seen, and begins no batch that it cannot fill."""
+    """Kite counts samples across epochs and drops the last incomplete batch."""
     return keys.get("steps") or (job.samples and int(job.samples * job.epochs) // job.global_batch_size)
 
 

@@ -1,4 +1,4 @@
-"""LLaMA-Factory with Megatron Bridge: what its keys mean."""
+"""LLaMA-Factory with Megatron Bridge: the meaning of its keys."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_keys_are_a_layout_of_megatron(method: str) -> None:
     found = translated(method)
     layout, job = found.layout, found.spec.job
     assert (layout.backend, layout.tp, layout.dp, layout.micro_batch_size) == ("megatron", 2, 4, 2)
-    # On by default, which Megatron's own are not.
+    # Enabled by default, unlike in Megatron itself.
     assert (layout.distributed_optimizer, layout.overlap_grad_reduce, layout.grad_reduce_in_fp32) == (True, True, True)
     assert (job.finetuning, job.global_batch_size, job.packing) == (method, 32, True)
 

@@ -47,7 +47,7 @@ def test_every_choice_and_default_of_the_list_is_of_its_own_type() -> None:
     [
         ("weight_decay", 0.1, 0.1),
         ("weight_decay", 1, 1.0),
-        ("learning_rate", "2e-5", 2e-5),  # what PyYAML makes of an unquoted 2e-5
+        ("learning_rate", "2e-5", 2e-5),  # PyYAML reads an unquoted 2e-5 as text
         ("save_steps", 100, 100.0),
         ("save_total_limit", 3.0, 3),
         ("save_total_limit", None, None),

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's Megatron path makes of keys, and of keys that are missing."""
+"""How LLaMA-Factory's Megatron path interprets keys, and missing keys."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_what_is_left_out_is_as_the_adapter_has_it(h100s: Cluster) -> None:
         ({"tensor_model_parallel_size": 1, "sequence_parallel": True}, False),
         ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, True),
         ({"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4}, True),
-        ({"tensor_model_parallel_size": 2, "sequence_parallel": '"false"'}, True),  # text is true to the trainer
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": '"false"'}, True),  # the trainer reads text as true
     ],
 )
 def test_sequence_parallel_is_what_the_adapter_makes_of_it(

@@ -35,7 +35,7 @@ REFUSED_SOMEWHERE = {
 
 
 def written(**what: Any) -> dict[str, Any]:
-    """train.yaml as a YAML reader sees it."""
+    """Return train.yaml as a YAML parser reads it."""
     trainer = trainer_file(*make_spec_and_layout(**what))
     read: dict[str, Any] = yaml.safe_load(trainer.text)
     assert read == dict(trainer.values)
@@ -142,7 +142,7 @@ def test_the_output_directory_is_of_this_plan_and_these_settings_only() -> None:
 
 
 def test_packing_is_left_to_its_default_in_pretraining() -> None:
-    # Written out it would take one off cutoff_len (DataArguments.__post_init__) after run_pt has added one.
+    # An explicit value would subtract one from cutoff_len (DataArguments.__post_init__) after run_pt has added one.
     assert "packing" not in written(job={"stage": "pt"})
     assert written(job={"stage": "pt", "packing": False})["packing"] is False
     assert "packing" not in written(model=QWEN3_8B, job={"stage": "dpo"})

@@ -1,4 +1,4 @@
-"""Bundles for DeepSpeed, FSDP2 and plain data parallel training."""
+"""Bundles for DeepSpeed, FSDP2 and plain data parallelism."""
 
 import json
 import subprocess
@@ -131,7 +131,7 @@ def test_every_script_passes_bash_and_shellcheck(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_bundle_is_written_again_from_its_plan_json(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, plan = make_spec_and_plan(model=QWEN3_8B, cluster=WITH_HOSTS, **BACKENDS[backend])
-    # What is recorded and read back, whatever the prediction of such layouts is.
+    # Tests what is recorded and read back, independent of predictions for such layouts.
     monkeypatch.setattr("topoplan.bundle.plan_file.predict", lambda spec, layout, **_: make_plan(layout))
     for scheduler in (None, "slurm"):
         spec = replace(spec, cluster=replace(spec.cluster, hosts=() if scheduler else HOSTS))

@@ -1,4 +1,4 @@
-"""LLaMA-Factory without Megatron: what its keys mean, and those that are missing."""
+"""LLaMA-Factory without Megatron: the meaning of its keys, and of missing keys."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_what_is_left_out_is_llamafactorys_own(a100s: Cluster) -> None:
 
     assert (job.finetuning, job.lora_rank, job.lora_target, job.seq_len) == ("lora", 8, ("all",), 2048)
     assert (job.packing, job.optimizer, job.precision) == (False, "adamw", "bf16")
-    # transformers' batch of 8, checkpointing on, and the allocator as llamafactory-cli sets it for several GPUs
+    # transformers' default batch of 8, checkpointing on, and the allocator that llamafactory-cli sets for several GPUs
     assert found.layout == Layout.of(
         backend="ddp",
         dp=8,

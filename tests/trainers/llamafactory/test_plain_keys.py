@@ -1,4 +1,4 @@
-"""Trainer keys of the user, for the trainer without Megatron."""
+"""The user's trainer keys for LLaMA-Factory without Megatron."""
 
 from typing import Any
 

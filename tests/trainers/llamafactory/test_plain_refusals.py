@@ -1,4 +1,4 @@
-"""What LLaMA-Factory refuses or would ignore is refused here, before anything is written."""
+"""What LLaMA-Factory would refuse or ignore is refused before anything is written."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory does otherwise than one would think is said."""
+"""Warnings about surprising behavior of LLaMA-Factory."""
 
 from dataclasses import replace
 from typing import Any

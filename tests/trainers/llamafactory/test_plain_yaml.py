@@ -1,4 +1,4 @@
-"""train.yaml and what lies beside it, for DeepSpeed, FSDP2 and plain data parallel training."""
+"""train.yaml and the files beside it, for DeepSpeed, FSDP2 and plain data parallelism."""
 
 from dataclasses import replace
 from typing import Any
@@ -109,7 +109,7 @@ def test_stages_have_their_packing() -> None:
 
 
 def test_fsdp2_reduces_gradients_after_every_micro_batch() -> None:
-    # As predicted: transformers would sum whole ones on each GPU.
+    # As predicted; by default, transformers would accumulate unsharded gradients on each GPU.
     sync = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     assert values(backend="fsdp2")["accelerator_config"] == sync
     assert "accelerator_config" not in values(backend="fsdp2", gradient_accumulation_steps=1)

@@ -1,4 +1,4 @@
-"""The section of the data, which both engines of LLaMA-Factory share."""
+"""The data section, which both of LLaMA-Factory's engines share."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def test_a_data_set_that_is_not_named_is_to_be_filled_in() -> None:
 def test_packing_is_said_where_the_trainer_reads_it() -> None:
     assert values(job={"packing": True})["packing"] is True
     assert comments(job={"packing": False})["packing"] == "padded so"
-    assert "packing" not in values(job={"stage": "pt", "packing": True})  # it would cost a token
+    assert "packing" not in values(job={"stage": "pt", "packing": True})  # it would cost one token per sequence
     assert any("cost a token" in note for note in section(job={"stage": "pt", "packing": True}).notes)
     assert values(job={"stage": "pt", "packing": False})["packing"] is False
     assert "packing" not in values(job={"stage": "dpo"})

@@ -1,4 +1,4 @@
-"""Files of LLaMA-Factory's new engine (USE_V1=1): the job and the layout that its keys mean."""
+"""LLaMA-Factory's new engine (USE_V1=1): the job and the layout that its keys describe."""
 
 import pytest
 

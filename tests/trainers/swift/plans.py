@@ -1,4 +1,4 @@
-"""Files of ms-swift for plans made by hand."""
+"""ms-swift files for plans built by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ SAMPLES = "samples.jsonl"
 def files_for(
     *, cluster: Cluster = WITH_MEMORY, model: Model = QWEN3_8B, job: dict[str, Any] | None = None, **layout: Any
 ) -> dict[str, str]:
-    """The bundle; ddp unless a layout of Megatron is meant."""
+    """Return the files of a bundle, for ddp unless another backend is given."""
     backend = layout.pop("backend", "ddp")
     spec, plan = make_spec_and_plan(
         cluster=cluster, model=model, job={"dataset": SAMPLES, **(job or {})}, backend=backend, **layout
@@ -26,6 +26,6 @@ def files_for(
 
 
 def values_for(**what: Any) -> dict[str, Any]:
-    """What a YAML reader gets from train.yaml."""
+    """Return train.yaml as a YAML parser reads it."""
     found: dict[str, Any] = yaml.safe_load(files_for(**what)["train.yaml"])
     return found

@@ -1,4 +1,4 @@
-"""The arguments that ms-swift's commands take, and a user's own."""
+"""The arguments of ms-swift's commands, and the user's own."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_a_switch_can_be_written_with_no_in_front_and_other_arguments_cannot() -
 
 
 def test_no_old_name_is_one_of_the_present() -> None:
-    # What version 4 has for `swift rlhf` alone is gone from `swift sft`.
+    # `swift sft` lacks arguments that version 4 keeps only for `swift rlhf`.
     for command in ("swift sft", "megatron sft"):
         known = arguments_of(command)
         old = known.gone | set(known.renamed)
@@ -55,7 +55,7 @@ def test_what_a_message_advises_can_be_written() -> None:
     assert {advice.removeprefix("write ") for advice in _OF_LLAMAFACTORY.values() if advice[:5] == "write"} <= either
     assert set(_OF_THE_JOB) <= either
     assert {key for key in _OF_THE_JOB.values() if not hasattr(JOB, key)} == set()
-    # Else the advice would never be given.
+    # Otherwise the advice would never be given.
     assert not set(_OF_LLAMAFACTORY) & set(arguments_of("megatron sft").types)
 
 
@@ -75,7 +75,7 @@ def test_values_come_in_the_type_that_the_argument_has() -> None:
         "save_steps": 7,
         "report_to": ["none"],
     }
-    # A name that transformers has, of which no type is listed here.
+    # An argument of transformers whose type is not listed here.
     assert checked({"generation_num_beams": 3}) == {"generation_num_beams": 3}
 
 

@@ -1,4 +1,4 @@
-"""What train.yaml has for both commands."""
+"""What the train.yaml of both commands has in common."""
 
 from dataclasses import replace
 from typing import Any

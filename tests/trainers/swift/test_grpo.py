@@ -1,4 +1,4 @@
-"""GRPO of ms-swift: its update is predicted where nothing else stays on the GPUs."""
+"""ms-swift's GRPO: its policy update is predicted if nothing else stays on the GPUs."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def test_the_model_as_it_was_at_first_sees_the_samples_too(command: str, forward
     alone = replace(found.spec, job=replace(found.spec.job, reference_forwards=0))
     both, one = (predict(spec, found.layout) for spec in (found.spec, alone))
     assert found.spec.job.forwards_beside == forwards
-    more = both.memory.device_bytes - one.memory.device_bytes  # with the allocator's share
+    more = both.memory.device_bytes - one.memory.device_bytes  # including the allocator's share
     assert model_gb * 0.99e9 <= more <= model_gb * 1.15e9
     assert both.time.step_s >= one.time.step_s * (1 + 0.15 * forwards)
 

@@ -1,4 +1,4 @@
-"""What `megatron sft` of ms-swift makes of its keys."""
+"""How ms-swift's `megatron sft` interprets its keys."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What ms-swift cannot do is refused, and nothing else."""
+"""ms-swift refuses exactly what it cannot do."""
 
 from dataclasses import replace
 from typing import Any

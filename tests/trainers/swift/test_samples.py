@@ -1,4 +1,4 @@
-"""Data sets as ms-swift names them."""
+"""Datasets as ms-swift names them."""
 
 from dataclasses import replace
 from typing import Any

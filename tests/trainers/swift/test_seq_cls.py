@@ -1,4 +1,4 @@
-"""Classifiers of ms-swift: the model ends in a layer with an output a label, and there are no logits."""
+"""ms-swift classifiers: the model's last layer has one output per label, and there are no logits."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def test_weights_are_loaded_in_the_type_that_they_are_trained_from(case: str, dt
 
 
 def test_gradient_checkpointing_is_said_either_way() -> None:
-    # It is on by default, and with FSDP2 it is a setting of the file beside.
+    # Enabled by default; with FSDP2 it is set in the separate file.
     assert values_for(recompute=FULL)["gradient_checkpointing"] is True
     assert values_for()["gradient_checkpointing"] is False
     for recompute in (FULL, Recompute()):
@@ -147,7 +147,7 @@ def test_what_may_surprise_is_told() -> None:
 
 
 def test_fsdp2_reduces_gradients_after_every_micro_batch() -> None:
-    # As predicted: transformers would sum whole ones on each GPU.
+    # As predicted; by default, transformers would accumulate unsharded gradients on each GPU.
     values = values_for(backend="fsdp2")
     assert values["gradient_accumulation_steps"] > 1
     sync = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}

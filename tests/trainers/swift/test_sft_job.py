@@ -1,4 +1,4 @@
-"""ms-swift's `swift sft`: what its arguments mean, and those that are missing."""
+"""ms-swift's `swift sft`: the meaning of its arguments, and of missing ones."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def test_what_is_left_out_is_ms_swifts_own(a100s: Cluster) -> None:
     assert (job.finetuning, job.lora_rank, job.lora_target, job.seq_len) == ("lora", 8, ("all",), 2048)
     assert any(words.startswith("max_length is not given") for words in found.assumptions)
     assert (layout.backend, layout.dp, layout.recompute.granularity) == ("ddp", 8, "full")
-    # 16 sequences a step at the least: ceil(16 / 1 / 8)
+    # at least 16 sequences per step: ceil(16 / 1 / 8)
     assert (layout.micro_batch_size, layout.gradient_accumulation_steps, job.global_batch_size) == (1, 2, 16)
     assert not layout.expandable_segments
 
@@ -44,12 +44,12 @@ def test_the_guides_command_is_the_layout_that_it_describes(a100s: Cluster) -> N
         ({"tuner_type": "lora", "quant_bits": 4, "quant_method": "bnb"}, {"finetuning": "qlora"}, {"zero_stage": 2}),
         ({"gradient_checkpointing": False}, {}, {"id": "zero2-dp5-mbs1"}),
         ({"torch_dtype": "float16"}, {"precision": "fp16"}, {}),
-        # plain data parallelism trains what was loaded
+        # plain data parallelism trains in the loaded dtype
         ({"deepspeed": None}, {"pure_bf16": True}, {"backend": "ddp"}),
         ({"deepspeed": None, "torch_dtype": "float32", "bf16": True}, {"pure_bf16": False, "precision": "bf16"}, {}),
         ({"sequence_parallel_size": 5}, {"global_batch_size": 4}, {"ulysses": 5, "dp": 1}),
         ({"use_liger_kernel": True}, {}, {"fused_linear_cross_entropy": True}),
-        # ms-swift says that the loss of Liger takes no effect then
+        # ms-swift states that Liger's loss has no effect then
         ({"use_liger_kernel": True, "sequence_parallel_size": 5}, {}, {"fused_linear_cross_entropy": False}),
         ({"use_liger_kernel": True, "enable_dft_loss": True}, {}, {"fused_linear_cross_entropy": False}),
     ],
@@ -71,7 +71,7 @@ def test_arguments_become_the_job_and_the_layout(
         ({"optim": "adafactor"}, "optim"),
         ({"deepspeed": "zero0"}, "deepspeed"),
         ({"lisa_activated_layers": 2}, "lisa_activated_layers"),
-        # ms-swift's own examples/train/sequence_parallel/sequence_parallel.sh runs so
+        # ms-swift's own examples/train/sequence_parallel/sequence_parallel.sh runs this way
         ({"deepspeed": None, "sequence_parallel_size": 5}, "sequence_parallel_size"),
         ({"train_type": "lora", "quant_method": "hqq", "quant_bits": 4}, "quant_method"),
     ],

@@ -1,4 +1,4 @@
-"""The files beside train.yaml."""
+"""The sharding files beside train.yaml."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The node scripts of ms-swift, run by a real bash: what torchrun is started with."""
+"""ms-swift's node scripts, run by a real bash: how torchrun is started."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ from tests.sizes import examples
 from tests.trainers.swift.plans import WITH_MEMORY, files_for
 from topoplan.bundle.write import write_bundle
 
-# Finds every module, reads train.yaml as Python does, and notes what torchrun would get.
+# Stands in for Python: finds every module, reads train.yaml with the real one, and records torchrun's arguments.
 PYTHON = f"""#!/bin/bash
 case "$1 $2" in
   "- "*) exit 0 ;;
@@ -34,7 +34,7 @@ MODEL = "models/Qwen/Qwen3-8B"
 
 
 def make_node(root: Path, files: dict[str, str] | None = None, *, samples: str = "samples.jsonl", **what: Any) -> Path:
-    """A bundle, and all that its node 1 needs; the working directory is root/work."""
+    """Write a bundle and all that its node 1 needs; the working directory is root/work."""
     inside, python = root / "work", root / "venv" / "bin" / "python"
     model = inside / what.get("job", {}).get("trainer", {}).get("model", MODEL)
     for directory in (model, python.parent, (inside / samples).parent):
@@ -51,7 +51,7 @@ def make_node(root: Path, files: dict[str, str] | None = None, *, samples: str =
 
 
 def arguments(argv: list[str], module: str) -> dict[str, list[str]]:
-    """Option -> its values, of what follows the module."""
+    """Return option -> values for the arguments after the module."""
     assert argv[:2] == ["-m", "torch.distributed.run"]
     place = argv.index(module)
     assert argv[place - 1] == "-m"
@@ -97,7 +97,7 @@ def test_the_file_that_says_how_to_shard_is_the_one_of_the_bundle(
 ) -> None:
     bundle = make_node(tmp_path, backend=backend)
     started = start(bundle / "node-01.sh", tmp_path / "probe")
-    # argparse takes the last of them.
+    # argparse uses the last one.
     assert arguments(started.argv, "swift.cli.sft")[option] == [file, f"{bundle}/{file}"]
 
 

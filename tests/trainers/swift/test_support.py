@@ -1,4 +1,4 @@
-"""What ms-swift does otherwise than one would think is said."""
+"""Warnings about surprising behavior of ms-swift."""
 
 from dataclasses import replace
 from typing import Any

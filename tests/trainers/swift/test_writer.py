@@ -1,4 +1,4 @@
-"""What the rest of a bundle is told of ms-swift."""
+"""What ms-swift contributes to the rest of a bundle."""
 
 import json
 from typing import Any

@@ -38,7 +38,7 @@ def test_the_layout_is_in_the_trainer_block() -> None:
     assert trainer["max_token_len_per_gpu"] == 2 * 8192 // 4
     assert not trainer["offload_policy"]
     assert trainer["save_hf_checkpoint"] == "last"
-    assert "trainer_config" not in trainer  # its default checkpoints the layers
+    assert "trainer_config" not in trainer  # by default, it checkpoints the layers
 
 
 def test_offload_is_all_three_switches_and_no_gathered_model() -> None:

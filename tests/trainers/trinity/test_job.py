@@ -1,4 +1,4 @@
-"""What a configuration of Trinity-RFT means: the trainer's share of the GPUs, its micro batch, its samples."""
+"""What a Trinity-RFT configuration means: the trainer's share of the GPUs, its micro-batch, its samples."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_the_trainer_has_what_the_explorer_leaves() -> None:
     layout, job = found.layout, found.spec.job
     assert (found.spec.model.name, job.seq_len) == ("Qwen/Qwen3-1.7B", 1024)
     assert found.spec.cluster.world_size == 8 - 2 - 2
-    # 2 GPUs hold 2 * 4,096 tokens of samples of 1,024; 768 samples a step over two ranks.
+    # 2 GPUs hold 2 * 4,096 tokens in samples of 1,024; 768 samples per step over two ranks.
     assert (layout.backend, layout.ulysses, layout.dp, layout.micro_batch_size) == ("fsdp2", 2, 2, 8)
     assert (layout.gradient_accumulation_steps, job.global_batch_size) == (48, 768)
     assert layout.recompute.granularity == "full"

@@ -1,4 +1,4 @@
-"""The table of recipes against the one that Trinity-RFT publishes."""
+"""The table of recipes, compared with the one that Trinity-RFT publishes."""
 
 import csv
 from dataclasses import replace
@@ -17,7 +17,7 @@ from topoplan.trainers.trinity.recipes import OpenRange, cell, memory_of, recipe
 from topoplan.trainers.trinity.recipes import recipe as recipe_of
 
 PUBLISHED = Path(__file__).parent / "recorded" / "trinity_a100.csv"
-"""Facts of Trinity-RFT's guide to trainer configurations (A100 80 GB, 1, 2 and 4 GPUs, Qwen3 0.6B to 8B): the first
+"""Facts from Trinity-RFT's guide to trainer configurations (A100 80 GB, 1, 2 and 4 GPUs, Qwen3 0.6B to 8B): the first
 setting that worked, or -. github.com/modelscope/Trinity-RFT, Apache 2.0."""
 A100 = gpu("a100-sxm-80gb")
 
@@ -67,8 +67,8 @@ def test_recipes_are_tried_from_the_cheapest_to_the_dearest() -> None:
     [
         ("Qwen3-0.6B", 1, [1]),
         ("Qwen3-0.6B", 6, [1, 2]),  # 16 heads
-        ("Qwen3-14B", 10, [1, 2]),  # 40 heads and 8 of keys: 5 does not go with 8
-        ("Qwen2.5-1.5B-Instruct", 6, [1, 2, 6]),  # 12 heads and 2 of keys: 3 does not go with 2
+        ("Qwen3-14B", 10, [1, 2]),  # 40 heads and 8 key heads: 5 and 8 do not divide each other
+        ("Qwen2.5-1.5B-Instruct", 6, [1, 2, 6]),  # 12 heads and 2 key heads: 3 and 2 do not divide each other
         ("Qwen3-8B", 64, [1, 2, 4, 8]),  # a node has 8
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, [1]),
     ],
@@ -115,7 +115,7 @@ def test_the_memory_of_a_cell_where_nothing_fits_is_the_nearest_to_fitting() -> 
     found = cell(qwen, machine, 1, 65536)
     assert found.layout is None
     assert found.memory.device_bytes > found.memory.capacity_bytes
-    assert found.memory.host_bytes > 0  # offload is nearer than the rest
+    assert found.memory.host_bytes > 0  # the recipe with offload comes closest
 
 
 def test_yarn_is_for_contexts_beyond_the_models_own() -> None:
@@ -135,7 +135,7 @@ def test_a_model_that_no_job_is_written_for_has_no_table() -> None:
 
 @pytest.mark.parametrize(("ulysses", "expandable", "offload"), [(1, False, False), (2, True, False), (4, True, True)])
 def test_the_ranking_and_the_table_need_the_same_memory(ulysses: int, expandable: bool, offload: bool) -> None:
-    """The same step of the same trainer: what `rank --trainer trinity` predicts is what `table` has."""
+    """Both describe one step of one trainer: `rank --trainer trinity` and `table` must predict the same memory."""
     spec = spec_of("Qwen/Qwen3-1.7B", nodes=1, gpus_per_node=4, gpu="a100-sxm-80gb", seq_len=20480)
     spec = replace(spec, trainer="trinity", job=replace(spec.job, global_batch_size=32, packing=False))
     wanted = next(

@@ -1,4 +1,4 @@
-"""What Trinity-RFT's trainer cannot do, does otherwise than planned, or ignores."""
+"""What Trinity-RFT's trainer refuses, does differently from the plan, or ignores."""
 
 from dataclasses import replace
 from typing import Any

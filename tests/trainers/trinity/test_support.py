@@ -1,4 +1,4 @@
-"""Positions beyond a model's own context are scaled."""
+"""Scaling of positions beyond a model's own context."""
 
 from topoplan.specs.known import model
 from topoplan.trainers.trinity.support import rope_scaling

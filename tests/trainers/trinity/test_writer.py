@@ -90,7 +90,7 @@ def test_a_bundle_without_data_says_where_it_goes() -> None:
     assert "`path` in `train.yaml`" in files["README.md"]
 
 
-# Finds every module and all GPUs; Ray stays until it is ended, the launcher says what OUTPUT says and ends with 0.
+# Stands in for Python: has every module and all GPUs; Ray runs until stopped, the launcher prints OUTPUT and exits 0.
 PYTHON = """#!/bin/bash
 case "$*" in
   "-m ray.scripts.scripts"*) echo "$@" >> "$PROBE/ray"; trap 'echo ended >> "$PROBE/ray"; exit' TERM
@@ -102,20 +102,20 @@ esac
 
 
 def plan_name(bundle: Path) -> str:
-    """The run, as Trinity-RFT names its directory."""
+    """Return the run's name, which Trinity-RFT uses for its directory."""
     return str(json.loads((bundle / "plan.json").read_text())["run"])
 
 
 def run_head(
     root: Path, output: str, code: int = 0, earlier: str = "log", noted: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """The script of node 0, alone, with a stand-in for Python."""
+    """Run the script of node 0 alone, with a stand-in for Python."""
     inside, python = root / "work", root / "venv" / "bin" / "python"
     for directory in (inside / "models" / "Qwen" / "Qwen3-8B", inside / "chats", python.parent):
         directory.mkdir(parents=True)
     (inside / "models" / "Qwen" / "Qwen3-8B" / "config.json").write_text("{}")
     python.write_text(PYTHON)
-    # What the script waits for tee to write.
+    # Shortens the script's wait for tee to finish writing.
     (python.parent / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.2\n")
     for program in (python, python.parent / "sleep"):
         program.chmod(0o755)

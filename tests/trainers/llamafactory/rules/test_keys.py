@@ -1,4 +1,4 @@
-"""Which of LLaMA-Factory's paths a configuration takes, and the keys that there are on it."""
+"""Which of LLaMA-Factory's training paths a configuration takes, and the keys of each path."""
 
 from dataclasses import replace
 from pathlib import Path
