@@ -193,9 +193,7 @@ def _rule_findings(setup: Setup) -> Iterable[Finding]:
 
 
 def _overridden(setup: Setup) -> dict[int, set[int]]:
-    """Return, by the id of a part, the lines with no effect because every command that reads the file overrides their
-    keys.
-    """
+    """Return, by part id, the lines without effect because every command that reads the file overrides their keys."""
     lines: dict[int, set[int]] = {}
     for configuration in setup.configurations:
         readers = [launch for launch in setup.launches if launch.reads is configuration]

@@ -33,8 +33,7 @@ class Finding:
     severity: Severity
     part: Part
     line: int | None = None
-    """Line in the text of the part, from 1; None if the finding is about the whole part or something missing from
-    it."""
+    """Line in the text of the part, from 1; None for a finding about the whole part or something missing from it."""
     what: str
     """One sentence without a full stop: what is written, and what it does."""
     why: str = ""

@@ -36,8 +36,7 @@ class Recogniser:
     package: str = ""
     """Name of its pip package, whose version selects the rules that apply."""
     claim: Callable[[Mapping[str, Any], int], float]
-    """Score a document by its keys, given how many of `keys` it has: 2 per distinctive key, below 1 for a guess, 0 for
-    no match."""
+    """Score a document, given how many of `keys` it has: 2 per distinctive key, below 1 for a guess, 0 for no match."""
     keys: Callable[[], Collection[str]] = frozenset
     """Keys by which pasted text is recognized as a configuration."""
     model_keys: tuple[str, ...] = ()
@@ -46,8 +45,7 @@ class Recogniser:
     names: tuple[str, ...] = ()
     """Its commands, as typed."""
     usual: Callable[[str, bool], str] = _no_program
-    """Map a program, as a command calls it, and whether it is a module, to the name that rules use; empty for a foreign
-    program."""
+    """Map a program's spelling, and whether it is a module, to its name in rules; empty for a foreign program."""
     programs: str = ""
     """Pattern of the programs, by the names that `usual` gives, that take the trainer's keys as arguments."""
     command: str = ""
@@ -55,13 +53,11 @@ class Recogniser:
     methods: str = ""
     """Pattern of the subcommands that train."""
     file_options: tuple[str, ...] = ()
-    """Options that name its configuration file, as one path or as directory and name; with them, no other option is a
-    key."""
+    """Options that name its configuration file (one path, or directory and name); then no other option is a key."""
     has_blocks: bool = False
     """True if its commands take keys as `block.key=value`."""
     runs: Callable[[str, Collection[str], str], bool] = _runs_none
-    """Whether a Python script trains with it, given the script's name, the keys among its arguments, and the first
-    argument."""
+    """Whether a Python script trains with it, given its name, the keys among its arguments, and its first argument."""
     family: str = ""
     """Text that occurs in the names of all programs that train with it; empty if there is no such text."""
     takes_deepspeed: bool = False

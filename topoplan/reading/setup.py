@@ -92,8 +92,7 @@ class Launch:
     arguments: tuple[str, ...]
     """The arguments after the program."""
     variables: tuple[Variable, ...]
-    """Variables that the command sees: exported earlier in the same part, or set in front of it. The last assignment
-    wins."""
+    """Variables that the command sees, exported earlier in the part or set in front of it; the last assignment wins."""
     configuration: Configuration | None = None
     """The trainer's keys among the arguments."""
     config_file: str = ""

@@ -191,8 +191,7 @@ class Shell:
             yield word
 
     def ends_between(self, before: Node, after: Node) -> bool:
-        """Whether a line, and so a command, ends between two nodes; after assignments the grammar may miss line
-        ends."""
+        """Whether a line, and so a command, ends between two nodes; the grammar misses line ends after assignments."""
         return re.search(rb"(?<!\\)\n", self._content[before.end_byte : after.start_byte]) is not None
 
     def here_documents(self) -> Iterator[HereDocument]:

@@ -77,8 +77,7 @@ class Row:
     part: str = ""
     """The part of the layout that `read` returns; empty if another row reads this key too."""
     read: Read = degree
-    """Read the part, given the key's name. Raises SpecError for a wrong type, NotPredictedError for an unsupported
-    value."""
+    """Read the part, by the key's name. Raises SpecError for a wrong type, NotPredictedError if not supported."""
     comment: Comment = ""
     """Comment that explains the line in the file."""
     write: Write | None = None
@@ -150,8 +149,7 @@ class Codec:
     shards: bool = False
     """True if DeepSpeed, FSDP or accelerate files determine how states are sharded."""
     model: Callable[[Configuration, str, int], tuple[Model, str]] = model_of
-    """Look up a model by name (empty if none is given). Returns it with the assumption made to find it. Raises
-    ModelError."""
+    """Look up a model by name, empty if none is given; also return what was assumed to find it. Raises ModelError."""
     gpus: Callable[[Keys], int | None] | None = None
     """Number of GPUs that the file itself asks for, for trainers whose command does not give it."""
     layout: Callable[[Reading], Layout]

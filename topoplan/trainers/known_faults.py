@@ -103,8 +103,9 @@ def _experts(spec: Spec) -> bool:
 
 
 def _gathers_experts(spec: Spec, layout: Layout) -> bool:
-    """Whether the adapter exports this model's experts by gathering them (models/converter/model_converter.py,
-    _needs_moe_allgather).
+    """Whether the adapter gathers this model's experts for export.
+
+    Source: models/converter/model_converter.py, _needs_moe_allgather.
     """
     return spec.model.model_type in ("qwen3_vl_moe", "qwen3_5_moe") and layout.ep > 1
 

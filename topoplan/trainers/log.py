@@ -42,8 +42,7 @@ class Log:
     bar: re.Pattern[str] | None = None
     """Matches the training's progress bar from its start: `step`, `total` and `clock` ([H:]MM:SS)."""
     steps: re.Pattern[str] | None = None
-    """Finds `step`, and optionally `total`, next to a loss. Without it and without a bar, losses are counted as
-    steps."""
+    """Finds `step`, and optionally `total`, next to a loss. Without it and a bar, losses are counted as steps."""
     elapsed: re.Pattern[str] | None = None
     """Finds the time since the first step next to a loss: `days`, `hours`, `minutes` and `seconds`, each optional."""
     step_time: re.Pattern[str] | None = None
@@ -57,8 +56,7 @@ class Log:
     reserved: re.Pattern[str] | None = None
     """Finds torch's peak reserved memory so far."""
     peaks_of_first: bool = False
-    """True if the memory peaks are those of global rank 0; otherwise they are those of the fullest rank or its
-    equal."""
+    """True if memory peaks are those of global rank 0; otherwise they are those of the fullest rank or an equal one."""
     file: str = ""
     """File in the output directory that says more than the printed log."""
     batch: re.Pattern[str] | None = None
@@ -115,8 +113,7 @@ def value_of(key: str, unit: str) -> re.Pattern[str]:
 
 
 def tqdm_bar(title: str = "") -> re.Pattern[str]:
-    """Return a pattern for the progress bar with this title; bars of data, weights and checkpoints have other
-    titles."""
+    """Return a pattern for the progress bar with this title; bars of data, weights and checkpoints have others."""
     return re.compile(
         rf"{title}\s*[0-9]{{1,3}}%\|[^|]{{0,400}}\|\s*(?P<step>[0-9]{{1,12}})/(?P<total>[0-9]{{1,12}})"
         r" \[(?P<clock>(?:[0-9]{1,6}:)?[0-9]{1,2}:[0-9]{2})<"

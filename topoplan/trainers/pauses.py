@@ -34,8 +34,7 @@ class Pauses:
 
 
 def pauses_of(values: Mapping[str, Any], job: Job, steps: int | None) -> Pauses:
-    """Return the pauses for keys of a trainer that builds on transformers (trainer_callback.py,
-    DefaultFlowCallback)."""
+    """Return the pauses for keys of a transformers-based trainer (trainer_callback.py, DefaultFlowCallback)."""
     save_every = _every(values, "save", "steps", job, steps)
     part = values.get("val_size", values.get("split_dataset_ratio")) or 0
     count = part * (job.samples or 0) if part < 1 else part

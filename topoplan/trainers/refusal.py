@@ -20,8 +20,7 @@ class Refusal:
     expected: str = ""
     remedy: str = ""
     kind: type[InputError] | None = None
-    """Class of the error that `generate` raises; None for LayoutError if `where` is a key of the layout, else
-    SpecError."""
+    """Class of the error to raise; if None, LayoutError if `where` is a key of the layout, else SpecError."""
     is_predicted: bool = False
     """True if memory and time of a refused job are predicted all the same."""
 

@@ -57,8 +57,7 @@ def trainer_name(name: Any, where: str = "") -> str | None:
 
 
 def backend_names(text: str, trainer: str | None, where: str = "", *, finetuning: str = "full") -> tuple[str, ...]:
-    """Parse `all` or a comma-separated list of backends. Raises LayoutError for one that is unknown or not the
-    trainer's."""
+    """Parse `all` or comma-separated backends. Raises LayoutError for one that is unknown or that the trainer lacks."""
     if text.strip() == "all":
         return backends_of(trainer, finetuning)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))

@@ -207,8 +207,10 @@ class _Read:
         return re.sub(r"\{([^{}]+)\}", lambda match: _said(self.value(_parsed(match[1]))), template)
 
     def value(self, node: ast.expr) -> Any:
-        """Evaluate an expression; UNKNOWN if it depends on unknown values, or on values of a wrong type (other rules
-        refuse those)."""
+        """Evaluate an expression.
+
+        UNKNOWN if it depends on unknown values, or on values of a wrong type, which other rules refuse.
+        """
         try:
             return self._value(node)
         except (TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):

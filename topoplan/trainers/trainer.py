@@ -143,8 +143,7 @@ class Way:
     packages: Mapping[str, tuple[str, ...]]
     """Backend -> packages it needs besides PyTorch and the trainer itself."""
     job_refusals: Callable[[Spec], Iterator[Refusal]] = none
-    """Why a job cannot run under any layout. Only the first trainer with a backend is asked, on behalf of all of
-    them."""
+    """Why a job cannot run under any layout. Only the first trainer with a backend is asked, for all that have it."""
     model_warnings: Callable[[Model], Iterator[str]] = none
     """Sentences that a user of a model should know; only the first trainer with a backend is asked."""
     caveats: Callable[[Spec, Layout], Iterator[str]] = none

@@ -78,8 +78,8 @@ class Key:
 
 
 TrainerPath = str
-"""The training path: "mca", mcore_adapter (USE_MCA=1); "bridge", Megatron Bridge (USE_MEGATRON_BRIDGE=1);
-or "plain"."""
+"""The training path: "mca" for mcore_adapter (USE_MCA=1), "bridge" for Megatron Bridge (USE_MEGATRON_BRIDGE=1), or
+"plain" without either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
