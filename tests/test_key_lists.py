@@ -112,7 +112,7 @@ def test_names_are_right_once_each_version_has_come_twice_in_any_order(order: tu
     assert document["since"] == {"names": {"c": "2.0", "d": "3.0"}}
 
 
-@pytest.mark.parametrize("name", ["megatron_config", "ms_swift"])
+@pytest.mark.parametrize("name", ["megatron_config", "ms_swift", "ms_swift_names"])
 def test_no_name_is_gone_before_it_came(name: str) -> None:
     document = read(f"{name}.json")
     for key, gone in document.get("until", {}).items():
@@ -121,7 +121,9 @@ def test_no_name_is_gone_before_it_came(name: str) -> None:
             assert Version(since) < Version(until), one
 
 
-@pytest.mark.parametrize("name", ["llamafactory", "llamafactory_templates", "megatron_config", "ms_swift"])
+@pytest.mark.parametrize(
+    "name", ["llamafactory", "llamafactory_templates", "megatron_config", "ms_swift", "ms_swift_names"]
+)
 def test_the_lists_stand_in_the_form_that_they_are_written_in(name: str) -> None:
     path = FOLDER / f"{name}.json"
     assert path.read_text(encoding="utf-8") == text_of(read(path.name))

@@ -93,9 +93,10 @@ def test_the_names_of_a_table_are_keys_of_the_trainer(where: tuple[str, str]) ->
     wing, file = where
     relations = read_relations(f"topoplan.trainers.{wing}".rstrip("."), file)
     known = KEYS[where] | relations.values.keys() | NAMES_AROUND
-    known |= {"it", "env"}
+    known |= {"it", "env", "names"}
     written = [*relations.values.values(), *(one.when for one in relations.refused)]
     keys = [*relations.choices, *relations.numbers, *(key for one in relations.refused for key in one.at)]
     assert {name.partition(".")[0] for node in written for name in names(node)} <= known
     assert {key.partition(".")[0] for key in keys} <= known
     assert {key.partition(".")[0] for key in relations.defaults} <= KEYS[where]
+    assert all(key_list(told.partition(".")[0])[told.partition(".")[2]] for told in relations.names.values())

@@ -102,9 +102,10 @@ def started(words: Sequence[Word]) -> Started | None:
         return _cut("deepspeed", "deepspeed", rest)
     if name in ("accelerate", "accelerate-launch"):
         if name == "accelerate":
-            if not rest or rest[0].text != "launch":
+            at = next((at for at, word in enumerate(rest) if word.text == "launch"), None)
+            if at is None or (at and not rest[0].text.startswith("-")):
                 return None
-            rest = rest[1:]
+            rest = [*rest[:at], *rest[at + 1 :]]  # options in front of it are refused, and are meant as its own
         return _cut("accelerate", "accelerate launch", rest)
     if PYTHON.fullmatch(name) or (is_open(words[0].text) and _runs_module(rest)):
         return _python(rest)

@@ -18,13 +18,17 @@ only the shell or the machine knows is unknown, and so is everything that depend
 patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an environment variable that the script sets for
 the command.
 
-`shared = "megatron_core.toml"` includes the rows of a table in this directory that several trainers build on. With
-`shared_within`, the keys in those rows are looked up in the named blocks.
+`shared = ["megatron_core.toml"]` includes the rows, values and names of tables that several trainers build on, by their
+path from this directory. With `shared_within`, the keys in those rows are looked up in the named blocks.
+
+    [names]
+    template = "ms_swift_names.template"         # a list of the catalog, which expressions call `names.template`
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import math
 import operator
 import re
@@ -36,6 +40,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
+from topoplan.catalog import key_list
+from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.interpolation import filled
 from topoplan.reading.rules import Rule
@@ -80,6 +86,8 @@ class Relations:
 
     defaults: Mapping[str, Any]
     values: Mapping[str, ast.expr]
+    names: Mapping[str, str]
+    """Name in expressions -> a list of the catalog's key lists, as `document.list`."""
     choices: Mapping[str, tuple[str, ...]]
     """Key -> allowed values, for keys that are missing from the catalog's key lists."""
     numbers: tuple[str, ...]
@@ -90,12 +98,17 @@ class Relations:
     def of(cls, document: Mapping[str, Any]) -> Relations:
         """Build the relations from a parsed TOML document."""
         told = [(one, True) for one in document["refused"]] + [(one, False) for one in document.get("unwise", ())]
-        if "shared" in document:
-            within = {"each": document["shared_within"], "within": True} if "shared_within" in document else {}
-            told += [({**one, **within}, True) for one in _table("topoplan.trainers", document["shared"])["refused"]]
+        shared = [_table("topoplan.trainers", name) for name in document.get("shared", ())]
+        within = {"each": document["shared_within"], "within": True} if "shared_within" in document else {}
+        for table in shared:
+            told += [({**one, **within}, True) for one in table["refused"]]
+            told += [({**one, **within}, False) for one in table.get("unwise", ())]
+        every = [*shared, document]
+        values = {key: text for table in every for key, text in table.get("values", {}).items()}
         return cls(
-            defaults=document.get("defaults", {}),
-            values={key: _parsed(text) for key, text in document.get("values", {}).items()},
+            defaults={key: value for table in every for key, value in table.get("defaults", {}).items()},
+            values={key: _parsed(text) for key, text in values.items()},
+            names={f"names.{key}": held for table in every for key, held in table.get("names", {}).items()},
             choices={key: tuple(values) for key, values in document.get("choices", {}).items()},
             numbers=tuple(document.get("numbers", ())),
             refused=tuple(relation for one, is_refused in told for relation in _relations(one, is_refused)),
@@ -268,6 +281,9 @@ class _Read:
     def _name(self, name: str) -> Any:
         if name in self.table.values:
             return self.value(self.table.values[name])
+        if name in self.table.names:
+            document, _, key = self.table.names[name].partition(".")
+            return key_list(document)[key]
         path = self._path(name)
         value = self._written(path)
         if value is not None:
@@ -309,15 +325,23 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [one for one in re.split(r"[,\s]+", str(value)) if one]
 
 
+def _keys(value: Any) -> list[Any]:
+    """The keys of a mapping, which may be written as JSON."""
+    held = json.loads(value) if isinstance(value, str) else value
+    return list(held.keys() if isinstance(held, Mapping) else ()) if held is not None else []
+
+
 _FUNCTIONS: Functions = {
     **{"len": len, "sum": sum, "max": max, "ceil": math.ceil},
     "items": _items,
-    "keys": list,
+    "keys": _keys,
     "has_word": lambda value, words: any(word in str(value).lower() for word in words),
     "items_in": lambda items, among: any(one in among for one in items),
     "others": lambda items, known: [one for one in items if one not in known],
     "ends_in": lambda items, names: [one for one in items if str(one).rpartition(".")[2] in names],
     "last_parts": lambda items: [str(one).rpartition(".")[2] for one in items],
+    "nearest": lambda value, names: f"; {close}" if (close := nearest(str(value), names)) else "",
+    "is_name": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(?:[-.]\w+)*", value) is not None,
     "is_word": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*", value) is not None,
     "number": lambda value, place: float(_items(value)[place]),
     "is_whole_number": lambda value: float(value).is_integer(),

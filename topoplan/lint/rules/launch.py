@@ -234,6 +234,22 @@ def _train_word(setup: Setup, launch: Launch) -> Iterator[Finding]:
         yield RULES["launch-train-word.file"].on(launch, first=first)
 
 
+def _file_behind(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """A file is read in first place alone: `parser.py`, read_args; `cli/main.py`, parse_yaml_args."""
+    if launch.starter or launch.config_file or launch.program not in ("llamafactory-cli", "swift", "megatron"):
+        return
+    for before, word in zip(launch.arguments[1:], launch.arguments[2:], strict=False):
+        if word.endswith((".yaml", ".yml")) and not before.startswith("-") and "=" not in word and not is_open(word):
+            yield RULES["launch-file-behind"].on(launch, line_of(launch, re.compile(re.escape(word))), file=word)
+
+
+def _early_option(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    pattern = re.compile(r"\baccelerate\s+(--?[A-Za-z][\w-]*)[^\n]*\slaunch\b")
+    for line, text in lines_of(launch) if launch.starter == "accelerate" else ():
+        if found := pattern.search(text):
+            yield RULES["launch-early-option"].on(launch, line, option=found[1])
+
+
 def _other_launcher(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report subcommands of `v1/launcher.py` given without USE_V1=1 to LLaMA-Factory's `launcher.py`."""
     word, is_new = next(iter(launch.arguments), ""), is_enabled(launch, "USE_V1")
@@ -356,6 +372,8 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _unknown_option,
     _deprecated,
     _train_word,
+    _file_behind,
+    _early_option,
     _other_launcher,
     _single_process,
     _deepspeed_alone,
