@@ -56,7 +56,7 @@ def launch(
     With --retries, the run is restarted from the last complete checkpoint, up to that many times, if a host, a rank or
     a link was lost and nothing is left on any host; not if input, software, memory or a disk is at fault.
 
-    Exit code: that of the first failed node; 0: all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
+    Exit code: that of the first failed node; 0: all went well; 1: host failed; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
