@@ -19,7 +19,7 @@ from topoplan.run.node import node_state, start_node, stop_node
 from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 NOT_LET_IN: HostError | None = None
 """What keeps connections from being made again, where it is something else than the hosts."""
 

@@ -279,7 +279,7 @@ class TestFollowing:
         assert eventually(lambda: any(line.startswith("tail") for line in bed.processes("alpha").values()))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert eventually(lambda: not followers(bed))
+        assert eventually(lambda: not followers(bed)), followers(bed)
         assert node_state(alpha, run_dir, deadline_s=30).state == "running"
 
     def test_ends_on_the_host_when_the_stream_is_closed(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
@@ -287,7 +287,7 @@ class TestFollowing:
         stream = follow_node(alpha, run_dir)
         assert eventually(lambda: any(line.startswith("tail") for line in bed.processes("alpha").values()))
         stream.close()
-        assert eventually(lambda: not followers(bed))
+        assert eventually(lambda: not followers(bed)), followers(bed)
 
     def test_ends_when_the_job_was_killed_as_a_whole(self, alpha: Connection, run_dir: str) -> None:
         started = start(alpha, run_dir, "echo up; exec sleep 30")
