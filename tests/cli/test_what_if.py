@@ -76,8 +76,8 @@ def test_the_search_is_asked_once_for_each_case_and_once_before(
     [
         ([], "--set: nothing to change"),
         (["nods=8"], "--set nods=8: unknown key 'nods'; did you mean 'nodes'?"),
-        (["nodes=zero"], "--set nodes=zero: nodes: 'zero' is not a whole number"),
-        (["nodes=1,zero"], "--set nodes=zero: nodes: 'zero' is not a whole number"),
+        (["nodes=zero"], "--set nodes=zero: 'zero' is not a whole number"),
+        (["nodes=1,zero"], "--set nodes=zero: 'zero' is not a whole number"),
         (["nodes="], "--set nodes=: no value"),
         (["nodes=1,,2"], "--set nodes=1,,2: an empty value"),
         (["nodes"], "--set nodes: is not key=value"),

@@ -77,7 +77,7 @@ class TestTheOptions:
     )
     def test_set_reaches_every_key(self, spec_file: Path, override: str, reached: Any) -> None:
         if reached is None:
-            with pytest.raises(SpecError, match=r"^--set name=a=b: name: 'a=b' is not usable"):
+            with pytest.raises(SpecError, match=r"^--set name=a=b: 'a=b' is not usable"):
                 load_spec(spec_file, overrides=[override])
         else:
             assert reached(load_spec(spec_file, overrides=[override]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from topoplan.errors import InputError, SpecError
-from topoplan.specs.source import KeyPath, dotted
+from topoplan.specs.source import KeyPath, with_key
 
 if TYPE_CHECKING:
     from topoplan.specs.forms import SpecForm
@@ -38,7 +38,8 @@ class Document:
 
     def fail(self, path: KeyPath, what: str, *, expected: str = "", remedy: str = "") -> NoReturn:
         """Raise a SpecError about the value of a key."""
-        raise SpecError(f"{dotted(path)}: {what}", where=self.place(path), expected=expected, remedy=remedy)
+        where = self.place(path)
+        raise SpecError(with_key(where, path, what), where=where, expected=expected, remedy=remedy)
 
     def lacks(self, key: str, why: str = "", *, remedy: str, at: KeyPath = ()) -> NoReturn:
         """Raise a SpecError about a missing key."""
@@ -50,4 +51,5 @@ class Document:
         try:
             yield
         except InputError as error:
-            raise type(error)(str(error), where=f"{self.place(path)}: {dotted(path)}") from None
+            where = self.place(path)
+            raise type(error)(with_key(where, path, str(error)), where=where) from None

@@ -16,7 +16,7 @@ from topoplan.errors import InputError, SpecError, UnitError, nearest
 from topoplan.specs.forms import GpuForm, JobForm, PinForm, SpecForm
 from topoplan.specs.kinds import not_among
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
-from topoplan.specs.source import KeyPath, dotted
+from topoplan.specs.source import KeyPath, dotted, with_key
 from topoplan.units import shown
 
 _MAX_MESSAGES = 3
@@ -209,8 +209,7 @@ class _Report:
                 error = SpecError(mistake["msg"])
         whole = (*self._within, *path)
         where = self._place(path)
-        # The location may already end with the key.
-        what = f"{dotted(whole)}: {error.what}" if whole and not where.endswith(dotted(whole)) else error.what
+        what = with_key(where, whole, error.what)
         return type(error)(what, where=where, expected=error.expected, remedy=error.remedy)
 
     def _in_block(self, path: KeyPath) -> str:

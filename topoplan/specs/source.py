@@ -77,6 +77,12 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+def with_key(where: str, path: KeyPath, what: str) -> str:
+    """Put the key in front of what is wrong with its value, unless the location, such as an option, says it already."""
+    key = dotted(path)
+    return what if not key or where.startswith("--") or where.endswith(key) else f"{key}: {what}"
+
+
 _HELD: ContextVar[Mapping[Path, str]] = ContextVar("_HELD", default=MappingProxyType({}))
 
 
