@@ -109,10 +109,10 @@ def longest_sequence(case: Case, layout: Layout) -> int:
 def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
     """Return the positions and the attention extent of a sequence under a layout.
 
-    Packed sequences, and all sequences if the collator pads to cutoff_len, have seq_len positions. Otherwise a micro
-    batch has the length of its longest sequence, rounded up to the collator's multiple, and a step waits for the rank
-    with the most positions. Sequences are assumed to be drawn independently (shuffled data). If F is the fraction of
-    sequences up to a length, the longest of n has the distribution F^n; E_n is an expectation under it. With b
+    Packed sequences, and all sequences if the collator pads to cutoff_len, have seq_len positions. Otherwise a
+    micro-batch has the length of its longest sequence, rounded up to the collator's multiple, and a step waits for the
+    rank with the most positions. Sequences are assumed to be drawn independently (shuffled data). If F is the fraction
+    of sequences up to a length, the longest of n has the distribution F^n; E_n is an expectation under it. With b
     sequences per micro-batch, D data-parallel ranks and M micro-batches that each have a length of their own, the
     slowest rank has about
 
