@@ -138,8 +138,8 @@ LARGE = "#" * 11_000_000
 @pytest.mark.parametrize(
     ("options", "files", "field", "words"),
     [
-        ({"gpu": "h10"}, {}, "gpu", "--gpu h10: gpu: GPU 'h10' is not known"),
-        ({"nodes": "0"}, {}, "nodes", "--nodes 0: nodes: 0 is out of range"),
+        ({"gpu": "h10"}, {}, "gpu", "--gpu h10: GPU 'h10' is not known"),
+        ({"nodes": "0"}, {}, "nodes", "--nodes 0: 0 is out of range"),
         ({"gpus_per_node": "many"}, {}, "gpus_per_node", "'many' is not a whole number"),
         ({"overrides": ["nvlink_bandwidth=900"]}, {}, "set.nvlink_bandwidth", "900 has no unit"),
         ({"overrides": ["ib_bandwidth=fast"]}, {}, "set.ib_bandwidth", "--set ib_bandwidth=fast"),
