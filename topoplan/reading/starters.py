@@ -105,7 +105,7 @@ def started(words: Sequence[Word]) -> Started | None:
             at = next((at for at, word in enumerate(rest) if word.text == "launch"), None)
             if at is None or (at and not rest[0].text.startswith("-")):
                 return None
-            rest = [*rest[:at], *rest[at + 1 :]]  # options in front of it are refused, and are meant as its own
+            rest = [*rest[:at], *rest[at + 1 :]]  # refused before `launch`, but meant as its options
         return _cut("accelerate", "accelerate launch", rest)
     if PYTHON.fullmatch(name) or (is_open(words[0].text) and _runs_module(rest)):
         return _python(rest)

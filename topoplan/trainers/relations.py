@@ -22,7 +22,7 @@ the command.
 path from this directory. With `shared_within`, the keys in those rows are looked up in the named blocks.
 
     [names]
-    template = "ms_swift_names.template"         # a list of the catalog, which expressions call `names.template`
+    template = "ms_swift_names.template"         # makes a list of the catalog available as `names.template`
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Relations:
     defaults: Mapping[str, Any]
     values: Mapping[str, ast.expr]
     names: Mapping[str, str]
-    """Name in expressions -> a list of the catalog's key lists, as `document.list`."""
+    """Name in expressions -> a list in the catalog's key lists, as `document.list`."""
     choices: Mapping[str, tuple[str, ...]]
     """Key -> allowed values, for keys that are missing from the catalog's key lists."""
     numbers: tuple[str, ...]
@@ -326,7 +326,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _keys(value: Any) -> list[Any]:
-    """The keys of a mapping, which may be written as JSON."""
+    """Return the keys of a mapping, which may be given as JSON text."""
     held = json.loads(value) if isinstance(value, str) else value
     return list(held.keys() if isinstance(held, Mapping) else ()) if held is not None else []
 

@@ -53,8 +53,7 @@ HUGGING_FACE = Traits(
     ),
 )
 """transformers' Trainer, as LLaMA-Factory and ms-swift use it. LLaMA-Factory's collators pad to a multiple of 8
-(`train/sft/workflow.py`, `train/dpo/workflow.py`). ms-swift's pad only to the longest sequence, which is treated
-likewise."""
+(`train/sft/workflow.py`, `train/dpo/workflow.py`). ms-swift's pad only to the longest sequence, treated alike."""
 
 SHARDED = {"ddp": HUGGING_FACE, "deepspeed": HUGGING_FACE, "fsdp2": HUGGING_FACE}
 """Backend -> traits of a trainer that builds on transformers."""

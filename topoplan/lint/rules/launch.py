@@ -235,7 +235,10 @@ def _train_word(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _file_behind(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """A file is read in first place alone: `parser.py`, read_args; `cli/main.py`, parse_yaml_args."""
+    """Report a file that is not the first argument and therefore not read.
+
+    Sources: LLaMA-Factory `parser.py`, read_args; ms-swift `cli/main.py`, parse_yaml_args.
+    """
     if launch.starter or launch.config_file or launch.program not in ("llamafactory-cli", "swift", "megatron"):
         return
     for before, word in zip(launch.arguments[1:], launch.arguments[2:], strict=False):
