@@ -11,7 +11,7 @@ from topoplan.errors import ModelError
 from topoplan.operators.params import parameter_count
 from topoplan.specs import known
 
-# Published counts (the safetensors totals of the hub, or the model cards), written here once more by hand.
+# Published counts (safetensors totals of the hub, or model cards), entered here by hand a second time.
 PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
@@ -33,7 +33,7 @@ PUBLISHED = {
     "openai/gpt-oss-20b": 20_914_757_184,
 }
 
-# What the project promised to know.
+# Models that the project has promised to know.
 PROMISED = (
     "Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B Qwen/Qwen3-4B Qwen/Qwen3-14B Qwen/Qwen3-32B Qwen/Qwen3-30B-A3B-Base "
     "Qwen/Qwen3-30B-A3B-Instruct-2507 Qwen/Qwen3-30B-A3B-Thinking-2507 Qwen/Qwen3-Next-80B-A3B-Instruct "

@@ -28,11 +28,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (LATENT, {"pp": 4, "ep": 8, "pipeline_layout": "Et*15|t*15|t*15|t*16L"}),
     (VISION, {"tp": 2, "pp": 2}),
 ]
-"""Layouts, in their JSON form, that have all kinds of stages between them."""
+"""Layouts in their JSON form that together have all kinds of stages."""
 
 
 def full_recompute(method: str, num_layers: int) -> dict[str, Any]:
-    """The JSON form of full recomputation by method uniform or block."""
+    """Return the JSON form of full recomputation by method uniform or block."""
     return {"granularity": "full", "method": method, "num_layers": num_layers}
 
 
@@ -45,7 +45,7 @@ def spec_of(
     cluster: dict[str, Any] | None = None,
     **job: Any,
 ) -> Spec:
-    """A catalog model on the usual machines of a GPU."""
+    """Return a spec of a catalog model on the usual machines of a GPU."""
     document = {
         "cluster": {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node, **(cluster or {})},
         "model": {"name": model},
@@ -55,45 +55,45 @@ def spec_of(
 
 
 def layout_of(spec: Spec, **form: Any) -> Layout:
-    """A layout of the megatron backend, completed as for `topoplan predict`."""
+    """Return a layout of the megatron backend, completed as for `topoplan predict`."""
     return layout_from_dict({"backend": "megatron"} | form, spec.cluster, spec.model, spec.job)
 
 
 def stage_of(spec: Spec, layout: Layout, rank: int = 0) -> StageMemory:
-    """Memory of one pipeline stage."""
+    """Return the memory of one pipeline stage."""
     return memory_of(spec, layout).by_stage[rank]
 
 
 def memory_of(spec: Spec, layout: Layout) -> Memory:
-    """Memory of all stages."""
+    """Return the memory of all stages."""
     case = case_of(spec, layout.backend)
     return predict_memory(case, layout, all_stages=True)
 
 
 def time_of(spec: Spec, layout: Layout) -> Time:
-    """Time of a step."""
+    """Return the time of a step."""
     case = case_of(spec, layout.backend)
     return predict_time(case, layout)
 
 
 def pipeline_times_of(spec: Spec, layout: Layout) -> tuple[StageTime, ...]:
-    """Time of a micro batch on every pipeline rank."""
+    """Return the times of a micro-batch on every pipeline rank."""
     case = case_of(spec, layout.backend)
     return pipeline_times(case, layout, micro_batch_of(spec, layout))
 
 
 def micro_batch_of(spec: Spec, layout: Layout) -> MicroBatch:
-    """Times of the pieces of a layout."""
+    """Return the times of the pieces of a layout."""
     case = case_of(spec, layout.backend)
     return micro_batch(case, layout)
 
 
 def measured_runs(family: str) -> list[MeasuredRun]:
-    """The shipped measured runs of a source, those that are graded."""
+    """Return the graded rows of a source among the shipped measured runs."""
     return [run for run in shipped_runs() if run.family == family and not run.left_out]
 
 
 def layout_of_run(run: MeasuredRun) -> Layout:
-    """The layout of a measured run."""
+    """Return the layout of a measured run."""
     spec = spec_of_run(run)
     return layout_from_dict(run.document["layout"], spec.cluster, spec.model, spec.job)

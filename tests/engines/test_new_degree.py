@@ -1,7 +1,7 @@
-"""A degree that the data-parallel engine does not search, added in one place: an engine of its own, and its registry.
+"""A degree that the data-parallel engine does not search, added in one place: an engine of its own in the registry.
 
-The degree is ring attention over FSDP2's ranks, which the layout can say (`cp`) and the formulas know, and which no
-trainer that files are written for has.
+The degree is ring attention over FSDP2's ranks. Layouts have a key for it (`cp`) and the formulas cover it, but no
+trainer that files are written for supports it.
 """
 
 import json
@@ -50,7 +50,7 @@ class Rings(DataParallel):
     choices = (("cp", "cp"), *DataParallel.choices)
 
     def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
-        """Every family of the data-parallel engine, with rings of one rank and of more."""
+        """Yield every family of the data-parallel engine, with rings of one rank and of more."""
         for family, broken in super().families(case, backend):
             yield family, broken
             for cp in (2, 4, 8) if not broken else ():
@@ -59,13 +59,13 @@ class Rings(DataParallel):
                     yield ring, self.verdict(case, ring[0], searched=True)
 
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
-        """Those of the data-parallel engine, and twice the ring."""
+        """Yield the changes of the data-parallel engine, and a ring twice as large."""
         found = super().changes(layout)
         return found if layout.dp % 2 else [*found, (f"cp {layout.cp * 2}", _with_ring(layout, layout.cp * 2))]
 
 
 def _with_ring(layout: Layout, cp: int) -> Layout:
-    """As many micro batches of as many sequences in all: each rank accumulates more of them."""
+    """Return the layout with a ring; each rank accumulates more micro-batches, so that the batch stays equal."""
     times = cp // layout.cp
     steps = layout.gradient_accumulation_steps * times
     return changed(layout, cp=cp, dp=layout.dp // times, gradient_accumulation_steps=steps)
@@ -73,7 +73,7 @@ def _with_ring(layout: Layout, cp: int) -> Layout:
 
 @pytest.fixture(autouse=True)
 def new_degree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry with that engine, and trainers that have nothing against it."""
+    """A registry with the new engine, and trainers that accept it."""
     rings: Engine = Rings()
     monkeypatch.setitem(registry._ENGINE_OF, "fsdp2", rings)
     for module in (trainers, search):

@@ -46,7 +46,7 @@ def make_spec(
 
 
 def make_layout(spec: Spec, **keys: Any) -> Layout:
-    """A layout with dp and gradient accumulation as they follow, whatever the rules say about it."""
+    """Return a layout with dp and gradient accumulation derived, even if it breaks rules."""
     tp, pp, cp = (keys.get(key, 1) for key in ("tp", "pp", "cp"))
     dp = keys.setdefault("dp", max(1, spec.cluster.world_size // (tp * pp * cp)))
     per_step = keys.get("micro_batch_size", 1) * dp
@@ -56,7 +56,7 @@ def make_layout(spec: Spec, **keys: Any) -> Layout:
 
 
 def with_attention(model: str, **changes: Any) -> Model:
-    """That model with another attention in every layer."""
+    """Return the model with another kind of attention in every layer."""
     whole = known.model(model)
     layer = replace(whole.layers[0], attention=replace(whole.layers[0].attention, **changes))
     return replace(whole, layers=(layer,) * whole.num_layers)

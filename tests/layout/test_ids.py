@@ -38,7 +38,7 @@ MEGATRON_RECOMPUTES = RECOMPUTES | st.sampled_from(
 
 
 def read(form: dict[str, Any]) -> Layout:
-    """A layout on as many GPUs, with as large a batch, as its form means."""
+    """Return the layout of a form, on as many GPUs and with as large a batch as the form implies."""
     world = prod(form.get(key, 1) for key in ("tp", "pp", "cp", "ulysses", "dp"))
     job = replace(SPEC.job, global_batch_size=3 * form["dp"] * form["micro_batch_size"])
     return layout_from_dict(form, replace(SPEC.cluster, nodes=world, gpus_per_node=1), SPEC.model, job)

@@ -54,7 +54,7 @@ def test_layouts_cannot_be_changed_in_place() -> None:
 
 
 def test_any_split_goes_with_any_sharding_and_switch() -> None:
-    """Which of them is predicted, rules say."""
+    """Rules decide which combinations are predicted."""
     layout = Layout(backend="fsdp2", degrees=Degrees(tp=2, ep=4, dp=8), states=Sharding(sharding="hybrid"))
     assert (layout.world_size, layout.expert_dp, layout.id) == (16, 4, "fsdp2-hybrid-tp2-ep4-dp8-mbs1")
     assert {"tp", "ep"} <= {*keys_of("fsdp2")}

@@ -1,4 +1,4 @@
-"""Collectives by hand on small groups, and which links they cross."""
+"""Collectives worked out by hand on small groups, and which links they cross."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,12 +37,12 @@ NIC = 50e9 * HOPPER.network_efficiency
 
 
 def rate(group: Group, cluster: Cluster = H100, profile: Profile = HOPPER) -> float:
-    """Bus bandwidth of a ring."""
+    """Return the bus bandwidth of a ring."""
     return ring_way(group, cluster, profile).rate_bytes_per_s
 
 
 def bandwidth_term(group: Group, seconds: float, passes: int = 1) -> float:
-    """Seconds of a ring collective without its latency."""
+    """Return the seconds of a ring collective without its latency."""
     return seconds - ring_way(group, H100, HOPPER).latency_s(passes)
 
 
@@ -68,7 +68,7 @@ def test_nvswitches_add_up_from_hopper_on() -> None:
     )
     ring = ring_way(group, A100, AMPERE)
     assert all_reduce_s(group, SIZE, A100, AMPERE) == pytest.approx(ring.seconds(2 * 7 / 8 * SIZE, passes=2))
-    # 274 GB/s of algorithm bandwidth is what nccl-tests show on eight H100s.
+    # nccl-tests show 274 GB/s of algorithm bandwidth on eight H100s.
     assert SIZE * 100 / all_reduce_s(group, SIZE * 100, H100, HOPPER) == pytest.approx(274e9, rel=0.12)
 
 
@@ -141,7 +141,7 @@ def test_members_of_a_node_bring_their_nics_along_up_to_nvlinks_rate() -> None:
     rates = [rate(Group(4 * members, 8 // members)) for members in (1, 2, 4, 8)]
     assert rates == pytest.approx([NIC, 2 * NIC, 4 * NIC, 8 * NIC])
     fast = replace(H100, nic_bytes_per_s=400e9)
-    # Of the eight rings, each begins at another GPU, which does not get that one over NVLink.
+    # Each of the eight rings starts at a different GPU, which does not receive that ring over NVLink.
     assert rate(Group(32, 1), fast) == pytest.approx(NVLINK * 8 / 7)
 
 
@@ -162,7 +162,7 @@ def test_oversubscription_slows_nothing_that_stays_on_its_leaf() -> None:
 def test_an_all_to_all_keeps_a_share_at_home() -> None:
     inside = all_to_all_s(Group(8, 1), SIZE, H100, HOPPER) - HOPPER.collective_latency_s
     assert inside == pytest.approx(7 / 8 * SIZE / NVLINK)
-    # Sixteen ranks over two nodes: half of the bytes leave, over each rank's own NIC.
+    # Sixteen ranks over two nodes: half of the bytes leave the node, over each rank's own NIC.
     latency = HOPPER.collective_latency_s + 2 * H100.fabric.latency_s
     outside = all_to_all_s(Group(16, 1), SIZE, H100, HOPPER) - latency
     assert outside == pytest.approx(max(8 / 16 * SIZE / NIC, 7 / 16 * SIZE / NVLINK))
@@ -171,7 +171,7 @@ def test_an_all_to_all_keeps_a_share_at_home() -> None:
 def test_a_message_to_the_next_member_is_as_slow_as_the_farthest_one() -> None:
     near = point_to_point_s(Group(2, 1), SIZE, H100, HOPPER)
     assert near == pytest.approx(HOPPER.collective_latency_s + SIZE / NVLINK)
-    # tp 4, cp 4: the ring's ranks 0, 4, 8, 12 cross from one node to the next, though they are four apart.
+    # tp 4, cp 4: the ring's ranks 0, 4, 8, 12 cross from one node to the next, although they are four apart.
     crossing = point_to_point_s(Group(4, 4), SIZE, H100, HOPPER)
     latency = HOPPER.collective_latency_s + H100.fabric.latency_s
     assert crossing == pytest.approx(latency + SIZE / NIC)
@@ -181,7 +181,8 @@ def test_a_message_to_the_next_member_is_as_slow_as_the_farthest_one() -> None:
 def test_a_lone_sender_uses_the_nic_that_its_neighbours_leave_idle() -> None:
     shared = replace(H100, nics_per_node=1)
     latency = HOPPER.collective_latency_s + H100.fabric.latency_s
-    # All eight ranks send at once: an eighth of the NIC each. One ring of all ranks: all of it for its one crossing.
+    # If all eight ranks send at once, each gets an eighth of the NIC. A single ring of all ranks has one crossing,
+    # which gets all of it.
     assert point_to_point_s(Group(4, 8), SIZE, shared, HOPPER) == pytest.approx(latency + 8 * SIZE / NIC)
     assert point_to_point_s(Group(32, 1), SIZE, shared, HOPPER) == pytest.approx(latency + SIZE / NIC)
     assert point_to_point_s(Group(16, 2), SIZE, shared, HOPPER) == pytest.approx(latency + 2 * SIZE / NIC)
@@ -217,7 +218,7 @@ def test_without_nvlink_ranks_talk_over_pcie_and_share_what_is_between_sockets()
     assert cluster.nvlink_bytes_per_s == 0
     pcie, sockets = cluster.pcie_bytes_per_s * profile.pcie_efficiency, SOCKET_BYTES_PER_S[1][1]
     assert rate(Group(4, 1), cluster, profile) == pytest.approx(pcie)
-    # One flow each way, two and four: what SimuMax measured for all-gathers and reduce-scatters, in the mean.
+    # One, two and four flows each way: SimuMax's measurements of all-gathers and reduce-scatters, on average.
     for group, in_all in ((Group(8, 1), 12.3e9), (Group(4, 2), 14.7e9), (Group(2, 4), 15.8e9)):
         assert rate(group, cluster, profile) == pytest.approx(in_all / group.stride, rel=0.03)
         assert rate(group, cluster, profile) < min(pcie, sockets)

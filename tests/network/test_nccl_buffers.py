@@ -1,4 +1,4 @@
-"""NCCL's buffers: against what was published of single communicators, and what each operation adds."""
+"""NCCL's buffers: published sizes of single communicators, and what each operation adds."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from topoplan.specs.gpu_profile import profile_of
 MIB = 2**20
 PAIR = P2P_SEND_BYTES + P2P_RECEIVE_BYTES
 SHARED_SLOT = 16 * 512 * 1024
-"""One channel of the buffer for send/receive that NCCL set up with every communicator of one machine before 2.22."""
+"""One channel of the send/receive buffer that NCCL before 2.22 set up with every single-machine communicator."""
 
 
 def cluster_of(
@@ -100,7 +100,7 @@ def test_four_a100_take_what_was_measured_before_connections_were_made_on_demand
 
 
 def test_the_first_all_to_all_of_eight_h100_takes_about_what_was_measured() -> None:
-    # NCCL issue 1685: from 1.06 to 4.34 GB outside PyTorch. The rest is kernels, and what was sent before.
+    # NCCL issue 1685: from 1.06 to 4.34 GB outside PyTorch. The rest is kernels, and earlier operations.
     predicted = bytes_of(H100, 8, EIGHT, "all-to-all")
     assert predicted == pytest.approx(3.28e9, rel=0.1)
     assert predicted - bytes_of(H100, 8, EIGHT) == 7 * 32 * PAIR
@@ -115,7 +115,7 @@ def test_a_communicator_of_one_rank_has_the_tables_of_all_channels() -> None:
 
 
 def test_a_ring_of_eight_gb200_takes_what_suspending_it_gives_back() -> None:
-    # SGLang pull request 30908: 576 MiB a GPU, a communicator of 8 GB200; NVLink SHARP's tables are not suspended.
+    # SGLang pull request 30908: 576 MiB per GPU, a communicator of 8 GB200; NVLink SHARP's tables are not suspended.
     assert channels(B200, 8, EIGHT).collective * (PAIR + CHANNEL_BYTES) == 576 * MIB
 
 
@@ -126,7 +126,7 @@ def test_more_uses_take_more() -> None:
     ring = bytes_of(both, 16, spread, "gather")
     assert idle < ring < bytes_of(both, 16, spread, "gather", "small all-reduce")
     assert idle < bytes_of(both, 16, spread, "neighbours") < bytes_of(both, 16, spread, "all-to-all")
-    # 14 connections in the domain and 2 to the other one.
+    # 14 connections inside the domain and 2 to the other domain.
     assert ring - idle == 14 * PAIR + 2 * (NET_SEND_BYTES + NET_RECEIVE_BYTES)
 
 

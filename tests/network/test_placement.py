@@ -14,7 +14,7 @@ NAMES = get_args(GroupName)
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Layouts whose expert grid fits."""
+    """Layouts with a valid expert grid."""
     tp, cp, dp, pp = (draw(DEGREE) for _ in range(4))
     stage = tp * cp * dp
     etp = draw(st.sampled_from([n for n in (1, 2, 4, tp) if stage % n == 0]))
@@ -50,7 +50,7 @@ def test_tensor_parallel_is_innermost_and_pipeline_outermost() -> None:
 
 
 def spread(shape: Group, domain: int) -> list[Counter[int]]:
-    """Members of every group by domain, in a world in which group and domain both fit."""
+    """Return the members of every group by domain, in a world that both group and domain divide."""
     world = shape.size * shape.stride * domain
     return [Counter(rank // domain for rank in shape.ranks(first)) for first in first_ranks(shape, world)]
 

@@ -1,4 +1,4 @@
-"""Routes between ranks: link by link, and when networkx is asked for them."""
+"""Routes between ranks: link by link, and when networkx is imported for them."""
 
 import subprocess
 import sys

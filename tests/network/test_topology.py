@@ -1,4 +1,4 @@
-"""The graph of a cluster: what hangs on what, and at which rate."""
+"""The graph of a cluster: what is connected to what, and at which rate."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Loads on links: by hand, and against every message of the world routed over the whole graph."""
+"""Loads on links: worked out by hand, and compared with every message of the world routed over the whole graph."""
 
 import math
 import random
@@ -28,7 +28,7 @@ def rates(links: tuple[LoadedLink, ...]) -> Rates:
 
 
 class WholeGraph:
-    """Every message of every group, link by link over the graph of all nodes."""
+    """Counts every message of every group, link by link, over the graph of all nodes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.wiring = cluster, Wiring(cluster)
@@ -44,7 +44,7 @@ class WholeGraph:
         return f"node{node}.gpu{gpu}"
 
     def _to_nic(self, rank: int, nic: int) -> list[str]:
-        """To a NIC of the node: over PCIe, or over NVLink to the GPU that is on the NIC's switch."""
+        """Return the way to a NIC of the node: over PCIe, or over NVLink to the GPU on the NIC's switch."""
         wiring, gpus = self.wiring, self.cluster.gpus_per_node
         node, gpu = divmod(rank, gpus)
         target = f"node{node}.nic{nic}"
@@ -68,7 +68,7 @@ class WholeGraph:
             yield nx.shortest_path(self.host, *ends)
 
     def rates(self, shape: Group, pattern: Pattern) -> tuple[Rates, Rates]:
-        """(inside, between): by kind, the rate at which the worst link lets the pattern run."""
+        """Return (inside, between): for each kind, the rate at which the worst link lets the pattern run."""
         loads: dict[tuple[str, str], float] = defaultdict(float)
         crossed: tuple[set[tuple[str, str]], set[tuple[str, str]]] = (set(), set())
         local = local_ranks(self.cluster)
@@ -87,7 +87,7 @@ class WholeGraph:
 
 
 def sampled_cases() -> list[tuple[Cluster, Group]]:
-    """Clusters with NVLink, racks and PCIe, NICs, rails and leaves of all numbers, and shapes that fit the world."""
+    """Clusters with and without NVLink, racks, NICs, rails and leaves in all numbers, and shapes that fit the world."""
     rng = random.Random(7)
     cases = []
     while len(cases) < CASES:

@@ -1,4 +1,4 @@
-"""What layers keep for backward, against counts of saved tensors and the switches that change them."""
+"""What layers keep for backward, compared with counts of saved tensors, and the switches that change it."""
 
 from dataclasses import replace
 from typing import Any
@@ -44,7 +44,7 @@ def bytes_of(activations: LayerActivations) -> dict[str, float]:
 
 
 # Saved tensors of one Qwen3-8B layer, 4096 tokens in bf16, counted by unique storage with saved_tensors_hooks on meta
-# tensors; Transformer Engine's modules stood in for by functions that save what its own do.
+# tensors; Transformer Engine's modules are replaced by functions that save what its own modules do.
 @pytest.mark.parametrize(
     ("tp", "sequence_parallel", "counted_bytes"),
     [(1, False, 596_803_608), (4, False, 249_888_792), (4, True, 149_200_920)],
@@ -53,16 +53,16 @@ def test_a_dense_layer_keeps_what_was_counted_less_the_second_copy_of_q(
     tp: int, sequence_parallel: bool, counted_bytes: int
 ) -> None:
     found = layer(DENSE, shard(tp=tp, sequence_parallel=sequence_parallel))
-    # The count holds q twice: in the copy that its norm saves, and in the mixed projection that a view of v keeps alive
-    # there. Transformer Engine makes v contiguous, which frees the projection. What else differs is a random state.
+    # The count includes q twice: the copy that its norm saves, and the fused projection that a view of v keeps alive.
+    # Transformer Engine makes v contiguous, which frees the projection. The remaining difference is a random state.
     q_bytes = 2 * 4096 * 32 * 128 / tp
     assert found.saved_bytes + q_bytes == pytest.approx(counted_bytes, abs=64)
     assert found.saved_bytes == pytest.approx(counted_bytes, rel=0.06)
 
 
 def test_the_gpt3_layer_keeps_34_sbh_less_the_dropout_masks_and_the_scores() -> None:
-    # Korthikanti et al., equation (1): sbh * (34 + 5as/h). Without dropout the two masks of a byte an element go, with
-    # flash attention the scores; their statistics stay.
+    # Korthikanti et al., equation (1): sbh * (34 + 5as/h). Without dropout its two masks of one byte per element drop
+    # out, and with flash attention the scores; their statistics stay.
     spec = spec_of(DENSE)
     attention = spec.model.layers[0].attention
     assert isinstance(attention, Attention)
@@ -162,7 +162,8 @@ def test_without_flash_attention_the_score_matrix_is_kept_and_core_attn_frees_it
     flash = Shard(tokens=4096, seq_len=4096, tp=2, cp=1, ep=1, etp=1, sequence_parallel=True, precision="fp16")
     unfused = replace(flash, flash_attention=False)
     with_flash, without = (layer_activations(model, model.layers[0], shard) for shard in (flash, unfused))
-    # arXiv 2205.05198, equation (1): 2 bytes for each of a * s * s scores of the softmax's output (no dropout here).
+    # arXiv 2205.05198, equation (1): 2 bytes for each of the a * s * s scores of the softmax's output (no dropout
+    # here).
     scores = 2 * 16 * 4096 * 4096
     repeated = 2 * 2 * 4096 * 16 * 128
     assert without.saved_bytes - with_flash.saved_bytes == scores + repeated

@@ -1,4 +1,4 @@
-"""Flex dispatch: whom a token reaches, and what that takes."""
+"""Flex dispatch: which ranks a token reaches, and how long that takes."""
 
 import random
 from dataclasses import replace
@@ -26,7 +26,7 @@ def routing(experts: int, top_k: int, groups: int = 1, chosen: int = 1) -> Moe:
 
 
 def simulated(moe: Moe, parts: int, tokens: int = 20_000) -> float:
-    """Mean number of parts that the experts of random tokens are in."""
+    """Return the mean number of parts that the experts of random tokens are in."""
     draw = random.Random(7)
     size, part = moe.experts // moe.groups, moe.experts // parts
     reached = 0
@@ -115,7 +115,7 @@ def test_a_limit_on_groups_saves_traffic_between_nodes_only() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "nodes", "tokens", "measured"),
-    # GB/s: what DeepEP calls RDMA bandwidth, with the tokens that stay in a node counted along. docs/legacy.md, README.
+    # GB/s: what DeepEP calls RDMA bandwidth, including tokens that stay in a node. docs/legacy.md, README.
     [
         ("h800-sxm-80gb", 4, 4096, 57.5),
         ("h800-sxm-80gb", 8, 4096, 50.5),
@@ -126,7 +126,7 @@ def test_a_limit_on_groups_saves_traffic_between_nodes_only() -> None:
 )
 def test_the_network_carries_what_deepep_published(gpu: str, nodes: int, tokens: int, measured: float) -> None:
     spec = spec_of(LATENT, gpu=gpu, nodes=nodes, seq_len=tokens)
-    # Its benchmark limits a token to four nodes; the groups are the nodes.
+    # DeepEP's benchmark limits a token to four nodes; the groups are the nodes.
     moe = replace(moe_of(spec), groups=nodes, groups_per_token=min(nodes, 4))
     case = case_of(spec, "megatron")
     seconds = flex_s(case, moe, 2 * 7168, sharded(spec, ep=8 * nodes))

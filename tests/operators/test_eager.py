@@ -1,4 +1,4 @@
-"""What a layer of Hugging Face's models keeps for backward, tensor by tensor."""
+"""What a layer of a Hugging Face model keeps for backward, tensor by tensor."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,12 +36,12 @@ def adapted_activations(model: Model, **keys: Any) -> LayerActivations:
 
 
 def sizes(found: LayerActivations) -> dict[str, float]:
-    """Bytes a token by name."""
+    """Return bytes per token, by name."""
     return {tensor.name: tensor.saved_bytes / TOKENS for tensor in found.saved}
 
 
 def test_tensors_of_a_llama_layer_counted_by_hand() -> None:
-    # 64 wide, 4 heads and 2 KV heads of 16, MLP 160 wide. Bytes a token.
+    # 64 wide, 4 heads and 2 KV heads of 16, MLP 160 wide. Bytes per token.
     norms = 2 * (4 * 64 + 4 + 2 * 64)  # fp32 input, its root mean square, what the weight multiplies
     attention = 2 * 64 + (2 * 64 + 2 * 2 * 32) + 2 * 64 + 4 * 4  # input; q, k, v; output; log-sum-exp of a head
     mlp = 2 * 64 + 4 * 2 * 160  # input; gate, up, activation, product
@@ -50,7 +50,7 @@ def test_tensors_of_a_llama_layer_counted_by_hand() -> None:
     assert found.input_bytes == TOKENS * 2 * 64
 
 
-# Counted with saved_tensors_hooks on transformers 5.6 (LlamaForCausalLM, Qwen3MoeForCausalLM), bytes a token.
+# Counted with saved_tensors_hooks on transformers 5.6 (LlamaForCausalLM, Qwen3MoeForCausalLM), bytes per token.
 @pytest.mark.parametrize(
     ("keys", "counted"),
     [({}, 11560), ({"fp32_weights": True, "residual_bytes": 4}, 14120)],

@@ -1,4 +1,4 @@
-"""Seconds of a layer of Hugging Face's models: products, adapters, packed weights, elementwise kernels."""
+"""Seconds of a layer of a Hugging Face model: products, adapters, packed weights, elementwise kernels."""
 
 from dataclasses import replace
 from typing import Any
@@ -100,7 +100,7 @@ def test_twice_the_tokens_take_longer_and_as_many_kernels(name: str, tokens: int
 
 @pytest.mark.parametrize(("ranks", "share"), [(2, 1 / 2), (4, 3 / 4), (8, 7 / 8)])
 def test_ulysses_sends_q_k_v_and_the_output_to_the_other_ranks(ranks: int, share: float) -> None:
-    # q and the output with 32 heads of 128, k and v with 8; 2 bytes an element.
+    # q and the output with 32 heads of 128, k and v with 8; 2 bytes per element.
     found = operators("Qwen/Qwen3-8B", ulysses=ranks)["ulysses"]
     assert found.collective.group == Group(ranks, 1)
     sent = 2 * 4096 * (2 * 32 + 2 * 8) * 128

@@ -1,4 +1,4 @@
-"""Which linear layers a model has, and what adapters, freezing and packing make of its parameters."""
+"""Which linear layers a model has, and how adapters, freezing and packing treat its parameters."""
 
 from typing import Any
 

@@ -49,8 +49,8 @@ def test_llama_3_8b_has_the_flops_of_megatrons_formula(seq_len: int) -> None:
 
 
 def test_llama_3_8b_at_8192_tokens_by_hand() -> None:
-    # 32 layers of 218,103,808 matrix weights and an output layer of 525,336,576: 7,504,658,432 weights, 6 FLOPs each a
-    # token; attention 6 * 8192 * 4096 a layer and token.
+    # 32 layers of 218,103,808 matrix weights and an output layer of 525,336,576: 7,504,658,432 weights, 6 FLOPs each
+    # per token; attention 6 * 8192 * 4096 per layer and token.
     per_token = 6 * 7_504_658_432 + 32 * 6 * 8192 * 4096
     found = flops_per_sequence(known.model("meta-llama/Meta-Llama-3-8B"), 8192)
     assert found == pytest.approx(8192 * per_token, rel=1e-9)
@@ -91,7 +91,7 @@ def test_a_gated_delta_layer_counts_its_state_as_megatron_does() -> None:
     short, long = flops_per_sequence(model, 4096), flops_per_sequence(model, 8192)
     softmax = sum(isinstance(layer.attention, Attention) for layer in model.layers)
     assert softmax == len(model.layers) // 4
-    # Only the softmax layers grow with the square of the sequence.
+    # Only the softmax layers grow with the square of the sequence length.
     attention = next(layer.attention for layer in model.layers if isinstance(layer.attention, Attention))
     growth = long - 2 * short
     assert growth == pytest.approx(softmax * 6 * attention.heads * attention.head_dim * (8192**2 - 2 * 4096**2))
@@ -136,7 +136,7 @@ def test_layers_below_all_trained_ones_have_no_backward() -> None:
     model = known.model(DENSE)
     head = 6.0 * model.vocab_size * model.hidden_size * 4096 * spec_of(DENSE).job.global_batch_size
     layers = full - head
-    # 32 of 36 forward alone; the output layer's products forward and for the gradients of its inputs
+    # 32 of 36 layers have a forward only; the output layer has products in forward and for its input gradient.
     assert last == pytest.approx(layers * (32 / 3 + 4) / 36 + head * 2 / 3)
     assert last < first < full
 

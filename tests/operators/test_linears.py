@@ -1,4 +1,4 @@
-"""The names by which the linear layers of a model are found for adapters."""
+"""The names by which the linear layers of a model are matched for adapters."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_the_router_of_deepseek_v2_is_a_linear_layer_and_that_of_v3_is_none() ->
 
 @pytest.mark.parametrize("name", catalog.model_names())
 def test_both_ways_to_build_a_model_have_as_many_elements_in_linear_layers(name: str) -> None:
-    """Outside of the routed experts; gates and routers are linear layers in the one and not in the other."""
+    """Without the routed experts; gates and routers are linear layers in only one of the two implementations."""
     model = known.model(name)
     for layer in {id(layer): layer for layer in model.layers}.values():
         megatron = [linear.elements for linear in megatron_linears(model, layer) if not linear.experts]

@@ -1,4 +1,4 @@
-"""A made-up architecture with a kind of mixer of its own: one function and one line of the registry make it known."""
+"""A made-up architecture with its own kind of mixer, added by one function and one line of the registry."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from topoplan.specs.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """A state of a few numbers a channel that is carried along the sequence."""
+    """A state of a few numbers per channel that is carried along the sequence."""
 
     channels: int
     state: int
@@ -34,7 +34,7 @@ class Recurrence:
 
 
 def recurrence(build: Builder, mixer: Recurrence) -> None:
-    """The same in both flavours: a projection in, a scan over the sequence, a projection out."""
+    """The mixer in both implementations: a projection in, a scan over the sequence, a projection out."""
     channels = mixer.channels / build.shard.tp
     build.norm("input_layernorm")
     build.linear("in_proj", build.hidden, 2 * mixer.channels, divides="scan width")

@@ -65,7 +65,7 @@ def test_two_lengths_are_averaged_by_hand() -> None:
     assert load.positions == pytest.approx(slowest)
     assert load.extent == pytest.approx((64**2 * 9 / 16 + 1024**2 * 7 / 16) / slowest)
     assert load.mean_positions == pytest.approx(64 * 3 / 4 + 1024 / 4)
-    # With one sequence in a micro batch nothing is padded, for both are multiples of 64.
+    # With one sequence per micro-batch nothing is padded, because both lengths are multiples of 64.
     assert padding_share(spec, layout) == pytest.approx(0.0)
 
 
@@ -196,7 +196,7 @@ def test_preference_pairs_bring_two_sequences_each() -> None:
     [({"backend": "ddp"}, False), ({"backend": "deepspeed", "zero_stage": 2}, True), ({"backend": "fsdp2"}, True)],
 )
 def test_where_data_alone_is_split_a_micro_batch_is_as_long_as_its_longest(keys: dict[str, Any], waits: bool) -> None:
-    # 2 GPUs, two micro batches of one sequence each: with ZeRO-2 each waits for the longer of both
+    # 2 GPUs, two micro-batches of one sequence each: with ZeRO-2 each waits for the longer of both
     spec = make_spec(nodes=1, gpus_per_node=2, global_batch_size=4, lengths=of({60: 3, 1020: 1}))
     layout = make_layout(spec, **keys)
     load = load_of(spec, layout, ranks_wait=waits)

@@ -1,4 +1,4 @@
-"""Parameters of every rank, against counts of real megatron-core models built without storage."""
+"""Parameters of every rank, compared with counts of real megatron-core models built without storage."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_a_rank_holds_as_many_parameters_as_the_model_itself(
     assert [stage.total for stage in rank_parameters(model, **form)] == counted
 
 
-# GPTModel of megatron-core 0.16.1, in the same way (tests/verify/test_parameters_against_megatron.py counts more).
+# GPTModel of megatron-core 0.16.1, counted likewise (tests/verify/test_parameters_against_megatron.py has more counts).
 def test_token_prediction_brings_a_layer_its_norms_its_projection_and_a_copy_of_the_embedding() -> None:
     spec = spec_of(LATENT)
     block = layer_parameters(spec.model, spec.model.layers[-1], 2, 8, 1).total
@@ -134,7 +134,7 @@ def test_megatron_pads_the_vocabulary_and_the_adapter_does_not() -> None:
 
 
 def active_parameter_count(model: Model) -> int:
-    """Parameters that one token passes through: of the experts only the chosen ones, the embedding not at all."""
+    """Return the parameters that one token passes through: only the chosen experts, and no embedding."""
     inactive = sum(tensor.elements for tensor in embedding_tensors(model))
     for layer in model.layers:
         if isinstance(layer.ffn, Moe):

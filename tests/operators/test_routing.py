@@ -1,4 +1,4 @@
-"""How many tokens the busiest rank of an expert group gets."""
+"""How many tokens the busiest rank of an expert-parallel group receives."""
 
 from typing import Any
 

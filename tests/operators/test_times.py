@@ -1,4 +1,4 @@
-"""Kernels: never quicker than the card, and longer with more work."""
+"""Kernels: never faster than the card, and slower with more work."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -176,7 +176,7 @@ def test_tensor_parallel_layers_do_a_tp_th_of_the_work() -> None:
 def test_sequence_parallelism_moves_as_many_bytes_and_spares_the_norms() -> None:
     with_sp, without = (operators(DENSE, tp=4, sequence_parallel=on, seq_len=65_536) for on in (True, False))
     assert with_sp["input_layernorm"].forward_s < without["input_layernorm"].forward_s
-    # An all-gather and a reduce-scatter are one all-reduce, with one more start; backward gathers the input once more.
+    # An all-gather and a reduce-scatter equal one all-reduce with one more start; backward gathers the input once more.
     assert with_sp["mlp collectives"].forward_s == pytest.approx(without["mlp collectives"].forward_s, rel=0.2)
     assert with_sp["mlp collectives"].backward_s > without["mlp collectives"].backward_s
 
@@ -187,11 +187,11 @@ def test_collectives_in_user_buffers_take_less_and_cost_the_products_something()
     for name in ("attention collectives", "mlp collectives"):
         assert 0 < inside[name].forward_s < 0.6 * apart[name].forward_s
         assert 0 < inside[name].backward_s < apart[name].backward_s
-    # Where a product is too short to hide it, a collective stays.
+    # If a product is too short to hide a collective, the rest of the collective stays exposed.
     short = {"tp": 4, "seq_len": 1024, "backend": "megatron"}
     left = [operators(DENSE, tp_comm_overlap=on, **short)["attention collectives"].forward_s for on in (True, False)]
     assert 0.3 * left[1] < left[0]
-    # Experts have none: what is shared beside them waits as before.
+    # MoE layers have no user buffers; the collectives of the shared expert stay exposed.
     assert operators(LATENT, tp=8, ep=8, etp=1)["shared expert collectives"].forward_s > 0
 
 

@@ -1,4 +1,4 @@
-"""Plans of every way to split data alone, for tests of what explains them."""
+"""Plans of every data-parallel backend, for tests of what explains them."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (VISION, {"backend": "deepspeed", "zero_stage": 3}, {"freeze_vision_tower": False}),
     (TIED, {"backend": "ddp", "expandable_segments": True}, {}),
 ]
-"""Model, layout, and what is not as usual of job and cluster."""
+"""(model, layout, job and cluster values that differ from the default)."""
 
 
 def plan_of(model: str, form: dict[str, Any], other: dict[str, Any]) -> tuple[Spec, Plan]:
-    """The spec and its plan."""
+    """Return the spec and its plan."""
     spec = spec_of(model, **other)
     return spec, predict(spec, form)

@@ -1,4 +1,4 @@
-"""The account of a plan: its terms add up to what was predicted, and each says where its formula is."""
+"""The account of a plan: its terms add up to the prediction, and each names the location of its formula."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The accuracy that must not be lost: errors of the shipped measured runs, by what they measured."""
+"""The accuracy to be preserved: errors on the shipped measured runs, by what they measured."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ BRIDGE = ("Megatron-Bridge summaries", "Megatron-Bridge tuned cards", "Megatron-
 DGXC = ("dgxc-benchmarking pretraining", "dgxc-benchmarking fine-tuning")
 FSDP = ("MosaicML llm-foundry", "IBM fms-fsdp", "torchtitan")
 GOALS: dict[str, tuple[Keep, int, float, float, float]] = {
-    # what: which figures, how many, largest median, 90th percentile and worst error
+    # kind of figures: which figures, how many, largest median, 90th percentile and worst error
     "memory, exact Megatron rows": (memory_of(*EXACT), 56, 0.005, 0.023, 0.030),
     "memory, Megatron-LM CI": (memory_of("Megatron-LM CI"), 44, 0.007, 0.05, 0.225),
     "memory, ms-swift Megatron, dense": (memory_of("ms-swift", band="memory_band"), 3, 0.04, 0.06, 0.06),
@@ -105,7 +105,7 @@ FULL = {"granularity": "full"}
 def test_experts_train_faster_under_megatron_than_one_by_one_under_zero() -> None:
     """ms-swift docs/source_en/Megatron-SWIFT/Quick-start.md, transformers below 5: 9.6 s; 91.2 s; out of memory.
 
-    The layout of the first is that of its first script (ms-swift ad907793, examples/train/megatron/qwen3_moe.sh).
+    The layout of the first run is that of its first script (ms-swift ad907793, examples/train/megatron/qwen3_moe.sh).
     """
     spec = spec_from_document(QWEN_30B, where="Quick-start.md", base=None)
     split = {"tp": 2, "ep": 8, "etp": 2, "recompute": FULL, "overlap_grad_reduce": False}

@@ -1,4 +1,4 @@
-"""What a ranking says of links that its spec leaves out."""
+"""What a ranking says about links that its spec leaves out."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Error bands: the rule, and that those of the catalog are what the measured runs give."""
+"""Error bands: the rule, and that the catalog's bands are those that the measured runs give."""
 
 import json
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from topoplan.specs.constants import BANDS
 from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
 
 TOLERANCE = 0.03
-"""By which a band may be off before the catalog has to be written again."""
+"""How much a band may be off before the catalog has to be regenerated."""
 
 
 @cache

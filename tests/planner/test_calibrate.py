@@ -1,4 +1,4 @@
-"""The constants of a cluster are found again from a few of its steps, and what cannot be told is not claimed."""
+"""The constants of a cluster are recovered from a few of its steps, and what cannot be determined is not claimed."""
 
 import functools
 import math
@@ -88,30 +88,30 @@ def test_steps_that_are_far_off_are_of_something_else() -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """One run as the log, another of its group predicted: the sizes of its errors."""
+    """One run as the log, another run of its group predicted: the sizes of its errors."""
 
     before: float
     factor: float
-    """With the one factor that makes the log right."""
+    """Error with a single factor that makes the log right."""
     after: float
     held: bool
-    """Inside its band."""
+    """Whether the measurement is inside the band."""
 
 
 @pytest.mark.parametrize(
     ("is_megatron", "own_kernels", "of_before", "of_factor", "held"),
     [
         pytest.param(True, True, 1.0, 1.05, 0.9, id="megatron"),
-        # A machine that is off as a whole, of which nothing is known but its make.
+        # A machine that is off as a whole, of which only the model of its GPUs is known.
         pytest.param(True, False, 0.4, 0.9, 0.85, id="a machine that is off"),
-        # Two hosts, one of which waits for its CPU: a run on the other tells it nothing. Few, and off by far.
+        # Two hosts, one of which waits for its CPU: a run on the other host does not show that. Few runs, and far off.
         pytest.param(False, True, 1.01, 0.8, 0.7, id="other trainers"),
     ],
 )
 def test_a_measured_run_makes_predictions_of_others_on_its_machine_better(
     is_megatron: bool, own_kernels: bool, of_before: float, of_factor: float, held: float
 ) -> None:
-    """At the 90th percentile at most these shares of the errors before, and of those with one factor."""
+    """The 90th percentile of errors is at most a fraction of what it was, and of what a single factor gives."""
     groups = {name: runs for name, runs in _groups().items() if (runs[0].layout.backend == "megatron") == is_megatron}
     pairs = [pair for name, runs in groups.items() for pair in _pairs(name, own_kernels or not runs[0].spec.profile)]
     before, factor, after = ([getattr(one, key) for one in pairs] for key in ("before", "factor", "after"))
@@ -124,7 +124,7 @@ def test_a_measured_run_makes_predictions_of_others_on_its_machine_better(
 
 @functools.cache
 def _groups() -> dict[str, list[Run]]:
-    """Runs of one machine, model and job in other layouts; two or more."""
+    """Return runs of one machine, model and job with different layouts, in groups of two or more."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in shipped_runs():
         if run.rank_group and not run.left_out:
@@ -151,7 +151,7 @@ def _pairs(group: str, own_kernels: bool) -> list[Pair]:
 
 
 def _runs(run: MeasuredRun) -> list[Run]:
-    """The run with its measured step, where its source has a speed."""
+    """Return the runs with their measured steps, if the source has a speed."""
     spec, measured = spec_of_run(run), run.measured
     plan = predict(spec, run.document["layout"])
     if measured.tokens_per_s_per_gpu:

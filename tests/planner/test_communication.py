@@ -112,7 +112,7 @@ def test_an_exchange_puts_on_nvlink_what_each_gpu_sends() -> None:
 
 
 def megatron_flows(model: str, form: dict[str, Any], **job: Any) -> dict[tuple[str, str], StepFlow]:
-    """By group and kind of call."""
+    """Return the flows of a Megatron plan by group and kind of call."""
     spec = spec_of(model, **job)
     plan = predict(spec, {"backend": "megatron", **form})
     flows = step_flows(spec, plan, group_links(spec.cluster, plan.layout))

@@ -1,4 +1,4 @@
-"""What a change of trainer costs and buys is said once for each, and is what the plans say."""
+"""What a change of trainer costs and gains is said once for each, and agrees with the plans."""
 
 import re
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_a_backend_without_a_legal_layout_is_not_said_to_need_memory() -> None:
         "ddp: no layout is legal; ddp-dp8-mbs1 breaks rule batch: global_batch_size 4 % (micro_batch_size 1 * dp 8)"
         " = 4; set global_batch_size to 8"
     )
-    # two GPUs share a sequence there
+    # two GPUs share a sequence in this plan
     assert any("deepspeed (ms-swift)" in one or "fsdp2 (ms-swift)" in one for one in ranking.crossings)
     assert "ddp: nothing fits" in searched().crossings
 

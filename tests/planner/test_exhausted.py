@@ -1,4 +1,4 @@
-"""Out of memory is a measurement: what the message says, why that may be, and what fits once it is learnt."""
+"""Out of memory is a measurement: the message's figures, possible reasons, and what fits once it has been learned."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def plan() -> Plan:
     [
         (message(), 4.0, 70.0, 1.5, 0.0),
         (message(held="512.00 MiB", others="Process 77 has 20.00 GiB memory in use. "), 4.0, 70.0, 0.5, 20.0),
-        # Of torch 2.0 and 2.1 (carolchenyx/MGFN issue 35): the process is not told apart.
+        # Of torch 2.0 and 2.1 (carolchenyx/MGFN issue 35): the memory of the process is not stated.
         (
             "CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of 6.00 GiB of which 0 bytes is"
             " free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 GiB is reserved by PyTorch but"

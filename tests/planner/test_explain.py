@@ -1,4 +1,4 @@
-"""Sentences: why a layout is out and what would bring it in, and what the alternatives to the best plan cost."""
+"""Sentences: why a layout is rejected and what would make it fit, and what the alternatives to the best plan cost."""
 
 import re
 from dataclasses import replace
@@ -173,7 +173,7 @@ def test_the_change_that_is_named_for_data_parallel_layouts_makes_them_fit(
     form: dict[str, Any], keys: dict[str, Any], change: dict[str, Any]
 ) -> None:
     options = {"nodes": 1, "global_batch_size": 32} | keys
-    # Not that of the error band, which moves with what was measured.
+    # An explicit margin, because the error band changes with the measurements.
     options["cluster"] = options.get("cluster", {}) | {"margin": "6%"}
     spec = spec_of(options.pop("model", DENSE), **options)
     reason, fix = sharded_rejection(spec, **form)

@@ -1,4 +1,4 @@
-"""What `spec_to_dict` writes comes back: every field of every class, in its own type, and nothing else is taken."""
+"""What `spec_to_dict` writes is read back: every field of every class, with its type, and nothing else is accepted."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ from topoplan.specs.model import (
 from topoplan.specs.profile import Calibrated, MeasuredPlan, OwnProfile
 from topoplan.specs.spec import Spec
 
-# No field that has a default is at it.
+# Every field with a default has another value.
 _GPU = replace(known.gpu("b200-sxm-180gb"), name="mine-180gb", bf16_flops=989 * 10**12, source="measured, “here”")
 _QWEN = known.model("Qwen/Qwen3-VL-8B-Instruct")
 _SOFTMAX = Attention(
@@ -190,7 +190,7 @@ def read(view: Mapping[str, Any]) -> Spec:
 
 
 def assert_same(one: Any, other: Any, path: str = "spec") -> None:
-    """Equal, of the same types, and mappings in the same order: what is written of them is the same."""
+    """Assert that values and types are equal, and mappings in the same order, so that both are written identically."""
     assert type(one) is type(other), path
     if is_dataclass(one):
         for field in fields(one):
@@ -208,7 +208,7 @@ def assert_same(one: Any, other: Any, path: str = "spec") -> None:
 
 
 def classes(kind: Any) -> Iterator[type]:
-    """The dataclasses that an annotation leads to."""
+    """Return the dataclasses that an annotation refers to."""
     if is_dataclass(kind) and isinstance(kind, type):
         yield kind
         for hint in get_type_hints(kind).values():
@@ -218,7 +218,7 @@ def classes(kind: Any) -> Iterator[type]:
 
 
 def instances(value: Any) -> Iterator[Any]:
-    """The dataclass instances in a value."""
+    """Return the dataclass instances in a value."""
     if is_dataclass(value):
         yield value
         for field in fields(value):
@@ -233,7 +233,7 @@ def test_every_field_of_every_class_comes_back() -> None:
 
 
 def test_no_field_of_the_sample_is_at_its_default() -> None:
-    """A new field has to be set in the sample, and then the test above says whether it is written."""
+    """A new field has to be set in the sample; the test above then shows whether it is written."""
     found = list(instances(FULL))
     for kind in set(classes(Spec)):
         ours = [value for value in found if type(value) is kind]
@@ -284,7 +284,7 @@ def test_any_lengths_come_back(counts: dict[int, int]) -> None:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The form of the sample with one value changed, or taken out where it is `...`."""
+    """Return the form of the sample with one value changed, or removed if it is `...`."""
     view: Any = spec_to_dict(FULL, whole=True)
     *blocks, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
     inner = view
@@ -358,7 +358,7 @@ def test_a_document_without_inputs_or_with_too_many_gpus_is_refused() -> None:
 
 
 def test_keys_with_a_default_may_be_missing() -> None:
-    """As they are in the file of an earlier version."""
+    """As in the file of an earlier version."""
     assert read(changed("cluster.sockets", ...)).cluster.sockets == 2
     assert read(changed("job.token_imbalance", ...)).job.token_imbalance is None
 

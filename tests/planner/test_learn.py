@@ -1,4 +1,4 @@
-"""Logs become a profile that a spec can name, and that is refused where it does not hold."""
+"""Logs become a profile that a spec can name, and that is refused where it does not apply."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ FORMS = (
 
 
 def lesson(form: dict[str, object], factor: float, **changes: object) -> Lesson:
-    """A log of a layout whose steps took longer by a factor than predicted."""
+    """Return a log of a layout whose steps took longer than predicted by a factor."""
     layout = layout_from_dict({"backend": "mca", **form}, SPEC.cluster, SPEC.model, SPEC.job)
     plan = predict(SPEC, layout)
     logged = Logged(

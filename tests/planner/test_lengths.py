@@ -1,4 +1,4 @@
-"""What is said about the lengths of the samples."""
+"""The sentences on the lengths of the samples."""
 
 import re
 from typing import Any
@@ -51,12 +51,12 @@ def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
     assert "set packing: true; with this layout" in said
     hours = re.search(r"with this layout ([\d.]+) (h|min) in place of ([\d.]+) (h|min)", said)
     packed, padded = (float(hours[n]) / (60 if hours[n + 1] == "min" else 1) for n in (1, 3))
-    # A sequence takes 32 of these samples.
+    # A sequence holds 32 of these samples.
     assert padded / packed == pytest.approx(32, rel=0.05)
 
 
 def test_a_layout_is_held_to_the_rules_of_its_own_engine() -> None:
-    # Megatron's rules know no Ulysses, and would miss half of the GPUs.
+    # Megatron's rules do not know Ulysses, and would miss half of the GPUs.
     spec = spec_of({64: 90_000, 4096: 10_000}, epochs=1.0)
     keys = {"backend": "fsdp2", "ulysses": 2, "dp": 16, "micro_batch_size": 4, "recompute": FULL}
     assert "set packing: true; with this layout" in notes(spec, distributed_optimizer=False, **keys)
@@ -86,7 +86,7 @@ def test_padding_costs_no_tokens_and_packing_raises_their_rate() -> None:
     padded, packed = spec_of({256: 9000}, MOE), spec_of({256: 9000}, MOE, packing=True, trainer={"neat_packing": True})
     slow, fast = (predict(spec, make_layout(spec, tp=2, ep=8)) for spec in (padded, packed))
     assert slow.padding_share == pytest.approx(1 - 256 / 4096)
-    # A batch of 1,000 samples fills 62 sequences, and half of another.
+    # A batch of 1,000 samples fills 62 sequences and half of another.
     assert fast.padding_share == pytest.approx(1 - 62.5 / 63)
     assert fast.tokens_per_s_per_gpu > 15 * slow.tokens_per_s_per_gpu
     assert fast.mfu > slow.mfu

@@ -1,4 +1,4 @@
-"""Logs of runs are read as their trainers mean them; the excerpts are of logs that people have published."""
+"""Logs of runs are read as their trainers mean them; the excerpts are from published logs."""
 
 import gzip
 import json
@@ -14,7 +14,8 @@ from topoplan.trainers.other_logs import VERL
 from topoplan.units import GIB
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "published_logs.json").read_text(encoding="utf-8"))
-"""Lines of logs of other people's runs, cut to the keys that are read, each with its source and licence."""
+"""Lines of published logs of other people's runs, reduced to the keys that are read, each with its source and
+license."""
 RECORDED = Path(__file__).parents[1] / "run" / "recorded"
 
 
@@ -25,12 +26,13 @@ def lines_of(name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "writer", "step_s", "steps", "left_out", "reserved_gib", "batch"),
     [
-        # 58 s, 58 s for ten steps and 28 s for five, by a clock of whole seconds; the first line begins nothing.
+        # 58 s, 58 s for ten steps and 28 s for five, on a clock of whole seconds; the first line is not the start of an
+        # interval.
         ("llamafactory-774", "llamafactory", (62 + 58 + 58 + 28) / 35, 35, {"first": 1}, None, None),
-        # Means since the start, each in six digits; the last line has the time of saving in it.
+        # Means since the start, with six digits each; the last line includes the time of saving.
         ("swift-metax", "swift", 172.84 / 90, 89, {"first": 1, "evaluation or checkpoint": 4}, 6.5, None),
         ("megatron-ranks", "Megatron-LM", 125.25, 6, {"first": 1}, 24460 / 1024, 1024),
-        # The mean of ten steps a line; those after line 100 have the evaluation in them.
+        # Each line is the mean of ten steps; those after line 100 include the evaluation.
         ("megatron-interval", "Megatron-LM", 1.376, 70, {"first": 1, "evaluation or checkpoint": 10}, 30806 / 1024, 4),
         ("megatron-deepspeed", "Megatron-LM", 128.44, 3, {"first": 1}, 28560 / 1024, None),
     ],
@@ -63,13 +65,13 @@ def test_the_gigabytes_of_verl_are_gibibytes() -> None:
 
 
 def entry(step: int, clock_s: float, loss: str = "loss", **more: float) -> str:
-    """A line of trainer_log.jsonl."""
+    """Return a line of trainer_log.jsonl."""
     clock = str(timedelta(seconds=int(clock_s)))
     return json.dumps({"current_steps": step, "total_steps": 60, loss: 1.0, "elapsed_time": clock, **more})
 
 
 def run_of(step_s: float, count: int = 60) -> list[str]:
-    """One that takes 30 s longer for its first step, evaluates after step 20, and writes a checkpoint after step 40."""
+    """Return a run with a first step 30 s longer, an evaluation after step 20 and a checkpoint after step 40."""
     lines, clock_s = [], 30.0
     for step in range(1, count + 1):
         clock_s += step_s
@@ -136,7 +138,7 @@ def test_a_log_that_cannot_be_used_says_why(lines: list[str], message: str) -> N
 
 
 def swift(step: int, clock_s: float, since: int = 0) -> str:
-    """A line of ms-swift, whose mean is since the start or the checkpoint that it went on from."""
+    """Return a line of ms-swift, with a mean since the start or since the checkpoint that the run was resumed from."""
     told = {"global_step/max_steps": f"{step}/120", "elapsed_time": f"{clock_s // 60:.0f}m {clock_s % 60:.0f}s"}
     return str({"loss": 1.5, **told, "train_speed(s/it)": round(clock_s / (step - since), 6)})
 

@@ -1,4 +1,4 @@
-"""Rows of measured runs: what is read, what is refused, and that the shipped ones are in order."""
+"""Rows of measured runs: what is read, what is refused, and that the shipped rows are in order."""
 
 import json
 from typing import Any

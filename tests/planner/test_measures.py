@@ -1,4 +1,4 @@
-"""What was timed by itself: read, held against formulas, and learnt from."""
+"""Times measured separately: read, compared with formulas, and learned from."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ THINGS: list[dict[str, Any]] = [
 
 
 def measured(**off: float) -> Measures:
-    """On a machine whose constants are the catalog's times these."""
+    """Return measures of a machine whose constants are the catalog's, multiplied by these factors."""
     base = profile_of(SPEC.cluster.gpu)
     constants = {key: getattr(base, key) * factor for key, factor in off.items()}
     truth = profile_of(SPEC.cluster.gpu, OwnProfile(gpu=base.name, constants=constants, source="", path=""))

@@ -1,4 +1,4 @@
-"""One layout in, one plan out: run documents of the contract, what is refused, and what is only warned about."""
+"""Prediction of a single layout: run documents of the contract, what is refused, and what only gives a warning."""
 
 from dataclasses import replace
 from typing import Any
@@ -185,7 +185,7 @@ def test_dpo_holds_a_second_model_and_works_on_pairs() -> None:
     alone, pairs = (predict(spec_of(DENSE, stage=stage), form) for stage in ("sft", "dpo"))
     (stage,) = pairs.memory.by_stage
     assert stage.parts_bytes["reference model"] == stage.parts_bytes["weights"]
-    # Twice the tokens, and a forward pass more; a step's other costs stay.
+    # Twice the tokens, and one more forward pass; the other costs of a step are unchanged.
     assert 2.0 < pairs.time.step_s / alone.time.step_s < 2.8
     assert pairs.time.parts_s["reference"] > 0.5 * alone.time.parts_s["gemm"]
     assert pairs.tokens_per_s_per_gpu < alone.tokens_per_s_per_gpu

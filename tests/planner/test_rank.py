@@ -1,4 +1,4 @@
-"""The order of plans: fast first, and among equally fast ones the one with memory to spare, then the simple one."""
+"""The order of plans: fastest first, and among equally fast plans more memory to spare, then the simpler plan."""
 
 from dataclasses import replace
 from random import Random
@@ -52,7 +52,8 @@ def test_as_simple_and_as_large_the_faster_one_leads() -> None:
 
 
 def test_ties_do_not_chain() -> None:
-    # Each is within 1% of the one before; the last is 2.4% below the first, so that memory does not bring it forward.
+    # Each plan is within 1% of the previous one; the last is 2.4% below the first, so its memory does not move it
+    # forward.
     order = ranked([plan(1000.0, 70.0), plan(992.0, 60.0), plan(984.0, 50.0), plan(976.0, 40.0)])
     assert speeds(order) == [992.0, 1000.0, 976.0, 984.0]
 
@@ -100,7 +101,7 @@ def test_within_a_tie_the_order_is_by_whole_gib_then_by_complexity(plans: list[P
     order = ranked(plans)
     start = 0
     while start < len(order):
-        # A tie: the fastest of what is left, and all that are within 1% of it. It stands in one piece.
+        # A tie: the fastest remaining plan, and all plans within 1% of it. They are contiguous.
         fastest = max(speeds(order[start:]))
         tie = [one for one in order[start:] if one.tokens_per_s_per_gpu >= fastest * (1.0 - TIE)]
         assert order[start : start + len(tie)] == tie

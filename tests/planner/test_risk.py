@@ -1,4 +1,4 @@
-"""The risks of a plan, and the plan to take so that there are few."""
+"""The risks of a plan, and the plan to choose for low risk."""
 
 import pytest
 
@@ -10,7 +10,7 @@ MARGIN_GIB = 1.5
 
 
 def gib_with_spare(share: float) -> float:
-    """Of a plan that leaves so much of the card beyond the margin of plans made by hand."""
+    """Return the GiB of a plan that leaves this share of the card beyond the margin of hand-made plans."""
     return CARD_GIB * (1.0 - share) - MARGIN_GIB
 
 

@@ -1,4 +1,4 @@
-"""The search: nothing lost, nothing invented, and the same plan as a lone prediction."""
+"""The search: nothing lost, nothing invented, and the same plan as a single prediction."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 ONE_SAMPLE = {"micro_batch_size": 1}
-"""The searches are shorter with it."""
+"""Makes the searches shorter."""
 
 
 def spec_named(name: str) -> Spec:
@@ -145,7 +145,7 @@ def test_all_that_is_out_is_kept_on_request() -> None:
     spec = spec_of(MIXED, nodes=1, global_batch_size=16, pin={"tp": 2, "cp": 1, "etp": 1} | ONE_SAMPLE)
     everything, some = rank(spec, keep_rejected=True), rank(spec)
     assert everything.plans == some.plans
-    # Shapes that cannot fit whatever is recomputed are worked out one by one in the first search alone.
+    # Shapes that cannot fit with any recomputation are evaluated one by one only in the first search.
     assert everything.counts == some.counts
     assert everything.counts.out_of_memory > 0
     assert len(everything.rejected) == everything.counts.illegal + everything.counts.out_of_memory
@@ -329,7 +329,7 @@ def test_only_what_a_trainer_can_run_is_ranked() -> None:
     assert theirs.plans
     assert all(plan.layout.ulysses == 1 for plan in theirs.plans)
     assert "trainer" in {out.rule for out in theirs.rejected}
-    # Of the adapter's trainer, too: it waits for ever where a batch is not filled by all samples.
+    # The adapter's trainer too: it waits forever if all samples together do not fill a batch.
     few = spec_of(DENSE, nodes=1, samples=40, global_batch_size=64, pin={"pp": 1, "tp": 1, "micro_batch_size": 1})
     with pytest.raises(LayoutError, match="breaks rule trainer: LLaMA-Factory: 40 samples"):
         rank(replace(few, trainer="llamafactory"))
@@ -386,18 +386,18 @@ SMALL: dict[str, Spec] = {
 
 
 def all_degrees(layout: Layout) -> tuple[object, ...]:
-    """All that a search ranks one layout each for."""
+    """Return the values by which a search ranks layouts separately."""
     degrees = (layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp)
     return (*degrees, layout.micro_batch_size, layout.sequence_parallel)
 
 
 def shares(spec: Spec, layout: Layout) -> list[Layout]:
-    """The layout with every share of its optimizer in host memory, none first."""
+    """Return the layout with every offload fraction, starting with none."""
     return [layout, *offloaded(case_of(spec, "mca"), layout)]
 
 
 def with_all_modes(spec: Spec) -> Iterator[tuple[Layout, ShapeStates, tuple[Recompute, ...]]]:
-    """Every legal layout of a spec, without the mode: with its states and the recompute modes that it may have."""
+    """Yield every legal layout of a spec, without its mode: with its states and its possible recompute modes."""
     case = case_of(spec, "mca")
     for shape, broken_shape in shapes(case, "mca"):
         states = {} if broken_shape else {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
@@ -422,8 +422,8 @@ def test_of_all_ways_to_make_a_set_of_degrees_fit_the_fastest_is_ranked(name: st
     ranking = rank(spec)
     found = {all_degrees(plan.layout): plan.time.step_s for plan in ranking.plans}
     assert len(found) == ranking.counts.ranked > 0
-    # Data-parallel and optimizer time are those of the busiest rank, which may be another one with a layer more
-    # recomputed, so that more work can come out faster by less than a thousandth.
+    # Data-parallel and optimizer time are those of the busiest rank, which may change with one more recomputed layer,
+    # so more work can come out faster by less than a thousandth.
     assert found == pytest.approx(fastest, rel=1e-3)
 
 
@@ -490,7 +490,7 @@ def test_where_host_memory_is_short_the_nearest_miss_is_the_one_that_lacks_least
     spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, cluster={"host_memory": "512GiB"}, global_batch_size=8)
     spec = replace(spec, job=replace(spec.job, pin={"backend": "deepspeed"}))
     nearest = rank(spec).rejected[0].layout
-    # Parameters in host memory too would lack more of it.
+    # With parameters in host memory too, more of it would be missing.
     assert (nearest.zero_stage, nearest.offload_optimizer, nearest.offload_param) == (3, True, False)
 
 
@@ -516,7 +516,7 @@ SHARDED_JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "long": ("Qwen/Qwen3-1.7B", {"nodes": 1, "seq_len": 32_768, "global_batch_size": 16}),
 }
 STATES = ("backend", "zero_stage", "sharding", "ulysses", "micro_batch_size")
-"""A plan is ranked for each."""
+"""Keys by which plans are ranked separately."""
 
 
 @lru_cache
@@ -527,7 +527,7 @@ def sharded_ranking(name: str) -> Ranking:
 
 @lru_cache
 def sharded_predictions(name: str) -> tuple[Plan, ...]:
-    """Every legal layout of the three backends, predicted on its own."""
+    """Return every legal layout of the three backends, each predicted on its own."""
     spec = sharded_ranking(name).spec
     families = [family for backend in SHARDED_BACKENDS for family in sharded_families(case_of(spec, backend), backend)]
     return tuple(

@@ -7,9 +7,9 @@ from topoplan.planner.size import Sizing, size
 from topoplan.specs.spec import Spec
 
 STEPS_OF_JOB = 1000
-"""So many that start-up and checkpoints, 76 and 246 s, are far less."""
+"""Enough steps that start-up and checkpoints, 76 and 246 s, are negligible."""
 
-# Seconds of a step by number of nodes; None: nothing fits. Three nodes are slower than two.
+# Seconds per step by number of nodes; None: nothing fits. Three nodes are slower than two.
 STEPS: dict[int, float | None] = {1: None, 2: 4.0, 3: 5.0, 4: 2.0, 5: 3.0, 6: 1.0}
 
 

@@ -1,4 +1,4 @@
-"""Which plans are tried, and when that ends."""
+"""Which plans are tried, and when tuning ends."""
 
 import random
 from dataclasses import replace
@@ -22,7 +22,7 @@ def ranking() -> Ranking:
 
 
 def search(ranking: Ranking, hidden: dict[str, float], most: int, failed: tuple[int, ...] = ()) -> list[Standing]:
-    """Trials of plans whose steps take what they do with hidden factors, and 2% of their own; some give no step."""
+    """Run trials of plans whose steps follow hidden factors plus 2% of their own; some trials report no step."""
     draw, found, runs = random.Random(1), [], list[Run]()
     measured: dict[str, Contender] = {}
     lost: set[str] = set()
@@ -43,7 +43,7 @@ def search(ranking: Ranking, hidden: dict[str, float], most: int, failed: tuple[
 
 
 def rank_with(ranking: Ranking, factors: dict[str, float]) -> Ranking:
-    """The best of the same plans, with other constants."""
+    """Return the ranking's best plans in the order that other constants give."""
     steps = {one.id: predicted_s(SPEC, one, factors) for one in ranking.plans.layouts[:40]}
     places = sorted(range(len(steps)), key=lambda place: steps[ranking.plans.layouts[place].id])
 
@@ -71,7 +71,7 @@ def test_few_trials_find_the_best_and_end(ranking: Ranking, hidden: dict[str, fl
 
 
 def test_it_ends_when_no_band_reaches_below_the_leader(ranking: Ranking) -> None:
-    """With all others far behind, one trial is enough; a close one has to be tried."""
+    """If all others are far behind, one trial is enough; a close rival has to be tried."""
     first = ranking.plans[0]
     measured = {first.id: Contender(plan=first, step_s=first.time.step_s, error=0.01)}
     run = Run(spec=SPEC, layout=first.layout, step_s=first.time.step_s, error=0.01)

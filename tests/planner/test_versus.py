@@ -24,7 +24,7 @@ def tree(name: str, parts: Mapping[str, float]) -> Term:
 
 
 def compared(first: Plan, second: Plan) -> Comparison:
-    """Made-up plans, whose figures no account adds up to."""
+    """Compare made-up plans, whose figures no account adds up to."""
     devices = []
     for memory in (first.memory, second.memory):
         reserved = replace(tree("reserved", {}), children=(tree("allocated", memory.by_stage[0].parts_bytes),))

@@ -17,7 +17,7 @@ TIGHT = make_plan(tp=4, device_gib=78.0)
 
 @pytest.fixture
 def tried(tmp_path: Path) -> Callable[..., dict[str, WayOut]]:
-    """The ways out by their kind, of a spec for which `fits` says whether a search finds something."""
+    """Return the ways out of a spec by kind; `fits` says whether a search finds something."""
     path = tmp_path / "spec.yaml"
 
     def work(fits: Callable[[Spec], bool], *plans: object, searched: float = 1.0, **job: object) -> dict[str, WayOut]:

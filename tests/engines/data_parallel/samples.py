@@ -31,30 +31,30 @@ TINY_ELEMENTS = LAYERS * TINY_LAYER_ELEMENTS + 2 * VOCABULARY * HIDDEN + HIDDEN
 
 
 def sharded(spec: Spec, backend: str, **form: Any) -> Layout:
-    """A layout of one of these backends, completed as for `topoplan predict`."""
+    """Return a layout of a data-parallel backend, completed as for `topoplan predict`."""
     return layout_from_dict({"backend": backend} | form, spec.cluster, spec.model, spec.job)
 
 
 def states_of(spec: Spec, backend: str, **form: Any) -> ShardedStates:
-    """States of one GPU."""
+    """Return the states of one GPU."""
     case = case_of(spec, "megatron")
     return sharded_states(case, sharded(spec, backend, **form))
 
 
 def memory_of(spec: Spec, backend: str, **form: Any) -> Memory:
-    """Memory of one GPU, its moments too."""
+    """Return the memory of one GPU, with its peak candidates."""
     layout = sharded(spec, backend, **form)
     case = case_of(spec, layout.backend)
     return sharded_memory(case, layout, all_stages=True)
 
 
 def time_of(spec: Spec, backend: str, **form: Any) -> Time:
-    """Time of a step."""
+    """Return the time of a step."""
     layout = sharded(spec, backend, **form)
     case = case_of(spec, layout.backend)
     return sharded_time(case, layout)
 
 
 def small_spec(**keys: Any) -> Spec:
-    """One node of eight GPUs with Qwen3-4B."""
+    """Return a spec of one node of eight GPUs with Qwen3-4B."""
     return spec_of("Qwen/Qwen3-4B", **{"nodes": 1} | keys)

@@ -1,4 +1,4 @@
-"""Which communicators a rank has whose trainer splits data alone, and that they are in its memory."""
+"""Which communicators a rank has if its trainer splits data only, and that the memory includes them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def members(backend: str, nodes: int = 2, **form: Any) -> list[Member]:
 
 
 def groups(backend: str, nodes: int = 2, **form: Any) -> dict[str, tuple[int, int]]:
-    """Name -> (ranks, distance between them)."""
+    """Return name -> (number of ranks, stride)."""
     return {one.name: (one.group.size, one.group.stride) for one in members(backend, nodes, **form)}
 
 

@@ -1,4 +1,4 @@
-"""The search space of ddp, deepspeed and fsdp2, against layouts that are put together without it."""
+"""The search space of ddp, deepspeed and fsdp2, compared with layouts enumerated independently."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +41,7 @@ def legal(spec: Spec, backend: str) -> list[Layout]:
 
 
 def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
-    """Every layout that a user could write and that a search has reason to look at."""
+    """Return every layout that a user could write and that a search should consider."""
     cluster, job, case = spec.cluster, spec.job, case_of(spec, backend)
     states: list[dict[str, Any]] = [{}]
     if backend == "deepspeed":
@@ -126,7 +126,7 @@ def test_layouts_of_a_family_differ_in_what_a_search_may_choose_for_them(backend
         assert len({changed(layout, **usual) for layout in family}) == 1
 
 
-# A pinned key must hold in every layout, and those that are left out must be what contradicts it.
+# A pinned key must hold in every layout, and the layouts left out must be exactly those that contradict it.
 @pytest.mark.parametrize(
     ("backend", "pin"),
     [

@@ -40,7 +40,7 @@ def test_checkpointing_never_needs_more(backend: str, form: dict[str, Any], fine
 
 
 def test_the_layer_whose_backward_comes_last_still_has_its_own_activations() -> None:
-    # 72B with its last two layers trained: what DDP reduces is larger than the activations of both.
+    # 72B with its last two layers trained: what DDP reduces is larger than the activations of both layers.
     spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, finetuning="freeze", global_batch_size=8)
     without, checkpointed = (memory_of(spec, "ddp", recompute=mode) for mode in ("none", "full"))
     assert checkpointed.device_bytes <= without.device_bytes
@@ -145,7 +145,7 @@ def test_logits_are_12_bytes_each_at_the_turn() -> None:
         for size in (1000, 201_000)
     )
     loss = [moments(memory_of(spec, "deepspeed", zero_stage=3, recompute="full"))["loss"] for spec in (small, large)]
-    # The larger table is gathered and its gradient kept too.
+    # The larger table is gathered, and its gradient is kept too.
     assert loss[1] - loss[0] == pytest.approx(200_000 * 12 * 4096, rel=0.02)
 
 

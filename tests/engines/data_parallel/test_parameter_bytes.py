@@ -1,4 +1,4 @@
-"""Bytes of a parameter under ddp, deepspeed and fsdp2, against the papers' counts."""
+"""Bytes per parameter under ddp, deepspeed and fsdp2, compared with the counts in the papers."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_moments_of_8_bits_save_6_bytes(backend: str) -> None:
 
 
 def test_double_quantisation_takes_an_eighth_of_a_bit_for_its_constants() -> None:
-    # Dettmers et al. 2023, section 3: from 0.5 bits a parameter down to 0.127.
+    # Dettmers et al. 2023, section 3: from 0.5 bits per parameter down to 0.127.
     assert pytest.approx(0.127, abs=0.0005) == 8 * NF4_BYTES - 4
     assert of("ddp", finetuning="qlora").quantised == NF4_BYTES
     assert of("ddp", finetuning="qlora", quantization_bit=8).quantised == 1
@@ -60,7 +60,7 @@ def test_double_quantisation_takes_an_eighth_of_a_bit_for_its_constants() -> Non
 
 @pytest.mark.parametrize(("backend", "frozen"), [("ddp", 2), ("deepspeed", 2), ("fsdp2", 4)])
 def test_fsdp2_keeps_frozen_weights_in_fp32(backend: str, frozen: int) -> None:
-    # accelerate 1.11, fsdp2_prepare_model: model.to(torch.float32) where the first parameter is not in fp32.
+    # accelerate 1.11, fsdp2_prepare_model: model.to(torch.float32) if the first parameter is not in fp32.
     assert of(backend, finetuning="lora").frozen == frozen
 
 

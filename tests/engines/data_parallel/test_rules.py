@@ -1,4 +1,4 @@
-"""Each rule on layouts of ddp, deepspeed and fsdp2, with one that breaks it and one just inside it."""
+"""Each rule on layouts of ddp, deepspeed and fsdp2, with a layout that breaks it and one just within it."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def test_the_plain_layouts_of_every_backend_are_legal(way: dict[str, Any]) -> No
     assert rule_of(make_spec(), **way) is None
 
 
-# (rule, layout that breaks it, layout just inside it)
+# (rule, layout that breaks it, layout just within it)
 PAIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("degrees", DDP | {"tp": 2}, DDP | {"tp": 1}),
     ("degrees", ZERO3 | {"pp": 2}, ZERO3 | {"pp": 1}),
@@ -103,7 +103,7 @@ def test_no_group_of_a_sequence_lies_across_the_edge_of_a_node(ulysses: int, rul
 def test_ulysses_divides_the_sequence_and_the_world() -> None:
     assert rule_of(make_spec(seq_len=4098), **FSDP2, ulysses=4) == "ulysses"
     assert rule_of(make_spec(seq_len=4100), **FSDP2, ulysses=4) is None
-    # 24 GPUs in nodes of 8: groups of 16 would leave a half.
+    # 24 GPUs in nodes of 8: groups of 16 would leave half a group.
     odd = make_spec(nodes=3, global_batch_size=1)
     assert rule_of(odd, **FSDP2, ulysses=16, dp=1) == "ulysses"
 

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer of a GPU and its host under ddp, deepspeed and fsdp2."""
+"""Weights, gradients and optimizer states of a GPU and its host under ddp, deepspeed and fsdp2."""
 
 from dataclasses import replace
 from typing import Any
@@ -71,7 +71,7 @@ def test_deepspeed_offload_loses_no_optimizer_state(finetuning: str, stage: int)
     on_card = states_of(spec, "deepspeed", zero_stage=stage)
     on_host = states_of(spec, "deepspeed", zero_stage=stage, offload_optimizer=True)
     assert on_host.optimizer_bytes == 0
-    # With it go fp32 gradients of the rank's own part, in one piece or in sub-groups.
+    # fp32 gradients of the rank's own part are offloaded too, in one piece or in sub-groups.
     own = elements_of(spec.model, spec.job).trained / 8
     assert on_card.optimizer_bytes + 4 * own <= on_host.host_bytes <= on_card.optimizer_bytes + 6 * own
     assert on_host.weights_bytes == on_card.weights_bytes
@@ -151,7 +151,7 @@ def test_dpo_keeps_a_reference_model_unless_adapters_can_be_switched_off() -> No
 def test_fsdp2_keeps_whole_gradients_where_it_reduces_them_after_the_last_micro_batch(
     finetuning: str, offload: bool
 ) -> None:
-    # Measured with PyTorch 2.15 on two processes: gradients of the whole model in bf16, beside no sharded ones.
+    # Measured with PyTorch 2.15 on two processes: gradients of the whole model in bf16, and no sharded ones.
     spec = tiny_spec(finetuning=finetuning, global_batch_size=32)
     each, last = (states_of(spec, "fsdp2", offload=offload, sync_each_batch=on) for on in (True, False))
     assert last.gradients_bytes - each.gradients_bytes == 2 * elements_of(TINY, spec.job).trained

@@ -1,4 +1,4 @@
-"""Seconds of a step under ddp, deepspeed and fsdp2: what each part is made of, and what changes it."""
+"""Seconds of a step under ddp, deepspeed and fsdp2: what each part consists of, and what changes it."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,7 @@ def test_checkpointing_repeats_the_forward_of_the_layers(backend: str, form: dic
     without, again = time_of(spec, backend, **form), time_of(spec, backend, recompute="full", **form)
     assert "recompute" not in without.parts_s
     work = sum(without.parts_s[part] for part in ("gemm", "attention", "elementwise") if part in without.parts_s)
-    # Forward is a third of the products, and a little more of what is memory-bound.
+    # Forward is a third of the products, and slightly more of the memory-bound work.
     assert 0.25 * work < again.parts_s["recompute"] < 0.45 * work
     assert again.step_s > without.step_s
 
@@ -61,7 +61,7 @@ def test_one_gpu_has_no_communication(backend: str, form: dict[str, Any]) -> Non
 
 
 def test_stages_send_as_much_and_the_third_half_as_much_again() -> None:
-    # ZeRO, section 7: 2, 2 and 3 times the model; one micro batch, over nodes, so that bytes decide.
+    # ZeRO, section 7: 2, 2 and 3 times the model; one micro-batch, between nodes, so that bytes dominate.
     spec = spec_of(LARGE, nodes=2, global_batch_size=16, cluster=SLOW_NETWORK)
     first, second, third = (comm(time_of(spec, "deepspeed", zero_stage=stage)) for stage in (1, 2, 3))
     assert first == pytest.approx(second)
@@ -82,8 +82,8 @@ def test_stage_1_reduces_once_a_step_and_stage_2_every_micro_batch() -> None:
 def test_hybrid_sharding_keeps_the_gathering_off_the_network() -> None:
     spec = spec_of(LARGE, nodes=4, cluster=SLOW_NETWORK)
     hybrid, full = (comm(time_of(spec, "fsdp2", sharding=sharding)) for sharding in ("hybrid", "full"))
-    # Full: all weights to every node, twice in 16 bits, and fp32 gradients back. Hybrid: an all-reduce of the latter,
-    # twice the way of a reduction; a little more of either is hidden.
+    # Full: all weights to every node, twice in 16 bits, and fp32 gradients back. Hybrid: an all-reduce of fp32
+    # gradients, twice the volume of a reduce-scatter; slightly more of either is hidden.
     assert 0.6 < hybrid / full < 1
 
 
@@ -130,7 +130,7 @@ def test_frozen_layers_before_the_trained_ones_have_a_forward_alone(count: int) 
         return parts["gemm"] + parts["elementwise"] + parts["attention"]
 
     full, some = work(), work(finetuning="freeze", freeze_trainable_layers=count)
-    # A forward is between a fourth and a half of forward and backward.
+    # A forward is between a fourth and a half of forward plus backward.
     share = count / 36
     assert full * (share + (1 - share) / 4) <= some * 1.0001
     assert some <= full * (share + (1 - share) / 2) * 1.0001

@@ -1,4 +1,4 @@
-"""The simulated step of a plan that splits data alone."""
+"""The simulated step of a plan that splits data only."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from topoplan.trainers.case import case_of
 
 
 def whole(spec: Spec, plan: Plan) -> tuple[ShardedTerms, float, float]:
-    """The terms of the step, all that it sends of weights and gradients, and all that it copies, in seconds."""
+    """Return the terms of the step, all sends of weights and gradients, and all copies, in seconds."""
     account = time_account(spec, plan)
     sent = sum(one.step_s for one in account.sent if one.moment != "layers")
     return sharded_terms(case_of(spec, plan.layout.backend), plan.layout), sent, account.copied_s
@@ -53,7 +53,7 @@ def test_all_that_is_sent_and_copied_is_drawn(model: str, form: dict[str, Any], 
         lanes[run.lanes[event.rank]] += event.end_s - event.start_s
     assert lanes[NETWORK] == pytest.approx(sent)
     assert lanes[PCIE] == pytest.approx(copied)
-    # On the card: at least the work itself.
+    # Time on the card: at least the work itself.
     work = terms.count * (terms.passes.forward_s + terms.passes.backward_s)
     assert work * (1 - 1e-9) <= lanes[GPU] <= run.total_s * (1 + 1e-9)
 
@@ -67,7 +67,7 @@ def test_weights_are_gathered_while_the_layer_before_is_computed() -> None:
     run = timeline(*plan_of(DENSE, {"backend": "fsdp2"}, {}))
     gathers = [event for event in run.events if event.kind == "parameter gather" and event.microbatch == 0]
     forward = next(event for event in run.events if event.kind == "forward")
-    # The first one has nothing to hide behind, and the second follows at once.
+    # The first gather has nothing to hide behind, and the second follows immediately.
     assert gathers[0].start_s == 0.0 < forward.start_s < gathers[0].end_s
     assert sum(forward.start_s <= one.start_s < forward.end_s for one in gathers) == 35
 

@@ -34,7 +34,7 @@ NODES = {DENSE: 2, MOE: 1, MLA: 1, VISION: 1, LINEAR: 1}
 
 
 def candidates(spec: Spec) -> Iterator[tuple[Layout, str | None]]:
-    """Every layout that a search looks at, with the name of the rule that it breaks."""
+    """Yield every layout that a search considers, with the name of the rule that it breaks."""
     backend = spec.job.pin.get("backend", "mca")
     case = case_of(spec, backend)
     for shape, broken in shapes(case, backend):
@@ -160,7 +160,7 @@ def test_virtual_stages_follow_from_a_pinned_pipeline_layout() -> None:
 
 def test_layers_that_do_not_divide_get_balanced_splits() -> None:
     for pp, vpp in ((8, 1), (4, 2)):
-        # With ends that take as long as a layer each; those of a model may make others better.
+        # If the ends take as long as one layer each; the ends of the model may make other splits better.
         assert balanced_pipeline_layout(36, pp, vpp) in uneven_pipeline_layouts(36, pp, vpp, (1.0, 1.0))
     assert None not in {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 8}))}
     pinned = {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 4, "vpp": 2}))}

@@ -1,4 +1,4 @@
-"""Memory of the stages and of the card: measured runs, what is in flight, what it takes to fit."""
+"""Memory of the stages and of the card: measured runs, activations in flight, and what fits."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Time of one micro batch: the layers, what is recomputed of them, and what stands before and behind them."""
+"""Time of one micro-batch: the layers, what is recomputed of them, and what runs before and after them."""
 
 from dataclasses import replace
 from typing import Any
@@ -89,7 +89,7 @@ def test_images_attend_to_themselves_whatever_the_micro_batch() -> None:
 def test_fp16_on_a_card_without_bf16_runs_the_loss_on_its_tensor_cores_too() -> None:
     spec = spec_of("Qwen/Qwen3-1.7B", gpu="v100-sxm-32gb", precision="fp16")
     parts = time_of(spec, layout_of(spec)).parts_s
-    # The output layer has a quarter of the blocks' weights; on the fp32 units it would take longer than all of them.
+    # The output layer has a quarter of the layers' weights; on the fp32 units it would take longer than all of them.
     assert parts["ends"] < 0.6 * parts["gemm"]
 
 

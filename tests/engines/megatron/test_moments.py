@@ -1,4 +1,4 @@
-"""What a stage holds for a while: activations under every recompute mode, and the moments of its peak."""
+"""What a stage holds temporarily: activations under every recompute mode, and the candidates for its peak."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_bf16_gradients_take_half_and_are_cast_for_the_optimizer_step() -> None:
     full, half = stage_of(spec, layout), stage_of(spec, changed(layout, grad_reduce_in_fp32=False))
     elements = full.parts_bytes["gradients"] / 4
     assert half.parts_bytes["gradients"] == 2 * elements
-    # fp32 gradients of the shard are made when the activations are gone.
+    # fp32 gradients of the shard are made after the activations have been freed.
     assert half.parts_bytes["peak (optimizer step)"] + half.parts_bytes["activations"] == pytest.approx(4 * elements)
 
 
@@ -111,7 +111,7 @@ def test_token_prediction_keeps_its_inputs_its_projections_and_its_layers_activa
         there.parts_bytes["activations"] - here.parts_bytes["activations"]
         for there, here in zip(memory_of(deep, layout).by_stage, memory_of(plain, layout).by_stage, strict=True)
     ]
-    # enorm, hnorm, eh_proj (twice as wide) and final norm; the slice that the block takes keeps the gathered whole.
+    # enorm, hnorm, eh_proj (twice as wide) and final norm; the block's slice keeps the whole gathered tensor alive.
     assert extra == [0, block + 2 * hidden * (5 * local + (4096 - local)) + 3 * 4 * local]
 
 
@@ -152,6 +152,6 @@ def test_full_recomputation_keeps_as_much_with_adapters_as_without() -> None:
     plain, frozen = spec_of(DENSE), spec_of(DENSE, finetuning="lora")
     kept = [stage_of(spec, layout_of(spec, recompute="full")).parts_bytes["activations"] for spec in (plain, frozen)]
     assert kept[0] == kept[1]
-    # Dropout's results and masks are more than the inputs that a frozen weight does not need.
+    # Dropout's results and masks are larger than the inputs, which a frozen weight does not need.
     whole = [stage_of(spec, layout_of(spec)).parts_bytes["activations"] for spec in (plain, frozen)]
     assert whole[0] < whole[1] < 1.5 * whole[0]

@@ -1,4 +1,4 @@
-"""The schedule against the order of work that megatron-core lays down, run step by step."""
+"""The schedule, compared with megatron-core's order of work executed step by step."""
 
 from itertools import product
 from random import Random
@@ -14,7 +14,7 @@ from topoplan.engines.megatron.simulate import order_of_work, simulate
 
 
 def held_moments(pp: int, vpp: int, rank: int, microbatches: int) -> list[tuple[int, ...]]:
-    """Micro batches of each chunk whose activations are held, after each forward."""
+    """Return the micro-batches of each chunk whose activations are held, after each forward."""
     held, moments = [0] * vpp, []
     for kind, _, chunk in order_of_work(pp, vpp, rank, microbatches):
         held[chunk] += 1 if kind == "forward" else -1
@@ -26,7 +26,7 @@ def held_moments(pp: int, vpp: int, rank: int, microbatches: int) -> list[tuple[
 
 
 def makespan(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: float = 0.0) -> float:
-    """Seconds until all work is done."""
+    """Return the seconds until all work is done."""
     return simulate(forward_s, backward_s, microbatches, p2p_s=p2p_s).total_s
 
 
@@ -52,7 +52,7 @@ def test_one_forward_one_backward_holds_min_of_micro_batches_and_stages_left() -
 
 
 def test_interleaving_moves_the_held_micro_batches_between_chunks() -> None:
-    # Two ranks, two chunks: five forwards are held on the first rank, at times four of them of the first chunk.
+    # Two ranks, two chunks: the first rank holds five forwards, at times four of them in the first chunk.
     assert in_flight(2, 2, 0, 8) == ((3, 2), (4, 1))
 
 
@@ -68,7 +68,7 @@ SHAPES = [(1, 1, 7), (2, 1, 1), (4, 1, 3), (4, 1, 4), (8, 1, 32), (2, 2, 2), (4,
 
 @pytest.mark.parametrize(("pp", "vpp", "microbatches"), SHAPES)
 def test_equal_stages_take_what_equation_2_says(pp: int, vpp: int, microbatches: int) -> None:
-    """Equation (2) of arXiv 2104.04473: a bubble of (pp - 1) / vpp micro batches."""
+    """Equation (2) of arXiv 2104.04473: a bubble of (pp - 1) / vpp micro-batches."""
     forward, backward = [[1.0] * vpp] * pp, [[2.5] * vpp] * pp
     seconds = 3.5 * vpp * (microbatches + (pp - 1) / vpp)
     assert schedule_s(forward, backward, microbatches) == pytest.approx(seconds)
@@ -88,7 +88,7 @@ def test_equal_stages_with_messages_take_as_long_as_the_schedule(pp: int, vpp: i
 def test_a_long_chunk_at_either_end_holds_up_every_further_round_as_simulated(
     pp: int, seconds: float, rank: int, chunk: int
 ) -> None:
-    """Of a rank that has no more to do than others: its other chunks are the shorter."""
+    """The long chunk is on a rank that has no more work than others: its other chunks are shorter."""
     forward = [[1.0] * 3 for _ in range(pp)]
     forward[rank] = [(3.0 - seconds) / 2.0] * 3
     forward[rank][chunk] = seconds
@@ -101,7 +101,10 @@ def test_a_long_chunk_at_either_end_holds_up_every_further_round_as_simulated(
 
 
 def stages_of_layers(seed: int, *, interleaved: bool) -> tuple[list[list[float]], list[list[float]], int, float]:
-    """Virtual stages of n or n + 1 layers, up to two layers' worth of output layer and loss, and quick messages."""
+    """Return virtual stages of n or n + 1 layers, with output layer and loss added, and short messages.
+
+    Output layer and loss take up to two layers' time.
+    """
     draw = Random(seed)
     pp = draw.choice([2, 3, 4, 6, 8, 12, 16])
     vpp = draw.choice([2, 3, 4, 6]) if interleaved else 1
@@ -147,7 +150,7 @@ def test_any_1f1b_is_close_to_the_schedule_and_never_quicker_than_its_slowest_ra
 
 def test_messages_cost_a_rank_between_two_others_twice_what_they_cost_an_end() -> None:
     def each(pp: int) -> float:
-        """Further seconds of a further micro batch with messages of one second."""
+        """Return the additional seconds of an additional micro-batch, with messages of one second."""
         (few, many) = (schedule_s([[9.0]] * pp, [[9.0]] * pp, count, 1.0) for count in (20, 21))
         return many - few - 18.0
 

@@ -37,7 +37,7 @@ FLEX = {"moe_token_dispatcher_type": "flex", "backend": "megatron"}
 
 
 def recompute(text: str) -> Recompute:
-    """`selective:mlp`, or a method with the number of its layers: `uniform:2`."""
+    """Return the mode for `selective:mlp`, or for a method with its number of layers: `uniform:2`."""
     method, _, what = text.partition(":")
     if method == "selective":
         return Recompute(granularity="selective", modules=(what,))
@@ -45,7 +45,7 @@ def recompute(text: str) -> Recompute:
 
 
 def keys(words: str) -> dict[str, Any]:
-    """What `tp=4 model=moe` says."""
+    """Return the keys that `tp=4 model=moe` states."""
     special = {"model": MODELS.__getitem__, "recompute": recompute, "pipeline_layout": str}
     pairs = (word.partition("=") for word in words.split() if word != "-")
     return {key: special.get(key, yaml.safe_load)(value) for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""The event simulation: hand-made cases, and what every schedule must keep to."""
+"""The event simulation: cases worked out by hand, and invariants of every schedule."""
 
 from collections import Counter, defaultdict
 from itertools import pairwise, product
@@ -47,7 +47,7 @@ def test_two_equal_stages_and_two_micro_batches_by_hand() -> None:
 
 
 def test_messages_of_two_stages_by_hand() -> None:
-    # Of a micro batch, the forward's message is waited for together with the backward's before it: M + 1 in all.
+    # In each micro-batch the forward's message is waited for together with the previous backward's: M + 1 in total.
     plain, slow = (simulate([[1.0]] * 2, [[2.0]] * 2, 4, p2p_s=p2p).total_s for p2p in (0.0, 0.1))
     assert slow - plain == pytest.approx(0.1 * 5)
 

@@ -1,4 +1,4 @@
-"""What a stage holds all the step: weights, gradients and optimizer, sharded, frozen, quantised or offloaded."""
+"""What a stage holds during the whole step: weights, gradients and optimizer, and how each is reduced."""
 
 import pytest
 
@@ -91,8 +91,8 @@ def test_an_offloaded_optimizer_moves_to_the_host_with_its_gradient(fraction: fl
     on_card = stage_of(spec, changed(layout, precision_aware_optimizer=False)).parts_bytes["optimizer"]
     memory = memory_of(spec, moved)
     assert memory.by_stage[0].parts_bytes["optimizer"] == on_card * (1 - fraction)
-    # fp32 weight, two moments and gradient of the rank's shard, and fp32 weights from before there were shards: for
-    # each of the eight ranks of a node.
+    # fp32 weight, two moments and gradient of the rank's shard, and fp32 weights from before sharding, for each of the
+    # eight ranks of a node.
     shard = max(stage.parts_bytes["optimizer"] for stage in memory_of(spec, layout).by_stage) / 10
     assert memory.host_bytes == pytest.approx(8 * fraction * (16 + 4 * layout.dp) * shard)
     assert memory_of(spec, layout).host_bytes == 0
@@ -163,7 +163,7 @@ def test_adapters_alone_have_gradients_and_optimizer_states() -> None:
     whole = stage_parameters(case_of(spec, "megatron"), layout, 0)
     found = stage_parameters(case_of(frozen, "megatron"), layout, 0)
     assert (found.frozen, whole.frozen) == (whole.dense, 0)
-    # 18 layers: A of columns and B of rows are whole on both ranks of tensor parallel.
+    # 18 layers: A of column-parallel and B of row-parallel layers are replicated on both ranks of tensor parallelism.
     assert found.dense == 18 * 16 * (4 * 4096 + (6144 + 4096 + 24576 + 12288) // 2)
     parts = stage_of(frozen, layout).parts_bytes
     assert parts["weights"] == 2 * found.total

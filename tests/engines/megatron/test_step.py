@@ -1,4 +1,4 @@
-"""Time of a step: its parts, what scales it and what the overlap switches hide; and measured runs."""
+"""Time of a step: its parts, what scales it, what the overlap switches hide, and measured runs."""
 
 from dataclasses import replace
 from statistics import median
@@ -109,7 +109,8 @@ def test_messages_cost_most_where_nothing_runs_beside_them() -> None:
     spec = spec_of(DENSE, global_batch_size=512)
     plain = time_of(spec, layout_of(spec, pp=4)).parts_s["pp_comm"]
     interleaved = time_of(spec, layout_of(spec, pp=4, vpp=3)).parts_s["pp_comm"]
-    # The first has twice a message a micro batch; the other three times as many, but waits for few of them.
+    # The first layout waits for two messages per micro-batch; the other sends three times as many, but waits for few of
+    # them.
     assert interleaved < plain / 2
 
 
@@ -120,7 +121,7 @@ def test_parts_appear_with_what_causes_them() -> None:
         time_of(one, layout_of(one)).parts_s
     )
     assert "tp_comm" in time_of(spec, layout_of(spec, tp=2)).parts_s
-    # Attention hides the ring inside a node; between nodes it does not.
+    # Attention hides the ring inside a node, but not between nodes.
     assert "cp_comm" not in time_of(spec, layout_of(spec, cp=2)).parts_s
     assert "cp_comm" in time_of(spec, layout_of(spec, tp=8, cp=2)).parts_s
     assert "pp_comm" in time_of(spec, layout_of(spec, pp=2)).parts_s
@@ -136,7 +137,7 @@ def test_overlap_hides_gradient_reduction_and_weight_gathering() -> None:
     times = [time_of(spec, layout).parts_s["dp_comm"] for layout in (hidden, only_gradients, bare)]
     assert times == sorted(times)
     assert times[0] < times[2] / 4
-    # Reduce-scatter of 4 bytes and all-gather of 2 an element, over the network.
+    # Reduce-scatter of 4 bytes and all-gather of 2 bytes per element, over the network.
     assert (times[2] - times[1]) > (times[1] - times[0])
 
 
@@ -199,7 +200,7 @@ def told_by(spec: Spec, layout: Layout) -> DataParallel:
 
 
 def test_what_follows_the_pipeline_is_that_of_the_rank_with_most_weights() -> None:
-    """The last rank is the busiest, for its loss; the first has more layers and as large a table."""
+    """The last rank is the busiest, because of its loss; the first has more layers and an equally large table."""
     spec = spec_of(DENSE)
     layout = layout_of(spec, pp=2, pipeline_layout="Et*19|t*17,L", overlap_grad_reduce=False)
     case = case_of(spec, layout.backend)

@@ -1,4 +1,4 @@
-"""The step as every pipeline rank sees it adds up to what is ranked."""
+"""The step as every pipeline rank sees it adds up to the step that is ranked."""
 
 from typing import Any
 
