@@ -32,7 +32,6 @@ MISSED: set[str] = {  # faults that are not found yet
     "reported-accelerate-rank-zero-twice",
     "reported-accelerate-total-of-one-machine",
     "reported-deepspeed-under-srun",
-    "reported-ds-batch-of-another-world",
     "reported-ds-offload-with-an-optimizer-of-its-own",
     "reported-ds-ratio-on-nvme",
     "reported-ds-scheduler-of-no-steps",
@@ -55,7 +54,6 @@ MISSED: set[str] = {  # faults that are not found yet
     "reported-mpirun-without-the-variables-of-torch",
     "reported-nodes-without-a-hostfile",
     "reported-one-gpu-bound-to-each-task",
-    "reported-one-task-for-eight-gpus",
     "reported-port-drawn-on-each-node",
 }
 FALSE: set[str] = {"ds-hostfile", "mpi"}  # sound, and found fault with

@@ -57,7 +57,10 @@ def _launch(script: Script, one: Command, recognisers: Recognisers) -> Launch | 
         source = _source(rest, name=script.part.name, has_file=bool(config_file) or trains.has_blocks)
         source = _in_blocks(source) if trains.has_blocks else source
         if source.data:
-            configuration = Configuration(trainer=trains.trainer, part=script.part, source=source, from_command=True)
+            over_file = bool(config_file)
+            configuration = Configuration(
+                trainer=trains.trainer, part=script.part, source=source, from_command=True, over_file=over_file
+            )
     return Launch(
         part=script.part,
         first_line=one.first_line,
@@ -72,6 +75,7 @@ def _launch(script: Script, one: Command, recognisers: Recognisers) -> Launch | 
         config_file=config_file,
         background=one.background,
         wrappers=one.wrappers,
+        wrapper_words=one.wrapper_words,
     )
 
 

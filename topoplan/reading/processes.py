@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.values import as_whole
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
@@ -95,22 +96,12 @@ def processes_of(launch: Launch) -> Processes:
         total = _number(launch, options.get("num_processes", ""))
         gpus = total // nodes if total and nodes else None
     elif "srun" in launch.wrappers and launch.program.endswith(".py"):
-        nodes, gpus = _of_slurm(launch, "nodes|N"), _of_slurm(launch, "ntasks-per-node")
+        nodes, gpus = step_of(launch).nodes, step_of(launch).tasks_per_node
     else:
         nodes = _of_variable(launch, "NNODES", 1)
         takes_all = "llamafactory" in launch.program or nodes is None
         gpus = _of_variable(launch, "NPROC_PER_NODE", visible if takes_all else 1)
     return Processes(launch=launch, nodes=nodes, gpus_per_node=gpus)
-
-
-def _of_slurm(launch: Launch, option: str) -> int | None:
-    """Return a number from the options of a command's srun, or from the #SBATCH lines of its job."""
-    lines = launch.part.text.split("\n")
-    own = lines[launch.first_line - 1 : launch.last_line]
-    for said in (own, [line for line in lines if line.startswith("#SBATCH")]):
-        if found := re.search(rf"\s--?(?:{option})[= ]?(\d+)\b", " ".join(said)):
-            return int(found[1])
-    return None
 
 
 def _of_variable(launch: Launch, name: str, default: int | None) -> int | None:
@@ -131,8 +122,10 @@ def _included(text: str) -> int | None:
 
 
 def _number(launch: Launch, text: str, depth: int = 3) -> int | None:
-    """Return a whole number above zero, resolving variables that the script sets; None for anything else."""
+    """A whole number above zero, also from a variable that the script or Slurm sets; None for anything else."""
     text = text.strip().strip("\"'")
+    if NODES_OF_A_JOB.fullmatch(text):
+        return job_of(launch).nodes
     if match := _VARIABLE.fullmatch(text):
         found = launch.variable(match[1] or match[3])
         text = found.value if found else match[2] or ""

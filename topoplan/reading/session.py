@@ -66,7 +66,9 @@ class Command:
     background: bool = False
     """True if the command ends with `&`."""
     wrappers: tuple[str, ...] = ()
-    """Wrappers removed from the front of the command: sudo, ssh, srun, ..."""
+    """What stood in front of it, where it was taken from behind that: sudo, ssh, srun, ..."""
+    wrapper_words: tuple[tuple[str, ...], ...] = ()
+    """The words of each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

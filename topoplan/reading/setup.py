@@ -30,6 +30,8 @@ class Configuration:
     """The values, each with its line in the text of the part."""
     from_command: bool = False
     """True if the keys are `--key value` arguments of a command."""
+    over_file: bool = False
+    """True if the command also names a file, whose keys these override."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a top-level key."""
@@ -102,11 +104,18 @@ class Launch:
     background: bool = False
     """True if the command ends with `&`, so that the next command does not wait for it."""
     wrappers: tuple[str, ...] = ()
-    """Commands in front of the launcher: sudo, ssh, srun, ..."""
+    """What stands in front of it: sudo, ssh, srun, ..."""
+    wrapper_words: tuple[tuple[str, ...], ...] = ()
+    """The words of each of them, its own options among them."""
 
     def variable(self, name: str) -> Variable | None:
         """Return the variable of that name as the command sees it."""
         return next((one for one in reversed(self.variables) if one.name == name), None)
+
+    def words_of(self, *wrappers: str) -> tuple[str, ...] | None:
+        """What the first of these wrappers was told; None where none of them stands in front of it."""
+        said = zip(self.wrappers, self.wrapper_words, strict=False)
+        return next((words for name, words in said if name in wrappers), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +179,7 @@ class Setup:
 
     def is_whole(self, configuration: Configuration) -> bool:
         """Whether a configuration names a model; one that does not is an excerpt, as articles show them."""
-        return self.named_model(configuration) is not None
+        return self.named_model(configuration) is not None and not configuration.over_file
 
     @property
     def whole(self) -> list[Configuration]:

@@ -46,6 +46,26 @@ _ACCELERATE_FLAGS = frozenset(
         *("use_fsdp", "use_megatron_lm", "use_parallelism_config", "use_xpu", "help"),
     ]
 )
+_ACCELERATE_VALUES = frozenset(
+    [
+        *("aws_access_key_id", "aws_secret_access_key", "dynamo_mode", "env", "log_dir", "max_restarts"),
+        *("monitor_interval", "mpirun_hostfile", "num_cpu_threads_per_process", "rdzv_conf", "role", "tee"),
+        *("fp8_amax_compute_algo", "fp8_amax_history_len", "fp8_backend", "fp8_format", "fp8_interval", "fp8_margin"),
+        *("fp8_enable_fsdp_float8_all_gather", "fp8_override_linear_precision", "fp8_pad_inner_dim"),
+        *("fp8_opt_level", "mpirun_ccl", "tpu_name", "tpu_zone", "vm"),
+        *(f"megatron_lm_{name}" for name in ("attention_backend", "attention_dropout", "calculate_per_token_loss")),
+        *(f"megatron_lm_{name}" for name in ("context_parallel_size", "decoder_last_pipeline_num_layers")),
+        *(f"megatron_lm_{name}" for name in ("attention_softmax_in_fp32", "eod_mask_loss", "gradient_clipping")),
+        *(f"megatron_lm_{name}" for name in ("expert_model_parallel_size", "expert_tensor_parallel_size")),
+        *(f"megatron_lm_{name}" for name in ("hidden_dropout", "no_load_optim", "no_save_optim", "pp_degree")),
+        *(f"megatron_lm_{name}" for name in ("num_micro_batches", "optimizer_cpu_offload", "tp_degree")),
+        *(f"megatron_lm_{name}" for name in ("overlap_cpu_optimizer_d2h_h2d", "recompute_activations")),
+        *(f"megatron_lm_{name}" for name in ("recompute_granularity", "recompute_method", "recompute_num_layers")),
+        *(f"megatron_lm_{name}" for name in ("sequence_parallelism", "use_custom_fsdp", "use_distributed_optimizer")),
+        *(f"megatron_lm_{name}" for name in ("use_precision_aware_optimizer", "use_rotary_position_embeddings")),
+    ]
+)
+"""Options that the file of accelerate has not, or in a block of its own."""
 _DEEPSPEED_VALUES = frozenset(
     [
         *("hostfile", "include", "exclude", "num_nodes", "min_elastic_nodes", "max_elastic_nodes", "num_gpus"),
@@ -83,7 +103,8 @@ def options_of(starter: StarterName) -> frozenset[str]:
         return _DEEPSPEED_VALUES | _DEEPSPEED_FLAGS
     known = key_list("accelerate")
     of_fsdp = {f"fsdp_{name}" for name in known["blocks"]["fsdp_config"]}
-    return _ACCELERATE_FLAGS.union(known["top"], of_fsdp, *known["blocks"].values(), ["config_file"])
+    blocks = known["blocks"].values()
+    return _ACCELERATE_FLAGS.union(_ACCELERATE_VALUES, known["top"], of_fsdp, *blocks, ["config_file"])
 
 
 def base_name(text: str) -> str:

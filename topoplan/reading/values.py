@@ -110,7 +110,7 @@ def is_for_training(configuration: Configuration) -> bool:
 
 def is_complete(configuration: Configuration) -> bool:
     """Whether a LLaMA-Factory configuration is a complete job rather than a few lines to change in one."""
-    return sum(key in configuration.source.data for key in _MARKS_OF_A_JOB) >= 2
+    return not configuration.over_file and sum(key in configuration.source.data for key in _MARKS_OF_A_JOB) >= 2
 
 
 class NotPredictedError(SpecError):

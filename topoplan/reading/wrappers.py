@@ -61,7 +61,7 @@ class _Unwrapping:
             if not command.words:
                 return
             name = base_name(command.words[0].text)
-            wrapped = replace(command, wrappers=(*command.wrappers, name))
+            wrapped = replace(command, wrappers=(*command.wrappers, name), wrapper_words=(*command.wrapper_words, ()))
             if name in _SHELLS:
                 if (text := _text_of_shell(command.words)) is not None:
                     self._inner(text, wrapped, depth, background=command.background)
@@ -85,7 +85,12 @@ class _Unwrapping:
         script = read_inner(self.part, text, outer.environment)
         self.variables += script.variables
         for inner in script.commands:
-            inner = replace(inner, wrappers=outer.wrappers, background=background or inner.background)
+            inner = replace(
+                inner,
+                wrappers=outer.wrappers,
+                wrapper_words=outer.wrapper_words,
+                background=background or inner.background,
+            )
             if not outer.first_line <= inner.first_line <= inner.last_line <= outer.last_line:
                 # Words from variables carry the lines where the variables were set.
                 inner = replace(inner, first_line=outer.first_line, last_line=outer.last_line)
@@ -108,7 +113,8 @@ class _Unwrapping:
             if name in _TERMINALS and is_text:
                 return word
             if base_name(word.text) in self.trainers or is_command(word, words[at + 1 :]):
-                return replace(command, words=words[at:], environment=environment)
+                told = (*command.wrapper_words[:-1], tuple(one.text for one in words[1:at]))
+                return replace(command, words=words[at:], environment=environment, wrapper_words=told)
         return None
 
 

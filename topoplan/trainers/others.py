@@ -43,7 +43,12 @@ class Other:
     keys_are_options: bool = False
     """True if its programs take keys as `--key value`, False for `block.key=value`."""
     part: bool = False
-    """True for a file that a command of another trainer names."""
+    """What a command of another trainer names."""
+    beside: tuple[str, ...] = ()
+    """Keys one of which is there as well."""
+    without: tuple[str, ...] = ()
+    """Keys none of which is there: a trainer that is planned for has them, and shares the others. Whose file it is is
+    a guess then, and a command that names it may say otherwise."""
     recognised: Recogniser = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +70,10 @@ class Other:
 
     def _claim(self, data: Mapping[str, Any], _known: int) -> float:
         is_there = any(all(at(data, path_of(key)) is not None for key in keys) for keys in self.needs)
-        return SURE if is_there else 0.0
+        is_beside = not self.beside or any(key in data for key in self.beside)
+        if not is_there or not is_beside or any(key in data for key in self.without):
+            return 0.0
+        return SURE + 1 if self.without else SURE
 
     def words(self, configuration: Configuration, setup: Setup) -> Iterator[str]:
         """Yield what a configuration says about its training, in phrases."""

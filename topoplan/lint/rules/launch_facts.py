@@ -7,6 +7,7 @@ import re
 from topoplan.reading.finding import Edit
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Variable
+from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.words import is_open
 from topoplan.reading.wrappers import CONTAINERS, REMOTE
 from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain_keys
@@ -14,8 +15,6 @@ from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain
 RULES = read_rules(__package__, "launch.toml")
 
 LAST_PORT = 65535
-NODES = re.compile(r"(?:--nodes[= ]|(?<!\S)-N ?=?)(\d+)(?![\d-])")
-"""Finds the number of nodes of a Slurm job or job step."""
 _YES = frozenset(["1", "true", "y"])
 _SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
 
@@ -58,10 +57,10 @@ def setting_of(launch: Launch, option: str) -> Option | Variable | None:
 def nodes_of(launch: Launch) -> int | None:
     """Return the number of nodes that a launch is for, if it is certain."""
     setting = setting_of(launch, "nnodes")
-    if setting is not None and re.fullmatch(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?", setting.value):
-        return number_of(NODES, job_options(launch))
+    if setting is not None and NODES_OF_A_JOB.fullmatch(setting.value):
+        return job_of(launch).nodes
     if setting is None and "srun" in launch.wrappers and launch.program.endswith(".py"):
-        return number_of(NODES, job_options(launch))  # each Slurm task is one process
+        return step_of(launch).nodes  # a task is a process
     return count_of(setting)
 
 
@@ -71,17 +70,6 @@ def endpoint(launch: Launch) -> tuple[str | None, str | None]:
     host, _, port = option.value.rpartition(":") if option else ("", "", "")
     parts = [known(launch.variable(one.strip("${}"))) if one.startswith("$") else one or None for one in (host, port)]
     return parts[0], parts[1]
-
-
-def job_options(launch: Launch) -> str:
-    """Return the options on the #SBATCH lines of the launch's script."""
-    return " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]*)", launch.part.text, re.MULTILINE))
-
-
-def number_of(pattern: re.Pattern[str], text: str) -> int | None:
-    """Return the last number that a pattern finds."""
-    found = pattern.findall(text)
-    return int(found[-1][:6]) if found else None
 
 
 def is_static(launch: Launch) -> bool:

@@ -11,28 +11,24 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
 from topoplan.lint.rules.launch_facts import (
-    NODES,
     RULES,
     count_of,
     is_llamafactory_cli,
     is_remote,
     is_swift_cli,
-    job_options,
     lines_of,
-    number_of,
     setting_of,
 )
 from topoplan.reading.finding import Finding
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Option, Setup, Variable
+from topoplan.reading.slurm import directives, job_of, own_of, step_of
 from topoplan.reading.words import is_open
 from topoplan.specs.batch_options import unknown_option
 
 _IN_SINGLE_QUOTES = re.compile(r"'[^']*(?:'|$)")
 _SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 _OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID|LOCALID)\b")
-_TASKS_PER_NODE = re.compile(r"--ntasks-per-node[= ](\d+)")
-_GPUS_PER_NODE = re.compile(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[A-Za-z][\w.-]*:)?(\d+)")
 _RANK = re.compile(rf"(?i:rank|rdzv[_-]id)[= ]\"?({_OF_A_TASK.pattern})")
 _COUNT = re.compile(r"\d+[kKmM]?")
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d+")
@@ -49,7 +45,6 @@ _MISSPELT = 0.85
 """Minimum similarity of a misspelt option; it is high because plugins of a cluster add options of their own."""
 _NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")
 _NEARLY_READ = re.compile(r"#[ \t]+SBATCH[ \t]+-[^\n#]*|#(?i:sbatch)(?<!#SBATCH)[ \t]+-[^\n#]*")
-_TASKS = re.compile(r"(?:--ntasks[= ]|(?<!\S)-n ?=?)(\d+)")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -109,9 +104,8 @@ def _starts_processes(launch: Launch) -> bool:
 
 
 def _first_node_alone(launch: Launch) -> Iterator[Finding]:
-    """Report a job of several nodes whose script starts the launcher without srun, and so on the first node only."""
-    nodes = number_of(NODES, job_options(launch))
-    setting = _setting(launch, "nnodes", "num_machines")
+    """A job of several nodes whose script starts its own part without srun."""
+    nodes, setting = job_of(launch).nodes, _setting(launch, "nnodes", "num_machines")
     if nodes is None or nodes < 2 or setting is None or is_remote(launch):
         return
     count = count_of(setting)
@@ -121,9 +115,10 @@ def _first_node_alone(launch: Launch) -> Iterator[Finding]:
 
 
 def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
-    """Report a node rank that the script on the first node expands, instead of each task."""
-    if "srun" not in launch.wrappers:
-        return
+    """The number of a node, put in place by the script on the first one."""
+    backend = launch.options.get("rdzv_backend")
+    if "srun" not in launch.wrappers or (backend is not None and backend.value != "static"):
+        return  # c10d numbers the nodes by itself
     setting = _setting(launch, "node_rank", "machine_rank")
     if setting is None:
         for number, line in lines_of(launch):
@@ -145,42 +140,36 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
     """Report more than one task per node when each task starts all processes of the node."""
     if "srun" not in launch.wrappers:
         return
-    own, job = _own_options(launch), job_options(launch)
-    tasks = number_of(_TASKS_PER_NODE, own)
-    if tasks is None and (count := number_of(_TASKS, own)) is not None:
-        tasks = count // max(1, number_of(NODES, own) or number_of(NODES, job) or 1)
-    elif tasks is None:
-        tasks = number_of(_TASKS_PER_NODE, job)
-    nodes, count = number_of(NODES, own) or number_of(NODES, job), number_of(_TASKS, own)
-    if count is not None and nodes is not None and count < nodes:
-        yield RULES["launch-slurm-tasks.few"].on(launch, count=count, nodes=nodes)
-    if tasks is None or tasks < 2:
-        return
-    yield RULES["launch-slurm-tasks"].on(launch, tasks=tasks, starter=launch.called or launch.program)
+    step, count = step_of(launch), own_of(launch).tasks
+    if count is not None and step.nodes is not None and count < step.nodes:
+        yield RULES["launch-slurm-tasks.few"].on(launch, count=count, nodes=step.nodes)
+    if step.tasks_per_node is not None and step.tasks_per_node > 1:
+        starter = launch.called or launch.program
+        yield RULES["launch-slurm-tasks"].on(launch, tasks=step.tasks_per_node, starter=starter)
 
 
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
-    """Report a job whose number of nodes differs from that of the command."""
-    nodes, setting = number_of(NODES, job_options(launch)), _setting(launch, "nnodes", "num_machines")
+    """Nodes of the job beside those that the command counts on."""
+    nodes, setting = job_of(launch).nodes, _setting(launch, "nnodes", "num_machines")
     wanted = count_of(setting)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
-        return  # not known, or reported by another rule
-    is_part = number_of(NODES, _own_options(launch)) is not None  # one of several srun steps
+        return  # not known, or another rule tells
+    is_part = own_of(launch).nodes is not None  # one srun of several
     if wanted > nodes or (wanted < nodes and not is_part):
         yield RULES["launch-slurm-nodes"].on(launch, setting, wanted=wanted, nodes=nodes)
 
 
 def _no_gpus(launch: Launch) -> Iterator[Finding]:
-    """Report a job that requests no GPUs; a job with exclusive nodes has all GPUs on them."""
-    job = job_options(launch)
-    asked = f"{job} {_own_options(launch)}"
+    """A job that asks for none; one that has its nodes for itself has all that is on them."""
+    job = directives(launch.part.text)
+    asked = " ".join([job, *(launch.words_of("srun") or ())])
     if job and not re.search(r"gpu|--gres|--tres|(?<!\S)-G|--exclusive(?!=)|--constraint|(?<!\S)-C", asked):
         yield RULES["launch-slurm-no-gpus"].on(launch)
 
 
 def _other_gpus(launch: Launch) -> Iterator[Finding]:
-    """Report a job whose number of GPUs per node differs from the number of processes."""
-    gpus = number_of(_GPUS_PER_NODE, _own_options(launch)) or number_of(_GPUS_PER_NODE, job_options(launch))
+    """GPUs of the job on a node beside the processes there."""
+    gpus = step_of(launch).gpus_per_node
     setting = setting_of(launch, "nproc_per_node")
     wanted = count_of(setting)
     if gpus is None or setting is None or wanted is None or wanted == gpus:
@@ -191,11 +180,6 @@ def _other_gpus(launch: Launch) -> Iterator[Finding]:
 
 def _setting(launch: Launch, option: str, of_accelerate: str) -> Option | Variable | None:
     return setting_of(launch, of_accelerate if launch.starter == "accelerate" else option)
-
-
-def _own_options(launch: Launch) -> str:
-    """Return the options of the launch's srun."""
-    return " ".join(line for _, line in lines_of(launch)).partition("srun")[2]
 
 
 _RULES: tuple[Callable[[Launch], Iterator[Finding]], ...] = (

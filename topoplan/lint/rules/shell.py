@@ -107,9 +107,15 @@ def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[F
     for number in sorted(_lines(started)):
         line = lines[number - 1] if number <= len(lines) else ""
         for match in _PLAIN_USE.finditer(line):
-            close = get_close_matches(match[1], names, n=1, cutoff=_MISSPELT)
+            others = names - _set_from(script.part.text, match[1])
+            close = get_close_matches(match[1], others, n=1, cutoff=_MISSPELT)
             if match[1] not in names and close:
                 yield RULES["shell-misspelt-variable"].found(script.part, number, name=match[1], close=close[0])
+
+
+def _set_from(text: str, name: str) -> set[str]:
+    """Variables that a script sets from one of its environment: `NODE_RANK=$BT_NODE_RANK` has no name misspelt."""
+    return set(re.findall(rf"(?<![\w-])(\w+)=[\"']?\$\{{?{name}\b", text))
 
 
 def _misspelt_settings(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:

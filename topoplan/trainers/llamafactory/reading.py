@@ -20,7 +20,9 @@ _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu"
 _CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL)
 """Matches the command by name, by path, or as `$(which llamafactory-cli)`."""
 _SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
-_KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
+_KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type"])
+"""By which any script is known to train with it; others that generate or train share its further keys."""
+_KEYS_OF_ITS_OWN = frozenset(["template", "cutoff_len", "dataset_dir", *_KEYS_OF_SCRIPTS])
 
 
 def _claim(data: Mapping[str, Any], known: int) -> float:
@@ -61,9 +63,10 @@ def _usual(text: str, module: bool) -> str:
 
 
 def _runs(script: str, keys: Collection[str], first: str) -> bool:
-    if MODEL_KEY in keys and not _KEYS_OF_SCRIPTS.isdisjoint(keys):
+    is_own = _SCRIPT.fullmatch(script) is not None
+    if MODEL_KEY in keys and not (_KEYS_OF_ITS_OWN if is_own else _KEYS_OF_SCRIPTS).isdisjoint(keys):
         return True
-    return _SCRIPT.fullmatch(script) is not None and (first.endswith((".yaml", ".yml")) or first == "--config")
+    return is_own and (first.endswith((".yaml", ".yml")) or first == "--config")
 
 
 LLAMAFACTORY = Recogniser(

@@ -6,14 +6,16 @@ Sources, at LLaMA-Factory 0.9.5: `data/parser.py`, `data/template.py`, `model/mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, is_for_training, number, value_of, whole, words
+from topoplan.reading.words import is_open
 from topoplan.trainers.around import around
 from topoplan.trainers.llamafactory.key_list import listed_template, newer_than, templates
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
@@ -74,7 +76,7 @@ def _data_sets(configuration: Configuration) -> Iterator[Finding]:
 
 def _template(configuration: Configuration) -> Iterator[Finding]:
     template, known = words(configuration, "template"), templates()
-    if template is None:
+    if template is None or is_open(template):
         return
     if template in known.since:
         newer = newer_than(known.since[template])
@@ -168,9 +170,17 @@ def _plain(configuration: Configuration) -> Iterator[Finding]:
 # Missing -------------------------------------------------------------------------------------------------------------
 
 
+def _with_overrides(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
+    """Return the keys of a file and those that every command which reads it overrides."""
+    over = [launch.configuration for launch in setup.launches if launch.reads is configuration]
+    keys = [set(one.source.data) if one else set() for one in over]
+    said = set.intersection(*keys) if keys else set()
+    return {**configuration.source.data, **{key: over[0].get(key) for key in said if over[0]}}
+
+
 def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     """Report keys that a complete job lacks."""
-    have, trains = configuration.source.data, flag(configuration, "do_train")
+    have, trains = _with_overrides(setup, configuration), flag(configuration, "do_train")
     if have.get("model_name_or_path") is None:
         yield RULES["llamafactory-missing-key.model"].at(configuration, None)
     if trains and have.get("dataset") is None:

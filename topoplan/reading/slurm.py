@@ -1,0 +1,116 @@
+"""What Slurm gives a job, and each step of it: nodes, tasks and GPUs, from the #SBATCH lines and the words of srun.
+
+Source: sbatch(1) and srun(1) of Slurm 25.05. A range of nodes (`-N 2-4`) leaves open how many there are. Without any
+number of tasks there is one on each node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from topoplan.reading.setup import Launch
+from topoplan.reading.words import is_open
+
+_OPTIONS = {
+    **dict.fromkeys(("--nodes", "-N"), "nodes"),
+    **dict.fromkeys(("--ntasks", "-n"), "tasks"),
+    **dict.fromkeys(("--ntasks-per-node", "--tasks-per-node"), "tasks_per_node"),
+    **dict.fromkeys(("--gpus-per-node", "--gres"), "gpus_per_node"),
+    "--gpus-per-task": "gpus_per_task",
+}
+_TASKS_BY_OTHERS = frozenset(["--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core"])
+_SHORT = re.compile(r"(-[Nn])=?(\S+)")
+_COUNTS = {
+    "nodes": re.compile(r"(\d+)(?:-\1)?"),
+    "gpus_per_node": re.compile(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)"),
+    "gpus_per_task": re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)"),
+}
+_COUNT = re.compile(r"(\d+)")
+_DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^#\n]*)", re.MULTILINE)
+NODES_OF_A_JOB = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
+"""The variables that have the number of its nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Nodes, tasks and GPUs; None where nothing says them, or what says them is open."""
+
+    nodes: int | None = None
+    tasks: int | None = None
+    """Of all nodes."""
+    tasks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    gpus_per_task: int | None = None
+    is_asked: bool = False
+    """Something is asked of Slurm here."""
+
+
+def directives(text: str) -> str:
+    """What the #SBATCH lines of a script say."""
+    return " ".join(_DIRECTIVE.findall(text))
+
+
+def job_of(launch: Launch) -> Given:
+    """What the job has that its script asks for."""
+    words = directives(launch.part.text).split()
+    return _given(_numbers(words), is_asked=bool(words))
+
+
+def own_of(launch: Launch) -> Given:
+    """What the srun of a command says itself."""
+    words = launch.words_of("srun")
+    return _given(_numbers(words or ()), is_asked=words is not None)
+
+
+def step_of(launch: Launch) -> Given:
+    """What the srun of a command starts: what it does not say itself is the job's."""
+    job, own = _numbers(directives(launch.part.text).split()), _numbers(launch.words_of("srun") or ())
+    if "tasks" in own and "tasks_per_node" not in own:
+        job.pop("tasks_per_node", None)
+    if "tasks_per_node" in own:
+        job.pop("tasks", None)
+    said = {**job, **own}
+    nodes = said.get("nodes")
+    if nodes and said.keys().isdisjoint(("tasks", "tasks_per_node")):
+        said["tasks_per_node"] = 1
+    elif nodes and said.get("tasks") and "tasks_per_node" not in said:
+        each, rest = divmod(said["tasks"] or 0, nodes)
+        said["tasks_per_node"] = None if rest else each
+    if any(is_open(word) and not word.startswith("-") for word in _bare(launch.words_of("srun") or ())):
+        said = {}  # `srun $OPTIONS`
+    return _given(said, is_asked="srun" in launch.wrappers)
+
+
+def _given(said: Mapping[str, int | None], *, is_asked: bool) -> Given:
+    return Given(**said, is_asked=is_asked)
+
+
+def _bare(words: Sequence[str]) -> Iterator[str]:
+    """The words that are no option, nor may be the value of one."""
+    before = "="
+    for word in words:
+        if not word.startswith("-") and ("=" in before or not before.startswith("-")):
+            yield word
+        before = word
+
+
+def _numbers(words: Sequence[str]) -> dict[str, int | None]:
+    """The last one of each; None for what is said and open."""
+    said: dict[str, int | None] = {}
+    for at, word in enumerate(words):
+        short = _SHORT.fullmatch(word)
+        option, equals, value = (short[1], "=", short[2]) if short else word.partition("=")
+        if option in _TASKS_BY_OTHERS:
+            said["tasks_per_node"] = None
+        if (name := _OPTIONS.get(option)) is None:
+            continue
+        value = value if equals else "".join(words[at + 1 : at + 2])
+        if option == "--gres":
+            value = next((one for one in value.split(",") if one.removeprefix("gres/").startswith("gpu")), "")
+            if not value:
+                continue
+        found = _COUNTS.get(name, _COUNT).fullmatch(value.strip("\"'"))
+        said[name] = int(found[1][:6]) if found else None
+    return said
