@@ -1,4 +1,4 @@
-"""What configurations are compared with, and a cache of the searches and predictions made for it."""
+"""The reference that configurations are compared with, and a cache of its searches and predictions."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Checked:
     findings: tuple[Finding, ...]
     """Sorted by severity, errors first, then by place."""
     predictions: tuple[Prediction, ...]
-    """One for each configuration that names a model, if a cluster was given."""
+    """Predictions, one for each configuration that names a model, if a cluster was given."""
     cluster: Cluster | None
     choice: Choice
     """Which findings were asked for."""

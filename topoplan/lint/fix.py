@@ -52,11 +52,11 @@ class Copy:
     mode: int | None
     """Permissions of the original; None if the copy comes from a block of a document."""
     parts: tuple[Part, ...]
-    """Its parts, corrected where necessary; several if the blocks of a document form one session."""
+    """The file's parts, corrected where necessary; several if the blocks of a document form one session."""
     corrections: tuple[Correction, ...]
 
     def line(self, part: Part, line: int) -> int:
-        """Convert a line number of one of its parts to a line number in the file."""
+        """Convert a line number of a part to a line number of the file."""
         if line == 1 and self.text.startswith("#!"):
             return 1
         before = self.parts[: self.parts.index(part)]

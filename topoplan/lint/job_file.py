@@ -37,7 +37,7 @@ class TrainerFile:
 
     @property
     def processes(self) -> Processes | None:
-        """The processes that its command starts; None if there is no command."""
+        """The processes that the file's command starts; None if there is no command."""
         return processes_for(self.setup, self.configuration)
 
 

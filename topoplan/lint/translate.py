@@ -34,11 +34,11 @@ class Translation:
     layout: Layout
     """The layout as the trainer would run it, legal or not."""
     processes: Processes | None
-    """The processes that its command starts; None if no command was found."""
+    """The processes that the configuration's command starts; None if no command was found."""
     assumptions: tuple[str, ...]
     """Sentences on what the files leave open."""
     planned: bool = False
-    """True if it belongs to a bundle, whose plan records what was requested and chosen."""
+    """True if the configuration belongs to a bundle, whose plan records what was requested and chosen."""
     keys: Keys = field(compare=False, repr=False)
     """The configuration's keys, overridden by the arguments of its command."""
 

@@ -34,7 +34,7 @@ class Recogniser:
     trainer: str
     """Name of the trainer, as rules and translations use it."""
     package: str = ""
-    """Name of its pip package, whose version selects the rules that apply."""
+    """Name of the trainer's pip package, whose version selects the rules that apply."""
     claim: Callable[[Mapping[str, Any], int], float]
     """Score a document, given how many of `keys` it has: 2 per distinctive key, below 1 for a guess, 0 for no match."""
     keys: Callable[[], Collection[str]] = frozenset
@@ -43,7 +43,7 @@ class Recogniser:
     """Keys that may name the model (`block.key` for one inside a block); the first one present counts. A configuration
     with none of them is an excerpt."""
     names: tuple[str, ...] = ()
-    """Its commands, as typed."""
+    """The trainer's commands, as typed."""
     usual: Callable[[str, bool], str] = _no_program
     """Map a program's spelling, and whether it is a module, to its name in rules; empty for a foreign program."""
     programs: str = ""
@@ -53,19 +53,19 @@ class Recogniser:
     methods: str = ""
     """Pattern of the subcommands that train."""
     file_options: tuple[str, ...] = ()
-    """Options that name its configuration file (one path, or directory and name); then no other option is a key."""
+    """Options that name the configuration file (one path, or directory and name); then no other option is a key."""
     has_blocks: bool = False
-    """True if its commands take keys as `block.key=value`."""
+    """True if the trainer's commands take keys as `block.key=value`."""
     runs: Callable[[str, Collection[str], str], bool] = _runs_none
-    """Whether a Python script trains with it, given its name, the keys among its arguments, and its first argument."""
+    """Whether a Python script uses the trainer, given its name, the keys among its arguments, and the first argument."""
     family: str = ""
-    """Text that occurs in the names of all programs that train with it; empty if there is no such text."""
+    """Text that occurs in the names of all programs that train with the trainer; empty if there is no such text."""
     takes_deepspeed: bool = False
-    """True if its key `deepspeed` names or contains a DeepSpeed configuration."""
+    """True if the trainer's key `deepspeed` names or contains a DeepSpeed configuration."""
     unpredicted: tuple[str, str, str] | None = None
-    """Message, reason and remedy if a prediction is asked for but its files are not predicted; None if they are."""
+    """Message, reason and remedy if a prediction is asked for but the files are not predicted; None if they are."""
     path: Callable[[Configuration, Sequence[Variable]], str | None] = _one_path
-    """Return which of its training paths a configuration takes, if it has several."""
+    """Return the training path that a configuration takes, for trainers with several."""
 
 
 Recognisers = tuple[Recogniser, ...]

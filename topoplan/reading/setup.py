@@ -135,10 +135,10 @@ class Setup:
 
     parts: tuple[Part, ...]
     configurations: tuple[Configuration, ...] = ()
-    """From files and from commands."""
+    """Configurations from files and from commands."""
     launches: tuple[Launch, ...] = ()
     scripts: tuple[Script, ...] = ()
-    """One for each shell part."""
+    """Parsed scripts, one for each shell part."""
     variables: tuple[Variable, ...] = ()
     """All assignments of variables, in order."""
     pins: tuple[Pin, ...] = ()
@@ -212,7 +212,7 @@ class Setup:
         return self.path_of(configuration) == "mca"
 
     def path_of(self, configuration: Configuration) -> str | None:
-        """Return which training path of its trainer a configuration takes; None if there is only one."""
+        """Return the training path that a configuration takes; None if its trainer has only one."""
         one = self.recogniser(configuration.trainer)
         return one.path(configuration, self.variables) if one else None
 

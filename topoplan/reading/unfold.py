@@ -109,7 +109,7 @@ def unfold_shell(text: str) -> str | None:
 
 
 def _is_folded(line: str) -> bool:
-    """Whether a line holds several: a backslash before an option, or more than one export."""
+    """Whether a line holds several commands or options: a backslash before an option, or more than one export."""
     return bool(re.search(r"(?<!\S)\\[ \t]+--?\w", line)) or len(re.findall(rf"(?<!\S){_EXPORT}", line)) > 1
 
 

@@ -30,9 +30,9 @@ class Reading:
     keys: Keys
     model: Model
     world: int
-    """Number of GPUs that it runs on."""
+    """Number of GPUs that the configuration runs on."""
     launch: Launch | None = None
-    """The command that starts it."""
+    """The command that starts the configuration."""
     sharding: Sharding = field(default_factory=Sharding)
     """How states are sharded, for data-parallel backends."""
     parts: dict[str, Any] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Codec:
     """How to interpret a trainer's configuration, for one of its training paths."""
 
     reads: str
-    """Which configurations it reads: the training path that a Recogniser's `path` returns, else its `trainer`."""
+    """Which configurations the codec reads: the path that a Recogniser's `path` returns, else its `trainer`."""
     rows: Rows
     defaults: Callable[[], Mapping[str, Any]]
     """The trainer's defaults: key -> value."""

@@ -175,7 +175,7 @@ def optimizer_of(keys: Keys) -> str:
 
 
 def refuse(keys: Keys, off: Mapping[str, Sequence[Any]]) -> None:
-    """Raise NotPredictedError if any of these keys has a value other than those that disable it."""
+    """Raise NotPredictedError if any of these keys has a value that enables it; `off` lists the other values."""
     on = [key for key, values in off.items() if keys.given(key) is not None and keys.given(key) not in values]
     if on:
         words = " and ".join(f"{key} {_word(keys.given(key))}" for key in on)

@@ -135,7 +135,7 @@ class KeyClasses:
 
     @staticmethod
     def _value_of_a_switch(configuration: Configuration, path: KeyPath) -> bool:
-        """Whether a flag without a value is followed by one: `--bf16 true`, where argparse refuses the extra word."""
+        """Whether a flag that takes no value is given one: `--bf16 true`, where argparse refuses the extra word."""
         flag = str(path[-1]).replace("_", "[-_]")
         lines = configuration.part.text.split("\n")
         return re.search(rf"--{flag}[ =]+[^-\s\\#;&|<>\"'$`)]", lines[(configuration.line(*path) or 1) - 1]) is not None

@@ -26,9 +26,9 @@ class Other:
 
     name: str
     title: str
-    """Name of its files or commands, for use in a sentence."""
+    """Name of the trainer's files or commands, for use in a sentence."""
     needs: tuple[tuple[str, ...], ...]
-    """Groups of keys that identify it: all keys of any one group must be present."""
+    """Groups of keys that identify the trainer: all keys of any one group must be present."""
     model: tuple[str, ...]
     """Keys that may name the model."""
     says: Mapping[str, str]
@@ -39,9 +39,9 @@ class Other:
     names: tuple[str, ...] = ()
     command: str = ""
     files: tuple[str, ...] = ()
-    """Options of its programs that name the file."""
+    """Options of the programs that name the file."""
     keys_are_options: bool = False
-    """True if its programs take keys as `--key value`, False for `block.key=value`."""
+    """True if the programs take keys as `--key value`, False for `block.key=value`."""
     part: bool = False
     """What a command of another trainer names."""
     beside: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Other:
     recognised: Recogniser = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the recogniser of its files and commands."""
+        """Derive the recogniser of the trainer's files and commands."""
         one = Recogniser(
             trainer=self.name,
             claim=self._claim,

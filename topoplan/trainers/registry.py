@@ -168,9 +168,9 @@ class Verdict:
     """Which trainer runs a layout."""
 
     trainer: Trainer | None
-    """The first trainer that can run it; None if there is none."""
+    """The first trainer that can run the layout; None if there is none."""
     refused: tuple[Trainer, Refusal] | None
-    """The first trainer that cannot run it, with its refusal."""
+    """The first trainer that cannot run the layout, with its refusal."""
 
     @property
     def name(self) -> str | None:

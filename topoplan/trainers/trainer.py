@@ -139,9 +139,9 @@ class Way:
     backends: tuple[str, ...]
     """Backends to search, in this order."""
     traits: Mapping[str, Traits]
-    """Backend -> how it computes, including backends that it accepts but that are not searched."""
+    """Backend -> how the trainer computes, including backends that it accepts but that are not searched."""
     packages: Mapping[str, tuple[str, ...]]
-    """Backend -> packages it needs besides PyTorch and the trainer itself."""
+    """Backend -> packages needed besides PyTorch and the trainer itself."""
     job_refusals: Callable[[Spec], Iterator[Refusal]] = none
     """Why a job cannot run under any layout. Only the first trainer with a backend is asked, for all that have it."""
     model_warnings: Callable[[Model], Iterator[str]] = none
@@ -149,7 +149,7 @@ class Way:
     caveats: Callable[[Spec, Layout], Iterator[str]] = none
     """Known problems of the files written for a layout; faults of packages are in `known_faults.py`."""
     refusals: Callable[[Spec, Layout], Iterator[Refusal]]
-    """What it would refuse, silently ignore, or train differently from the plan; users see the first one."""
+    """What the trainer would refuse, silently ignore, or train differently from the plan; users see the first one."""
     steps: Callable[[Job, Mapping[str, Any]], int | None]
     """Optimizer steps of a job with these trainer keys; None if the number of samples is unknown."""
     files: Callable[[Spec, Layout], TrainerFiles]
@@ -165,7 +165,7 @@ class Way:
     trial: Trial | None = None
     """How to measure a few steps of a job; None if trials are not supported."""
     codec: Codec | None = None
-    """How to interpret its files, for `check`; None if they are not predicted."""
+    """How to interpret the trainer's files, for `check`; None if they are not predicted."""
 
     def written(self, spec: Spec, layout: Layout) -> TrainerFiles:
         """Return the trainer's files. Raises its first refusal as an error, and LayoutError if the layout does not fit
@@ -189,23 +189,23 @@ class Trainer:
     title: str
     """The name as its makers spell it."""
     ways: tuple[Way, ...]
-    """Its training paths, Megatron first if it has it; each backend belongs to at most one of them."""
+    """The training paths, Megatron first if the trainer has it; each backend belongs to at most one of them."""
     log: Log
     versions: Versions
     recognisers: tuple[Recogniser, ...] = ()
-    """How `check` recognizes its files and commands."""
+    """How `check` recognizes the trainer's files and commands."""
     rules: str = ""
-    """Module with the rules on its files, imported only by `check`; it has `findings(setup)` and the table RULES."""
+    """Module with the rules on the trainer's files, imported only by `check`: `findings(setup)` and the table RULES."""
     unwritten: tuple[str, ...] = ()
-    """Stages of jobs that it can train and that are predicted, but that no files are written for."""
+    """Stages of jobs that the trainer supports and that are predicted, but that no files are written for."""
     usual_for: tuple[str, ...] = ()
-    """Kinds of fine-tuning for which its backends are searched if no trainer is named."""
+    """Kinds of fine-tuning for which the trainer's backends are searched if no trainer is named."""
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that are searched for it."""
+        """The backends that are searched for this trainer."""
         return tuple(backend for way in self.ways for backend in way.backends)
 
     def way(self, backend: str) -> Way | None:
-        """Return the training path for a backend; None if the trainer cannot use it."""
+        """Return the training path for a backend; None if the trainer does not support it."""
         return next((way for way in self.ways if backend in way.traits), None)

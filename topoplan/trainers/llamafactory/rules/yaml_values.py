@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0
 _CLOSED = re.compile(r"\$\{[^${}]+\}")
 
 _WORD_FOR_NO = {"report_to": "none"}
-"""Words that disable keys that take text, where it is not `no`."""
+"""Key -> the word that disables it, for keys that take text and where the word is not `no`."""
 _PRINTED_QUOTES = re.compile(
     "[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}]([^\n]+)"
     "[\N{RIGHT DOUBLE QUOTATION MARK}\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}]"
