@@ -1,12 +1,11 @@
-"""The way of a spec through the house during `topoplan rank SPEC`: how often it climbs back up.
+"""Trace the path of a spec through the package during `topoplan rank SPEC`, and count how often it goes back up.
 
     python tests/climbs.py cluster_specs/h100-4x8.yaml
 
-The way is the order in which the calls of the run enter the files for the first time. It should go down the floors of
-the hallway (`tests/test_architecture.py`): a spec is read, searched, computed, and shown. Each file that lies on a
-higher floor than the one entered before it is a climb. What is looked up on the way is no place on it: floors 0 to 4,
-which hold units and errors, the spec, layouts, the network and the operators, may be asked from anywhere above. What
-runs while a module is imported is no call of the way either.
+The path is the order in which the calls of the run first enter each file. It should go down the floors of the hallway
+(`tests/test_architecture.py`): a spec is read, searched, computed, and shown. A file on a higher floor than the one
+entered before it is a climb. Lookups do not count: floors 0 to 4, with units and errors, the spec, layouts, the network
+and the operators, may be called from anywhere above. Calls during the import of a module do not count either.
 """
 
 import contextlib
@@ -27,11 +26,11 @@ from tests.test_architecture import FLOORS  # noqa: E402
 
 PACKAGE = ROOT / "topoplan"
 LOOKED_UP = 4
-"""Rooms up to this floor hold what is known, not what is done with it."""
+"""Rooms up to this floor contain facts, and do not act on them."""
 
 
 def way(*arguments: str) -> list[str]:
-    """Files of the package in the order in which the calls of a command enter them, without those of imports."""
+    """Return the package's files in the order in which a command's calls first enter them, without imports."""
     entered: dict[str, None] = {}
     start = str(PACKAGE) + "/"
 
@@ -50,7 +49,7 @@ def way(*arguments: str) -> list[str]:
 
 
 def _is_import(frame: FrameType) -> bool:
-    """Whether a call is made by a module that is being imported, or is that of its body or of a class."""
+    """Return whether a call is made during an import, or is the body of a module or a class."""
     caller: FrameType | None = frame
     while caller is not None:
         if caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__", "").startswith("topoplan."):
@@ -60,18 +59,18 @@ def _is_import(frame: FrameType) -> bool:
 
 
 def floor(file: str) -> int:
-    """The floor of the room that a file is in."""
+    """Return the floor of a file's room."""
     return FLOORS[Path(file).parts[0].removesuffix(".py")]
 
 
 def climbs(files: Iterable[str]) -> list[tuple[str, str]]:
-    """Steps of a way that lead up: (from, to)."""
+    """Return the upward steps of a path: (from, to)."""
     places = [file for file in files if floor(file) > LOOKED_UP]
     return [(one, other) for one, other in pairwise(places) if floor(other) > floor(one)]
 
 
 def main() -> int:
-    """Prints the way, a file a line, with its climbs."""
+    """Print the path, a file per line, with its climbs."""
     files = way("rank", *sys.argv[1:])
     found = climbs(files)
     ups = {other for _, other in found}

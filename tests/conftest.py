@@ -41,10 +41,10 @@ ON_HOSTS = {
         "remote/test_upload",
     ),
 }
-"""Modules, one with its room, that start whole launches, jobs and torchruns, and mostly wait for them: marked
+"""Modules, each with its room, that start complete launches, jobs and torchruns and mostly wait for them: marked
 `hosts`."""
 
-# Started in the background of a script, or by nohup: programs that tests start would never notice these.
+# Restore signals ignored by a background shell or nohup, which programs started by tests would otherwise inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
@@ -58,7 +58,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Nobody needs the files of a test after a loss of power, and a disk that others use takes long."""
+    """Disable fsync: test files need not survive a loss of power, and a shared disk syncs slowly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
@@ -66,7 +66,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_terminal() -> Iterator[None]:
-    """Workers have the width of a terminal in their environment, which counts where output is piped."""
+    """Remove the terminal's width from the environment of workers, which would affect piped output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("COLUMNS", raising=False)
         yield
@@ -74,7 +74,7 @@ def _no_terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_kept_searches() -> Iterator[None]:
-    """Nothing can be written below a device: every test searches for itself, and leaves the user's cache alone."""
+    """Disable the cache of searches, so that every test searches for itself and the user's cache is untouched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.devnull)
         yield
@@ -82,13 +82,13 @@ def _no_kept_searches() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def h100s() -> "Cluster":
-    """A shipped cluster: four machines of eight."""
+    """Return a shipped cluster: four machines with eight GPUs each."""
     return _shipped("h100-4x8")
 
 
 @pytest.fixture(scope="session")
 def a100s() -> "Cluster":
-    """A shipped cluster: one machine of eight."""
+    """Return a shipped cluster: one machine with eight GPUs."""
     return _shipped("a100-1x8")
 
 
@@ -103,27 +103,27 @@ def _is_on_hosts(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Reading in tests that are not asked for takes as long as some of those that are."""
+    """Skip test files that were not requested: importing them can take as long as running the requested ones."""
     asked = config.option.markexpr
     if not collection_path.match("test_*.py"):
         return None
     on_hosts = _is_on_hosts(collection_path)
     if asked == "hosts":
         return None if on_hosts else True
-    # Those of tests/verify import torch and transformers, and so do some on hosts.
+    # Tests in tests/verify import torch and transformers, and so do some tests on hosts.
     on_trainers = collection_path.parent.name == "verify"
     return True if (on_hosts and "not hosts" in asked) or (on_trainers and "not verify" in asked) else None
 
 
 def pytest_collection_finish() -> None:
-    """What is read in by now stays to the end: to look through it again and again for garbage takes a tenth of all."""
+    """Exempt everything imported so far from garbage collection, which would cost a tenth of the run time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """More than there are cores, as most of their time is spent waiting."""
+    """Return more workers than cores, because tests spend most of their time waiting."""
     return (os.cpu_count() or 1) * 3 // 2 if config.option.markexpr == "hosts" else None
 
 

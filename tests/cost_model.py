@@ -1,9 +1,9 @@
-"""docs/cost-model/: the chapters of the cost model, written from the docstrings and the code of its rooms.
+"""Generates docs/cost-model/: the chapters of the cost model, from the docstrings and code of its rooms.
 
     python -m tests.cost_model docs/cost-model
 
-A chapter is a room of the house, a section a module, behind those that it builds on. What stands beside a formula is
-its docstring, the unit that its name ends in, and the sources that `explain` prints for it.
+Each room is a chapter and each module a section, after the modules that it builds on. A formula is shown with its
+docstring, the unit in which its name ends, and the sources that `explain` prints for it.
 """
 
 import ast
@@ -30,7 +30,7 @@ CHAPTERS = {
     "engines/megatron": "Megatron-core",
     "engines/data_parallel": "DDP, ZeRO and FSDP2",
 }
-# They hand on, search with, arrange or draw what the others compute.
+# These modules pass on, search, arrange or draw what others compute.
 LEFT_OUT = {
     "account",
     "changes",
@@ -53,7 +53,7 @@ UNITS = {
     "s": "seconds",
 }
 IN_SIGHT = 12
-"""Lines of a function that is shown whole; longer ones are opened by a click."""
+"""Maximum lines of a function shown unfolded; longer ones open with a click."""
 ACRONYMS = {"nccl": "NCCL", "te": "Transformer Engine", "moe": "MoE", "mlp": "MLP", "flops": "FLOPs", "ids": "IDs"}
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -66,7 +66,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """As sources name it: `engines/megatron/states.py`."""
+        """Return the name used in sources: `engines/megatron/states.py`."""
         return self.path.relative_to(PACKAGE).as_posix()
 
     @cached_property
@@ -79,7 +79,7 @@ class Module:
 
     @cached_property
     def imports(self) -> set[Path]:
-        """Files of the package that it builds on."""
+        """Return the package files that the module builds on."""
         found = [node for node in self.tree.body if isinstance(node, ast.ImportFrom) and node.module]
         return {PACKAGE.parent / f"{(node.module or '').replace('.', '/')}.py" for node in found}
 
@@ -92,13 +92,13 @@ class Module:
         ]
 
     def code(self, node: Definition) -> str:
-        """Its lines without the docstring."""
+        """Return the lines of a definition without its docstring."""
         lines, said = self.text.splitlines(), node.body[0]
         return "\n".join([*lines[node.lineno - 1 : said.lineno - 1], *lines[said.end_lineno or 0 : node.end_lineno]])
 
 
 def modules_of(room: str) -> list[Module]:
-    """The files of a room that compute, each behind those that it builds on."""
+    """Return the computing modules of a room, each after those that it builds on."""
     files = {path: Module(path) for path in sorted((PACKAGE / room).glob("*.py")) if path.stem not in LEFT_OUT}
     ordered: dict[Path, Module] = {}
 
@@ -115,7 +115,7 @@ def modules_of(room: str) -> list[Module]:
 
 @cache
 def sources() -> dict[str, list[str]]:
-    """Name of a formula -> what it is taken from, as `source_of(formula, ...)` says where a figure is made."""
+    """Return formula name -> its origins, from the `source_of(formula, ...)` calls that use it."""
     found: dict[str, list[str]] = defaultdict(list)
     texts = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
     for text in texts:
@@ -128,7 +128,7 @@ def sources() -> dict[str, list[str]]:
 
 
 def chapter(room: str) -> str:
-    """One page."""
+    """Return one page."""
     known, parts = sources(), [f"# {CHAPTERS[room]}\n"]
     parts.append(f"Written from `topoplan/{room}/`, a file behind those that it builds on.\n")
     for module in modules_of(room):
@@ -176,7 +176,7 @@ def _signature(node: ast.FunctionDef) -> str:
 
 
 def _assigned(node: ast.stmt) -> str | None:
-    """The name that a statement gives a value or a type."""
+    """Return the name that a statement assigns or annotates."""
     target = (
         node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
     )
@@ -184,12 +184,12 @@ def _assigned(node: ast.stmt) -> str | None:
 
 
 def _text(node: ast.AST | None) -> str | None:
-    """A string that stands there as it is."""
+    """Return the value of a string constant."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """(name, what stands below it) of assignments with a docstring."""
+    """Yield (name, docstring) of assignments with a docstring."""
     for one, below in pairwise(body):
         name, text = _assigned(one), _text(below.value) if isinstance(below, ast.Expr) else None
         if name and text and not name.startswith("_"):
@@ -228,7 +228,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 
 def _prose(docstring: str) -> str:
-    """A docstring as Markdown: lists stand by themselves, arXiv numbers are links, and what is no mark stays text."""
+    """Convert a docstring to Markdown: separate lists, link arXiv numbers, and escape everything that is not markup."""
     lines: list[str] = []
     for line in docstring.splitlines():
         if line.startswith("- ") and lines and lines[-1] and not lines[-1].startswith(("- ", "  ")):
@@ -238,7 +238,7 @@ def _prose(docstring: str) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Outside of code spans."""
+    """Escape text outside of code spans."""
     pieces = re.split(r"(`[^`]*`)", line)
     for place in range(0, len(pieces), 2):
         text = re.sub(r"[<\[*]|__|(?<=\w)_(?=\w)", lambda mark: "\\" + mark[0], pieces[place])
@@ -247,7 +247,7 @@ def _escaped(line: str) -> str:
 
 
 def write(directory: Path) -> None:
-    """All chapters, beside the page that stands before them."""
+    """Write all chapters next to the introductory page."""
     for room in CHAPTERS:
         (directory / f"{room.replace('/', '-')}.md").write_text(chapter(room), encoding="utf-8")
 

@@ -1,12 +1,11 @@
-"""Freezes what topoplan answers, at full precision, and compares two such states: the judge of a change that must move
-nothing.
+"""Record topoplan's answers at full precision and compare two recordings, to show that a change moves nothing.
 
     python tests/frozen.py write before.jsonl runs.jsonl ...    # run documents too, as `topoplan predict` reads them
     python tests/frozen.py write after.jsonl runs.jsonl ...
     python tests/frozen.py compare before.jsonl after.jsonl --moved 'predict .*zero3.* memory'
 
-A line is one field of one answer: what was asked, the path of the field, its value. Floats may differ by 1e-9 of
-themselves; fields whose line matches a pattern of `--moved` may be anything, and are counted.
+Each line is one field of one answer: the question, the path of the field, its value. Floats may differ by a relative
+1e-9; fields whose line matches a pattern of `--moved` may have any value, and are counted.
 """
 
 import argparse
@@ -28,11 +27,11 @@ ROOT = Path(__file__).parent.parent
 SPECS = ROOT / "cluster_specs"
 TOLERANCE = 1e-9
 LARGE = ("b200-128x8-deepseek-v3", "h200-16x8-qwen3-235b")
-"""Specs whose searches take seconds: only their rankings and the plan that wins are asked for."""
+"""Specs whose searches take seconds: only their rankings and their best plan are recorded."""
 
 
 def answers(run_files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """What is asked, and the answer as JSON has it."""
+    """Yield each question with its answer as JSON."""
     for file in run_files:
         for line in _call("predict", str(file), "--json").splitlines():
             answer = json.loads(line)
@@ -62,7 +61,7 @@ def _answers_of_spec(spec: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _answers_of_runs(run_files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """The whole account of every tenth run."""
+    """Yield the complete account of every tenth run."""
     for file in run_files:
         for line in file.read_text(encoding="utf-8").splitlines()[::10]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as one:
@@ -80,7 +79,7 @@ def _json(*arguments: str) -> Any:
 
 
 def _call(*arguments: str) -> str:
-    """What a verb prints; what it says on standard error, where it refuses."""
+    """Return what a verb prints, or if it refuses, its message on standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
         topoplan_main([*arguments])
@@ -99,7 +98,7 @@ def _fields(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def write(target: Path, run_files: Sequence[Path]) -> None:
-    """All answers, a field a line."""
+    """Write all answers, one field per line."""
     view._SIGNIFICANT_DIGITS = 17
     with target.open("w", encoding="utf-8") as file:
         for asked, answer in answers(run_files):
@@ -108,7 +107,7 @@ def write(target: Path, run_files: Sequence[Path]) -> None:
 
 
 def compare(before: Path, after: Path, moved: Sequence[str]) -> int:
-    """Prints what differs and is not among `moved`; 1 where there is such a thing."""
+    """Print the differences that `moved` does not cover; return 1 if there are any."""
     old, new = _read(before), _read(after)
     wrong, allowed = [], 0
     for place in dict.fromkeys((*old, *new)):
@@ -138,7 +137,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def main() -> int:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     writing = verbs.add_parser("write", help="freeze what is answered now")

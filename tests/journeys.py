@@ -1,6 +1,6 @@
-"""Journeys from an empty directory to a bundle, as sessions on a terminal of 80 x 24: `make readme` writes them anew.
+"""Journeys from an empty directory to a bundle, as sessions on an 80 x 24 terminal; `make readme` rewrites them.
 
-Each is a first command, as a new user types it; the others are pasted from the line `Next` of the one before.
+The first command of each is what a new user types; the others are copied from the `Next` line of the one before.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _TERMINAL = {"COLUMNS": str(COLUMNS), "LINES": str(LINES)}
 
 
 def run(command: str) -> str:
-    """What a terminal of 80 columns shows of a command that begins with `topoplan`, in the working directory."""
+    """Return what an 80-column terminal shows for a `topoplan` command in the working directory."""
     program, *arguments = shlex.split(command)
     assert program == "topoplan"
     shown = io.StringIO()
@@ -38,7 +38,7 @@ def run(command: str) -> str:
 
 
 def session(first: str) -> Iterator[tuple[str, str]]:
-    """Commands and what they show, in an empty directory, until one writes a bundle."""
+    """Yield commands and their output, in an empty directory, until one writes a bundle."""
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         command: str | None = first
         for _ in range(MOST_COMMANDS):
@@ -49,25 +49,25 @@ def session(first: str) -> Iterator[tuple[str, str]]:
 
 
 def next_command(shown: str) -> str | None:
-    """The command that is to be typed next; None where there is none."""
+    """Return the suggested next command, or None."""
     found = re.findall(r"^Next  (topoplan .*)$", shown, re.MULTILINE)
     return found[-1] if found else None
 
 
 def written(title: str, commands: Iterator[tuple[str, str]]) -> str:
-    """A session as the text of its file."""
+    """Return a session as the text of its file."""
     return f"# {title}\n\n" + "\n".join(f"{_PROMPT}{command}\n{shown}" for command, shown in commands)
 
 
 def read(path: Path) -> tuple[str, list[tuple[str, str]]]:
-    """The title, and the commands with what they show."""
+    """Read a session's title, and its commands with their output."""
     title, *rest = re.split(r"^\$ ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     pairs = [part.partition("\n")[::2] for part in rest]
     return title.strip().removeprefix("# "), [(command, shown.rstrip("\n") + "\n") for command, shown in pairs]
 
 
 def rows(shown: str) -> list[str]:
-    """The rows of the terminal."""
+    """Return the rows on the terminal."""
     lines = shown.splitlines()
     return [line[start : start + COLUMNS] for line in lines for start in range(0, max(1, len(line)), COLUMNS)]
 

@@ -1,4 +1,4 @@
-"""README.md and docs/: what they show, and `make readme`, which puts the present output there."""
+"""The outputs in README.md and docs/, which `make readme` updates."""
 
 import os
 import re
@@ -24,23 +24,23 @@ _PICTURE = re.compile(r"`(topoplan timeline [^`]*) -o docs/timeline\.svg`")
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """What stands in the fences of a language, outside of the output that `make readme` writes."""
+    """Return the fenced blocks of a language, except the outputs written by `make readme`."""
     return re.findall(rf"^```{language}\n(.*?)^```", _OUTPUT.sub("", text), re.DOTALL | re.MULTILINE)
 
 
 def shown(text: str) -> list[tuple[str, str]]:
-    """(command, block with its output) of a page."""
+    """Return (command, output block) pairs of a page."""
     return [(found[1], found[0]) for found in _OUTPUT.finditer(text)]
 
 
 def block(command: str) -> str:
-    """A command with its present output."""
+    """Return a command with its current output."""
     lines = [line.rstrip() for line in _run(command).rstrip().splitlines()]
     return "\n".join(["```text", f"$ {command}", *lines, "```", ""])
 
 
 def picture() -> str:
-    """The picture, drawn by the command that a page names below it."""
+    """Return the drawing made by the command that a page names below it."""
     (command,) = {found for path in PAGES.values() for found in _PICTURE.findall(path.read_text(encoding="utf-8"))}
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / PICTURE.name
@@ -49,14 +49,14 @@ def picture() -> str:
 
 
 def _run(command: str) -> str:
-    """What a command line that begins with `topoplan` prints now, in the root of the repository."""
+    """Return the current output of a `topoplan` command line, run in the root of the repository."""
     script = f'topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
     environment = {**os.environ, "XDG_CACHE_HOME": os.devnull}
     environment.pop("COLUMNS", None)
     done = subprocess.run(
         ["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
     )
-    if done.returncode not in (0, 1):  # 1: `check` has found errors
+    if done.returncode not in (0, 1):  # 1 means that `check` found errors
         raise RuntimeError(f"{command}: exit code {done.returncode}: {done.stderr}")
     return done.stdout
 

@@ -20,12 +20,13 @@ from topoplan.page.html import playground_html
 ROOT = Path(__file__).resolve().parents[1]
 PYODIDE = "314.0.7"
 PYTHON, PLATFORM = "3.14", "pyemscripten_2026_0_wasm32"
-"""These three go together: a newer Pyodide has another Python and platform, and wants other wheels."""
+"""These three belong together: a newer Pyodide has another Python and platform, and needs other wheels."""
 INSTALLED = (
     *("annotated-doc", "click", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "networkx", "packaging", "pyyaml"),
     *("rich", "shellingham", "typer"),
 )
-"""What planning imports, as far as it is there: newer typers need no click. Of what is compiled, the same in Python."""
+"""The imports of planning, as far as installed (newer typers need no click). Compiled modules are replaced by their
+pure Python versions."""
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
 
 
@@ -53,7 +54,7 @@ def runtime(scratch: Path, target: Path) -> None:
 
 
 def compiled(scratch: Path) -> list[Path]:
-    """Wheels of what pyproject.toml pins, with what it needs; pip refuses a pair that does not belong together."""
+    """Return wheels of the versions pinned in pyproject.toml with their dependencies; pip refuses mismatched pairs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
     where = ["--dest", str(scratch), "--python-version", PYTHON, "--platform", PLATFORM, "--platform", "any"]
@@ -62,7 +63,7 @@ def compiled(scratch: Path) -> list[Path]:
 
 
 def pack(packed: zipfile.ZipFile, wheels: list[Path]) -> None:
-    """Files of all packages in one archive."""
+    """Write the files of all packages into one archive."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as content:
             for name in content.namelist():

@@ -1,4 +1,4 @@
-"""Specs, plans and rankings made by hand, for tests of what stands above the planner."""
+"""Handmade specs, plans and rankings, for tests of the rooms above the planner."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ H100 = Gpu(
 
 
 def make_spec(*, name: str = "h100-4x8", nodes: int = 4, model_name: str = "Qwen/Qwen3-8B", **job: Any) -> Spec:
-    """Four HGX boxes and a dense 8B model."""
+    """Return a spec of four HGX boxes and a dense 8B model."""
     layer = Layer(
         attention=Attention(heads=32, kv_heads=8, head_dim=128, qk_norm=True), ffn=Mlp(intermediate_size=12288)
     )
@@ -75,7 +75,7 @@ def make_plan(
     recompute: Recompute = NO_RECOMPUTE,
     **degrees: Any,
 ) -> Plan:
-    """A plan on 32 GPUs with a batch of 64; its figures are not predictions of anything."""
+    """Return a plan on 32 GPUs with a batch of 64, whose figures are not predictions."""
     split = {"tp": 1, "pp": 1, "cp": 1, "micro_batch_size": 1} | degrees
     dp = 32 // (split["tp"] * split["pp"] * split["cp"])
     layout = Layout.of(
@@ -123,12 +123,12 @@ def make_plan(
 def make_rejection(
     *, rule: str = "memory", reason: str = "stage 0 needs 92.3 GiB of 79.6", fix: str = "", **degrees: Any
 ) -> Rejection:
-    """A layout that is out."""
+    """Return a rejected layout."""
     return Rejection(layout=make_plan(**degrees).layout, rule=rule, reason=reason, fix=fix)
 
 
 def make_ranking(*plans: Plan, spec: Spec | None = None, **fields: Any) -> Ranking:
-    """A ranking of these plans, in this order."""
+    """Return a ranking of these plans, in this order."""
     counts = Counts(candidates=1234, illegal=600, out_of_memory=634 - len(plans), ranked=len(plans))
     in_order = Plans([plan.layout for plan in plans], plans.__getitem__)
     values: dict[str, Any] = {"spec": spec or make_spec(), "plans": in_order, "counts": counts, "elapsed_s": 0.25}
@@ -136,7 +136,7 @@ def make_ranking(*plans: Plan, spec: Spec | None = None, **fields: Any) -> Ranki
 
 
 def usual_ranking(**job: Any) -> Ranking:
-    """Some plans, notes and rejections as a search gives them."""
+    """Return a ranking with plans, notes and rejections, as a search would."""
     return make_ranking(
         make_plan(tp=2, step_s=3.21, device_gib=61.2),
         make_plan(tp=4, step_s=3.35, device_gib=44.0, band=(0.9, 1.2)),
@@ -157,5 +157,5 @@ def usual_ranking(**job: Any) -> Ranking:
 
 
 def no_search(spec: Spec) -> Ranking:
-    """In the place of a search, for what is seen without the best plan of a job."""
+    """Replace the search, for tests that do not need the best plan of a job."""
     raise SpecError("no search")

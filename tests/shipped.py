@@ -1,4 +1,4 @@
-"""The measured runs of the catalog, graded once for all tests."""
+"""The catalog's measured runs, graded once for all tests."""
 
 from functools import cache
 
@@ -8,5 +8,5 @@ from topoplan.planner.validate import Validation, validate
 
 @cache
 def graded() -> Validation:
-    """What `topoplan validate` works out of them."""
+    """Return the result of `topoplan validate` for the shipped runs."""
     return validate(shipped_runs())

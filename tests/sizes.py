@@ -1,4 +1,4 @@
-"""How many examples a property or a table is tried on: all of them in CI, fewer where somebody waits."""
+"""The number of examples for properties and tables: all in CI, fewer on a developer's machine."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -11,12 +11,12 @@ Row = TypeVar("Row")
 
 
 def examples(number: int) -> int:
-    """`number` in CI, elsewhere the share of it that the profile in conftest.py has of hypothesis' usual number."""
+    """Return `number` in CI, and elsewhere the share of it that the profile in conftest.py allows."""
     return max(1, number * settings.default.max_examples // _USUAL)
 
 
 def some(rows: Sequence[Row], few: int) -> Sequence[Row]:
-    """All rows in CI, elsewhere a few from the first to the last: of a table whose rows mostly go the same way."""
+    """Return all rows in CI, and elsewhere a few spread over a table whose rows mostly test the same code."""
     if settings.default.max_examples >= _USUAL or len(rows) <= few:
         return rows
     return [rows[place * (len(rows) - 1) // (few - 1)] for place in range(few)]

@@ -1,4 +1,4 @@
-"""Decisions that every module has to keep: imports go one way, planning stays light, the public surface is small."""
+"""Architectural decisions that every module must respect: one-way imports, light planning, a small public surface."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ from topoplan.trainers.registry import trainer_names
 
 ROOT = Path(topoplan.__file__).parent
 
-# The floors of the hallway. A module imports from its own floor or from lower ones.
+# The floors of the hallway: a module imports only from its own floor or from lower ones.
 FLOORS = {
     "errors": 0,
     "on_demand": 0,
@@ -43,25 +43,25 @@ FLOORS = {
 }
 HEAVY = {"torch", "transformers", "llamafactory", "megatron", "deepspeed", "accelerate"}
 PARSERS = {"tree_sitter", "tree_sitter_bash", "markdown_it"}
-"""Of shell and Markdown, which `check` alone needs."""
+"""Parsers of shell and Markdown, which only `check` needs."""
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
 def room(path: Path) -> str:
-    """The package, or the module at the top, that a file belongs to."""
+    """Return the package, or the top-level module, of a file."""
     first = path.relative_to(ROOT).parts[0]
     return first.removesuffix(".py")
 
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """All of a module's syntax tree."""
+    """Return all nodes of a module's syntax tree."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
 
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Every module that a file imports, anywhere in it: `topoplan.specs.spec`, `yaml`, ..."""
+    """Return every module that a file imports, anywhere in it: `topoplan.specs.spec`, `yaml`, ..."""
     names: set[str] = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -69,13 +69,13 @@ def imported(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import; write the whole name"
             module = node.module or ""
-            # `from topoplan import cli` names a room in its second half.
+            # In `from topoplan import cli`, the imported name is the room.
             names |= {f"{module}.{alias.name}" for alias in node.names} if module == "topoplan" else {module}
     return frozenset(names)
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
-    """The rooms of a file's imports from topoplan; a constant of the package pulls in nothing."""
+    """Yield the rooms that a file imports from topoplan; importing a constant of the package does not count."""
     for name in imported(path):
         first, *rest = name.split(".")
         if first == "topoplan" and rest and rest[0] != "__version__":
@@ -128,7 +128,7 @@ NAMES_OF_ENGINES = {
 
 
 def test_nothing_asks_which_engine_a_layout_is_of() -> None:
-    """What is otherwise under another engine is a method of the engine, and under another trainer one of its traits."""
+    """Differences between engines are methods of the engine, and differences between trainers are traits."""
     asked = []
     for path in MODULES:
         if room(path) not in ASKS_NO_ENGINE:
@@ -145,7 +145,7 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
     assert asked == []
 
 
-# What still does: each goes with the room that it is in.
+# Remaining exceptions, each with its room.
 STILL_ASKS_A_TRAINER = {
     *("reading/markdown.py", "reading/processes.py", "lint/rules/deepspeed.py"),
     *(f"lint/rules/launch{name}.py" for name in ("", "_facts", "_megatron", "_nodes")),
@@ -154,7 +154,7 @@ STILL_ASKS_AN_ENGINE = {"lint/offload.py", "lint/verdict.py", "run/bundle_reader
 
 
 def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:
-    """What differs from trainer to trainer is a value in its wing; data may be under a trainer's name."""
+    """Differences between trainers are values in their wings; data may be keyed by a trainer's name."""
     names = {*trainer_names(), "swift-megatron"}
     asked = set()
     for path in MODULES:
@@ -187,7 +187,7 @@ def test_only_engines_and_layouts_know_which_backends_are_megatrons() -> None:
 
 
 def test_no_module_imports_a_trainer() -> None:
-    here = [path for path in MODULES if path.parent.name != "scripts"]  # those run on hosts, in the trainer's Python
+    here = [path for path in MODULES if path.parent.name != "scripts"]  # scripts run on hosts, in the trainer's Python
     heavy = {ids(path): {name.split(".")[0] for name in imported(path)} & HEAVY for path in here}
     assert not {path: names for path, names in heavy.items() if names}
 

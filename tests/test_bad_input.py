@@ -1,7 +1,7 @@
-"""What people type wrong, and the one message that each gets: where, what, what was expected, what to do.
+"""Wrong inputs, and the single message for each: where, what, what was expected, what to do.
 
-The table is `data/bad_input.txt`: a line is an input and, behind `=>`, words of its message, with `..` for what is
-left out of it.
+The table is `data/bad_input.txt`: each line has an input and, after `=>`, words of its message, with `..` for omitted
+parts.
 """
 
 import json
@@ -63,14 +63,14 @@ DATA_SETS = {"ok": {"file_name": "ok.json"}, "gone": {"file_name": "gone.json"},
 
 
 def rows(section: str) -> list[tuple[str, str]]:
-    """Input and words of the message, for each line of a section."""
+    """Return input and expected words for each line of a section."""
     (block,) = (part for part in TABLE.read_text().split("\n## ") if part.startswith(section + "\n"))
     lines = [line for line in block.splitlines()[1:] if line and not line.startswith("# ")]
     return [(left, right) for left, _, right in (line.rpartition(" => ") for line in lines)]
 
 
 def spec_text(changes: str = "") -> str:
-    """The spec with other lines: of the job where they are indented, `-` for none, as it stands behind a `+`."""
+    """Return the spec with changed lines: indented ones in the job, `-` for none, and text after `+` appended as is."""
     top, job, raw = dict(SPEC), dict(JOB), ""
     for line in changes.split(" ;; ") if changes else ():
         key, _, value = line.strip().partition(": ")
@@ -87,7 +87,7 @@ def spec_text(changes: str = "") -> str:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with a spec and data sets; a model that is not known is not looked for in the network."""
+    """Provide a directory with a spec and data sets; unknown models are not looked up on the network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     Path("s.yaml").write_text(spec_text())
@@ -196,9 +196,9 @@ def test_a_stream_that_is_closed(
 
 
 def _commands(text: str) -> set[str]:
-    """The commands that a message suggests, without those that have words for a reader to fill in.
+    """Return the commands that a message suggests, except those with placeholders for the reader.
 
-    In shell text a backslash stands before the backticks.
+    In shell text, backticks are preceded by a backslash.
     """
     return {found[1] for found in re.finditer(r"`topoplan ([a-z][^`\\]*)\\?`", " ".join(text.split()))}
 
@@ -217,7 +217,7 @@ def test_every_command_that_a_message_suggests_is_one() -> None:
 
 
 def check_command(verb: Any, words: list[str], command: str) -> None:
-    """Every verb has its present name, and every option is one of its verb's."""
+    """Check that every verb has its current name, and that every option belongs to its verb."""
     while hasattr(verb, "list_commands"):
         context = typer.Context(verb)
         if words[:1] == [] or words[0] not in verb.list_commands(context):

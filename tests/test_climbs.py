@@ -1,4 +1,4 @@
-"""The way of a spec from its file to the table goes down the floors."""
+"""The path of a spec, from its file to the table, goes down the floors."""
 
 import subprocess
 import sys
@@ -6,12 +6,12 @@ import sys
 from tests.climbs import ROOT, climbs, floor
 
 MOST = 8
-"""Four of the search and its table, and those of what `rank` says beside it: what the trainers know of each plan
-(caveats), the warnings of its files, which are made for that, and the ways out."""
+"""Four climbs of the search and its table, and those of what `rank` adds: the trainers' caveats on each plan, the
+warnings of its files, which are generated for this, and the ways out."""
 
 
 def test_a_ranking_seldom_climbs_back_up() -> None:
-    """Of a spec without a roomy plan, so that ways out are on the way."""
+    """Uses a spec without a roomy plan, so that ways out are computed too."""
     command = [sys.executable, str(ROOT / "tests" / "climbs.py"), str(ROOT / "cluster_specs" / "a100-1x8.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *_, last = done.stdout.splitlines()

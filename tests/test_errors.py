@@ -1,4 +1,4 @@
-"""The parts of messages."""
+"""The parts of error messages."""
 
 from topoplan.errors import listed
 

@@ -1,5 +1,5 @@
-"""A new user gets from an empty directory to a bundle in three commands, and sees what to type next on a terminal of
-80 x 24."""
+"""A new user gets from an empty directory to a bundle in three commands, and sees the next command on an 80 x 24
+terminal."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ SMALL_SPECS = {"a100-1x8"}
 
 
 def some(names: list[str], quick: set[str]) -> list[object]:
-    """The names as parameters; what takes longer than a few seconds is compared by `make readme-check`."""
+    """Return the names as parameters; those that take more than a few seconds are left to `make readme-check`."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.readme) for name in names]
 
 
@@ -47,8 +47,8 @@ def test_a_shipped_spec_shows_what_to_type_on_one_screen(name: str) -> None:
 
 
 def says_what_to_do(shown: str) -> None:
-    """The last screen has the best plan and a safe one, or ways out; then the next command, whole."""
-    screen = rows(shown)[-(LINES - 1) :]  # the last row is the shell's next prompt
+    """Check that the last screen shows the best and a safe plan, or ways out, and then the complete next command."""
+    screen = rows(shown)[-(LINES - 1) :]  # the last row holds the shell's next prompt
     assert all(len(row) <= COLUMNS for row in screen)
     starts = [row[:4] for row in screen]
     assert "Next" in starts

@@ -1,4 +1,4 @@
-"""How the catalog's key lists are brought up to the trainers' packages: `tests/verify/key_lists.py`."""
+"""Updating the catalog's key lists from the trainers' packages: `tests/verify/key_lists.py`."""
 
 import enum
 import itertools

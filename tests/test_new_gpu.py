@@ -40,7 +40,7 @@ def _forget() -> None:
 
 @pytest.fixture(autouse=True)
 def new_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The catalog with one card and one architecture more, whose constants are all another's."""
+    """Add a card and an architecture to the catalog, with all constants inherited."""
     load = catalog.load
 
     @lru_cache(maxsize=8)

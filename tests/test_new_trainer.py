@@ -1,4 +1,4 @@
-"""A trainer that nobody else knows, added as docs/extending.md says: a folder (`tests/trainers/kite`) and a line."""
+"""A new trainer, added as docs/extending.md describes: a folder (`tests/trainers/kite`) and a line."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ job: {seq_len: 2048, global_batch_size: 64, samples: 1000, epochs: 2, dataset: o
 
 @pytest.fixture(autouse=True)
 def new_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line in the registry."""
+    """Add the trainer to the registry."""
     monkeypatch.setattr(registry, "TRAINERS", (*registry.TRAINERS, KITE))
 
 
@@ -50,7 +50,7 @@ def test_it_is_searched_for_what_it_has(cli: Cli, spec: Path) -> None:
     found = answer(cli, "rank", spec, "--trainer", "kite", "--rejected")
     assert {plan["layout"]["backend"] for plan in found["plans"]} == {"ddp", "fsdp2"}
     assert {plan["trainer"] for plan in found["plans"]} == {"kite"}
-    # 2,000 samples are 31 whole batches: LLaMA-Factory's DDP would make 32 steps of them.
+    # 2,000 samples are 31 full batches; LLaMA-Factory's DDP would take 32 steps.
     assert {plan["job_time"]["steps"] for plan in found["plans"]} == {31}
     reasons = {out["reason"] for out in found["rejected"]}
     assert "Kite: ulysses 2: Kite splits no sequences" in reasons
@@ -63,7 +63,7 @@ def test_others_are_weighed_against_it_and_it_is_no_default(cli: Cli, spec: Path
     assert "kite" not in {plan["trainer"] for plan in found["plans"]}
     mine = cli("rank", spec, "--trainer", "kite").out
     assert "kite" in mine
-    assert "(Kite): " in mine  # the other of its backends, under `against plan 1`
+    assert "(Kite): " in mine  # the trainer's other backend, under `against plan 1`
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_its_files_are_checked_and_predicted(cli: Cli, spec: Path, tmp_path: Pat
     checked = answer(cli, "check", bundle, "--cluster", spec)
     (prediction,) = checked["predictions"]
     assert (prediction["trainer"], prediction["plan"]["layout"]) == ("kite", planned)
-    assert checked["findings"] == []  # nothing that Kite trains is faster
+    assert checked["findings"] == []  # no layout that Kite can train is faster
 
     file.write_text(file.read_text() + "kite_hum: 9\n")
     found = cli("check", file)

@@ -1,4 +1,4 @@
-"""A list whose objects are imported one by one."""
+"""A sequence whose items are imported one by one."""
 
 import json
 

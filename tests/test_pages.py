@@ -1,6 +1,6 @@
-"""README.md and docs/ hold when they are tried: every command is run, and every output compared.
+"""Tests of README.md and docs/: every command is run, and every output compared.
 
-Commands in ```sh want hosts or a scheduler; of these, as of commands in a sentence, verbs and options are looked up.
+Commands in ```sh need hosts or a scheduler; for these, and for commands in sentences, verbs and options are checked.
 """
 
 import json
@@ -33,7 +33,7 @@ SPEC = ROOT / "cluster_specs" / "h100-4x8.yaml"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A directory that looks like a new clone to the commands, with `topoplan` on the PATH."""
+    """Provide a directory that looks like a new clone to commands, with `topoplan` on the PATH."""
     shutil.copytree(ROOT / "cluster_specs", tmp_path / "cluster_specs")
     program = tmp_path / "bin" / "topoplan"
     program.parent.mkdir()
@@ -51,7 +51,7 @@ def run(command: list[str], clone: Path) -> subprocess.CompletedProcess[str]:
 
 
 def of_pages(language: str, having: str) -> list[object]:
-    """Blocks of a language with some word in them, each with the name of its page."""
+    """Return the blocks of a language that contain a word, each with the name of its page."""
     found = [(name, text) for name, page in TEXTS.items() for text in blocks(page, language) if having in text]
     return [pytest.param(text, id=f"{name}-{number}") for number, (name, text) in enumerate(found)]
 
@@ -109,7 +109,7 @@ def test_yaml_is_a_spec_or_a_part_of_one(tmp_path: Path, text: str) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """All that begin with `topoplan`, in words: in sentences, scripts, sessions and above outputs."""
+    """Yield all commands that begin with `topoplan`, split into words: in sentences, scripts, sessions and outputs."""
     scripts = "".join("".join(blocks(text, language)) for language in ("sh", "bash", "console"))
     lines = [*re.findall(r"`(topoplan [^`\n]*)`", text), *(command for command, _ in shown(text))]
     for line in [*lines, *(one.removeprefix("$ ") for one in scripts.splitlines())]:
@@ -120,7 +120,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 @cache
 def options() -> dict[str, set[str]]:
-    """Verb -> its options, with those of the program itself under no name; former names are left out."""
+    """Return verb -> its options, with the program's own options under an empty name; former names are left out."""
     verbs = {name: command_of(verb) for verb in VERBS for name in (verb.name, verb.short) if name}
     every = {"": typer.main.get_command(app()), **verbs}
     return {
@@ -129,13 +129,13 @@ def options() -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize("page", [page for page in TEXTS if page != "docs/verbs.md"])  # which names the former ones too
+@pytest.mark.parametrize("page", [page for page in TEXTS if page != "docs/verbs.md"])  # it lists former names too
 def test_verbs_and_options_exist(page: str) -> None:
     for words in commands(TEXTS[page]):
         name = next(name for name in (" ".join(words[:2]), words[0], "") if name in options())
         assert name or words[0] in options()[""] | {"VERB"}, words
         assert {word for word in words if word.startswith("-") and word != "-"} <= options()[name], words
-    # What a finding says is about options of other programs.
+    # Findings mention options of other programs.
     own = "".join(line for line in TEXTS[page].splitlines() if not re.match(r"- \*\*(error|warning|note)\*\*", line))
     assert set(re.findall(r"`(--[a-z][a-z-]*)", own)) <= set().union(*options().values())
 

@@ -1,4 +1,4 @@
-"""What a trainer's sources refuse, beside the tables: `tests/verify/refusals_of_sources.py`."""
+"""What trainers' sources refuse beyond the tables: `tests/verify/refusals_of_sources.py`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""docs/verbs.md: the verbs in their groups, from the table that the help is made of."""
+"""Generates docs/verbs.md: the verbs in their groups, from the table that the help is based on."""
 
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ bundles and runs.
 
 
 def verbs_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_HEAD]
     for group, verbs in groupby(VERBS, key=lambda verb: verb.group):
         parts.append(f"## {group}\n\n" + "\n".join(map(_entry, verbs)))

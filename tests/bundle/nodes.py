@@ -1,4 +1,4 @@
-"""Machines for node scripts that are really run, all of them this one, and what the processes there report."""
+"""Real runs of node scripts on simulated machines, and what their processes report."""
 
 import contextlib
 import os
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = "TOPOPLAN_TEST_MARK"
-"""In the environment of everything that is started here, with a value of its own for each start."""
+"""Environment variable of everything started here, with a unique value for each start."""
 
 LIMIT_S = 300.0
-"""Far above what anything here takes: a hang fails a test instead of stopping all of them."""
+"""Far above the duration of any of these tests, so that a hang fails one test instead of blocking all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +23,13 @@ class Machine:
     address: str
     interface: str
     enter: tuple[str, ...] = ()
-    """What a command starts with, to be run there."""
+    """The command prefix that runs a command on this machine."""
 
 
 def stand_in_trainer(folder: Path, launcher: str) -> dict[str, str]:
-    """What a node script looks for, in `folder`; of all that only the launcher does something.
+    """Create what a node script looks for in `folder`; only the launcher actually does something.
 
-    Returns the environment in which it is found. The torch of the tests may be newer than the trainer takes.
+    Returns the environment in which it is found. The tests' torch may be newer than what the trainer accepts.
     """
     for package in ("llamafactory", "mcore_adapter", "megatron", "megatron/core", "transformer_engine"):
         (folder / package).mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def stand_in_trainer(folder: Path, launcher: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[tuple[Machine, Machine]]:
-    """Two network namespaces with a cable between them. Raises OSError where they cannot be made."""
+    """Provide two network namespaces connected by a cable. Raises OSError if they cannot be created."""
     names = [f"topoplan-{uuid.uuid4().hex[:8]}-{node}" for node in range(2)]
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -67,14 +67,14 @@ def _ip(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def loopback() -> Iterator[tuple[Machine, Machine]]:
-    """Two addresses of this machine."""
+    """Provide two loopback addresses of this machine."""
     interface = "lo" if sys.platform == "linux" else "lo0"
     yield Machine(address="127.0.0.1", interface=interface), Machine(address="127.0.0.2", interface=interface)
 
 
 @contextlib.contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Namespaces where they can be made, else loopback addresses."""
+    """Provide namespaces if they can be created, otherwise loopback addresses."""
     with contextlib.ExitStack() as stack:
         try:
             pair = stack.enter_context(namespaces())
@@ -85,7 +85,7 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A node script that runs, or ran."""
+    """A running or finished node script."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -93,25 +93,25 @@ class Started:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """Return its output so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for its end and return the exit code."""
         try:
             return self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {LIMIT_S} s:\n{self.text[-4000:]}") from None
 
     def kill_rank(self, rank: int) -> None:
-        """As the kernel does when it wants memory back. The launcher sees it, ends the others and fails."""
+        """Kill a rank like the kernel's OOM killer. The launcher notices, ends the other ranks and fails."""
         pids = [pid for pid in self.left() if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()]
         os.kill(min(pids), signal.SIGKILL)
         assert self.wait() != 0
         wait_until("all ranks have ended", lambda: not self.left())
 
     def left(self) -> dict[int, str]:
-        """Process id -> command line of all that it started and that still runs, itself included."""
+        """Return process id -> command line of the script and its descendants that are still running."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class Nodes:
     def start(
         self, script: Path, *arguments: str, machine: Machine | None = None, env: Mapping[str, str] | None = None
     ) -> Started:
-        """Run the script as a person would, in a shell of its own that has little in its environment."""
+        """Run the script as a person would, in a separate shell with a minimal environment."""
         mark = uuid.uuid4().hex
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "LANG": "C.UTF-8", MARK: mark}
         output = self.folder / f"{script.name}.{len(self.started)}.out"
@@ -150,7 +150,7 @@ class Nodes:
 
 @contextlib.contextmanager
 def nodes(folder: Path) -> Iterator[Nodes]:
-    """Processes that are still there at the end are killed."""
+    """Provide a `Nodes`; remaining processes are killed at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     running = Nodes(folder)
     try:
@@ -164,7 +164,7 @@ def nodes(folder: Path) -> Iterator[Nodes]:
 
 
 def wait_until(what: str, condition: Callable[[], object], started: Sequence[Started] = ()) -> None:
-    """Return when the condition holds; fail when it takes too long, or when a script that has to go on has ended."""
+    """Wait until the condition holds; fail on a timeout, or if one of the `started` scripts has ended."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         for one in started:

@@ -1,4 +1,4 @@
-"""Specs and plans made by hand: what is written depends on them alone, not on how a search found them."""
+"""Handmade specs and plans, so that what is written does not depend on a search."""
 
 from dataclasses import replace
 from typing import Any
@@ -88,7 +88,7 @@ JOB = Job(seq_len=4096, global_batch_size=64, dataset="identity", packing=True, 
 
 
 def make_layout(cluster: Cluster = CLUSTER, **changes: Any) -> Layout:
-    """A layout over the whole cluster, with a global batch of 64 unless told otherwise."""
+    """Return a layout over the whole cluster, by default with a global batch of 64."""
     if changes.get("backend") in SHARDED_BACKENDS:
         return _sharded_layout(cluster, changes)
     splits = {"tp": 4, "pp": 1, "cp": 1} | {key: changes[key] for key in ("tp", "pp", "cp") if key in changes}
@@ -113,7 +113,7 @@ def _sharded_layout(cluster: Cluster, changes: dict[str, Any]) -> Layout:
 
 
 def make_plan(layout: Layout, **changes: Any) -> Plan:
-    """A prediction with round numbers."""
+    """Return a plan with round numbers."""
     memory = Memory(
         allocated_bytes=50.25 * GIB,
         reserved_bytes=55.5 * GIB,
@@ -144,12 +144,12 @@ def make_plan(layout: Layout, **changes: Any) -> Plan:
 def make_spec_and_plan(
     *, cluster: Cluster = CLUSTER, model: Model = QWEN3_VL_8B, job: dict[str, Any] | None = None, **layout: Any
 ) -> tuple[Spec, Plan]:
-    """`make(cluster=..., model=..., job={...}, tp=2, pp=2)`."""
+    """Return the spec and plan of `make(cluster=..., model=..., job={...}, tp=2, pp=2)`."""
     spec = Spec(cluster=cluster, model=model, job=replace(JOB, **(job or {})))
     return spec, make_plan(make_layout(cluster, **layout))
 
 
 def make_spec_and_layout(**what: Any) -> tuple[Spec, Layout]:
-    """The same without a prediction."""
+    """Return the spec and layout of `make`, without a prediction."""
     spec, plan = make_spec_and_plan(**what)
     return spec, plan.layout

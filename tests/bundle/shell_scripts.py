@@ -1,4 +1,4 @@
-"""What bash and shellcheck say of scripts."""
+"""What bash and shellcheck report about scripts."""
 
 import os
 import shutil
@@ -11,13 +11,13 @@ import pytest
 
 
 def assert_sound(*scripts: str) -> None:
-    """bash can parse each of these texts, and shellcheck has nothing to say; skips where there is no shellcheck."""
+    """Check that bash can parse each text and that shellcheck has no findings; skip without shellcheck."""
     with TemporaryDirectory() as directory:
         paths = [Path(directory, f"{number}.sh") for number in range(len(scripts))]
         for path, script in zip(paths, scripts, strict=True):
             path.write_text(script, encoding="utf-8")
             subprocess.run(["bash", "-n", path], check=True)
-        # The wheel of the dev extra puts the program beside Python.
+        # The wheel in the dev extra installs the program next to Python.
         shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         if shellcheck is None:
             pytest.skip("shellcheck is not installed (the dev extra has it)")

@@ -1,4 +1,4 @@
-"""The bundle under generated/ is what the program writes today."""
+"""The bundle in generated/ is up to date."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the network asks of a host: in the script, run by bash with the files below a directory of the test's own."""
+"""The network's requirements in node scripts, run by bash with the files in a directory of the test."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,11 @@ false
 export LD_LIBRARY_PATH="${NCCL_LIB_DIR}:${LD_LIBRARY_PATH}:${NEVER_SET}"
 export NCCL_SOCKET_IFNAME=eth7 NCCL_BUFFSIZE=8388608 NCCL_DEBUG=INFO
 """
-"""As Google's: an unset variable, a command that fails, and more settings than ours."""
+"""Like Google's script: an unset variable, a failing command, and more settings than topoplan uses."""
 
 
 def script_in(root: Path, fabric: Fabric, **changes: Any) -> Path:
-    """A node's script that looks below `root` for what is really at the top of a machine."""
+    """Write a node's script that searches below `root` instead of the root directory."""
     cluster = replace(cluster_in(root), fabric=fabric, **changes)
     write_bundle(generate(*make_spec_and_plan(cluster=cluster)), root / "bundle")
     script = root / "bundle" / "node-01.sh"

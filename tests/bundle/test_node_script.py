@@ -1,4 +1,4 @@
-"""The node scripts, run by a real bash with a stand-in for Python that notes what it was started with."""
+"""The node scripts, run by a real bash with a stub for Python that records how it was started."""
 
 import json
 import os
@@ -42,7 +42,7 @@ printf '%s' "$$" > "$PROBE/pid"
 
 @dataclass
 class Started:
-    """What the stand-in saw, and how the script ended."""
+    """What the stub saw, and how the script ended."""
 
     code: int
     stderr: str
@@ -95,14 +95,14 @@ def start(
 
 
 def fill(workdir: Path, *, model: str = "models/Qwen/Qwen3-VL-8B-Instruct", data: str = "data") -> None:
-    """What a node has to have: the model and the list of data sets."""
+    """Create what a node must have: the model and the list of data sets."""
     for directory, name in ((workdir / model, "config.json"), (workdir / data, "dataset_info.json")):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text("{}")
 
 
 def cluster_in(root: Path, **changes: Any) -> Cluster:
-    """Four hosts whose directories are all below `root`."""
+    """Return four hosts whose directories are all below `root`."""
     workdir, venv = root / "work", root / "venv"
     workdir.mkdir()
     make_python(venv)
@@ -238,7 +238,7 @@ INTERLEAVED = {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "micro_batch_size": 1, "grad
 
 
 def with_packages(root: Path, versions: Mapping[str, str]) -> Mapping[str, str]:
-    """An environment whose python3 is real, and finds these packages of a version; those without one are there too."""
+    """Return an environment whose real python3 finds the given package versions, and packages without a version."""
     modules = root / "modules"
     for name, version in versions.items():
         (modules / MODULES[name]).mkdir(parents=True)
@@ -249,7 +249,7 @@ def with_packages(root: Path, versions: Mapping[str, str]) -> Mapping[str, str]:
             (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     binary = root / "bin"
     binary.mkdir()
-    # Of packages that this interpreter has itself nothing is to be seen: -S leaves its site-packages out.
+    # -S hides the packages of this interpreter by leaving out its site-packages.
     (binary / "python3").write_text(f'#!/bin/bash\n[[ "$1" == - ]] || exit 77\nexec {sys.executable} -S "$@"\n')
     (binary / "python3").chmod(0o755)
     return {"PYTHONPATH": str(modules), "PATH": f"{binary}:{os.environ['PATH']}"}
@@ -272,14 +272,14 @@ def test_versions_that_end_or_spoil_a_run_are_told_before_it_starts(
     tmp_path: Path, layout: dict[str, Any], versions: dict[str, str], said: str
 ) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=ONE_NODE, **layout)
-    # The interpreter of this test may be too old for what is asked of it; that is looked at below.
+    # The test's interpreter may be older than required; the required version is tested below.
     text = (bundle / "node-00.sh").read_text().replace('"", ">=3.12"', '"", ">=3.9"')
     (bundle / "node-00.sh").write_text(text)
     fill(bundle)
     env = with_packages(tmp_path, {**dict.fromkeys(MODULES, ""), **VERSIONS, **versions})
     started = start(bundle / "node-00.sh", tmp_path / "probe", env=env)
     if not said:
-        assert started.code == 77, started.stderr  # of the command that starts the trainer
+        assert started.code == 77, started.stderr  # the exit code of the command that starts the trainer
         return
     assert started.code == 2
     assert said in started.stderr
@@ -310,7 +310,7 @@ def test_packages_that_are_lacking_are_named_as_pip_gets_them(tmp_path: Path) ->
 
 
 def one_node(root: Path, **what: Any) -> Path:
-    """A bundle for one machine that has all it needs; `root/env/bin` is to be on PATH."""
+    """Return a bundle for one fully equipped machine; `root/env/bin` must be on PATH."""
     bundle = bundle_at(root / "bundle", **{"cluster": ONE_NODE, **what})
     make_python(root / "env")
     fill(bundle)
@@ -394,7 +394,7 @@ def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_s
         fill(bundle, model="models/mine")
         assert "checkpoint" not in run_one(root).stderr
         saves = bundle / "saves/my run"
-        # Files that a machine wrote last before it crashed are cut off, or empty; weights were deleted to make room.
+        # Files written last before a machine crashed are truncated or empty; weights were deleted to make room.
         states = {"90": "{}", "100": '{"global_step": 100}\n', "110": None, "120": "", "130": '{"global', "140": "{}"}
         states |= {"150": "{}", "160": "{}"}
         for name, state in {**states, "best": "{}", "100-copy": "{}"}.items():
@@ -492,7 +492,7 @@ def test_sigterm_to_the_script_reaches_the_trainer(tmp_path: Path) -> None:
     process.stdout.close()
 
 
-# Every script is good bash
+# Every script is valid bash
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -516,11 +516,11 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_script_passes_bash_and_shellcheck(case: str) -> None:
     files = generate(*make_spec_and_plan(**CASES[case]))
-    # Those of further nodes differ in a number.
+    # Scripts of further nodes differ only in a number.
     assert_sound(*(files[name] for name in ("node-00.sh", "node-01.sh") if name in files))
 
 
-# Any name that a file can have, in any field
+# Any valid file name, in any field
 
 
 NASTY = [
@@ -537,12 +537,12 @@ NASTY = [
     "!",
     "a:b",
 ]
-# Control characters and odd spaces are refused before anything is written (test_bundle.py).
+# Control characters and unusual spaces are refused before anything is written (test_bundle.py).
 PRINTABLE = st.characters(
     codec="utf-8", categories=["L", "M", "N", "P", "S"], exclude_characters="/", include_characters=" "
 )
 NAMES = st.lists(st.sampled_from(NASTY) | st.text(PRINTABLE, min_size=1, max_size=12), min_size=1, max_size=3).map(
-    # OmegaConf would take `${` for a variable, and `.` and `..` are no names of their own.
+    # OmegaConf would interpret `${` as a variable, and `.` and `..` are not names of their own.
     lambda parts: re.sub(r"^\.+$", "dots", "".join(parts).replace("${", "$("))
 )
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(NASTY)
@@ -593,7 +593,7 @@ def test_no_name_can_break_a_script_or_run_a_command(
         assert started.env["MINE"] == value
         assert started.env["VIRTUAL_ENV"] == str(python)
         assert started.argv[-2] == f"{bundle}/train.yaml"
-        # What the trainer reads as YAML again.
+        # The values as the trainer parses them from YAML.
         assert yaml.safe_load(started.argv[-1].partition("=")[2]) == f"saves/{data}/checkpoint-1"
         assert started.option("--master_addr") == (user.strip() or "h")
         obey_readme(bundle / "README.md", root / "probe")
@@ -601,14 +601,14 @@ def test_no_name_can_break_a_script_or_run_a_command(
 
 
 def blocks_of(readme: str) -> list[tuple[str, str]]:
-    """Language and text of each code block, as a reader of Markdown has them."""
+    """Return language and text of each code block, as a Markdown parser sees them."""
     tokens = MarkdownIt("commonmark").enable("table").parse(readme)
     assert not [token for token in tokens if token.type in ("html_block", "code_block")]
     return [(token.info, token.content) for token in tokens if token.type == "fence"]
 
 
 def obey_readme(path: Path, folder: Path) -> None:
-    """Run each command block as it stands, with an `ssh` that hands the command to a shell, as sshd does."""
+    """Run each command block as it is, with an `ssh` stub that passes the command to a shell, as sshd does."""
     tools = folder / "tools"
     tools.mkdir(parents=True, exist_ok=True)
     for tool in ("tar", "hf", "bash", "mkdir", "pip"):

@@ -1,4 +1,4 @@
-"""The plan.json of a bundle gives the same bundle again, byte for byte; one that was edited, or a message."""
+"""A plan.json gives the same bundle again, byte for byte; an edited one gives another bundle, or an error."""
 
 import copy
 import json
@@ -83,12 +83,12 @@ def assert_comes_back(spec: Spec, plan: Plan) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", some(sorted(SPECS.glob("*.yaml")), 3), ids=lambda path: path.stem)
 def test_bundles_of_every_shipped_spec_come_back(path: Path) -> None:
-    # Of the whole search the large clusters' takes seconds.
+    # For large clusters, a complete search takes seconds.
     spec = load_spec(path, pins="cp=1,micro_batch_size=1")
     plans = rank(spec).plans
     for place in sorted({0, len(plans) // 2, len(plans) - 1}):
         assert_comes_back(spec, plans[place])
-    # With all of its stages, as `--plan ID` and `topoplan.predict` have it.
+    # Predicted with all stages, as by `--plan ID` and `topoplan.predict`.
     assert_comes_back(spec, predict(spec, plans[0].layout))
 
 
@@ -303,7 +303,7 @@ def test_a_scheduler_that_is_not_known_is_refused() -> None:
 
 
 def source(changes: dict[str, Any]) -> Any:
-    """The plan of the example with some keys changed: `layout.tp`, `inputs.job.stage`."""
+    """Return the example's plan with some keys changed, such as `layout.tp` or `inputs.job.stage`."""
     document = copy.deepcopy(example_plan())
     for path, value in changes.items():
         *blocks, last = path.split(".")
@@ -405,7 +405,7 @@ def paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 @cache
 def full_plan() -> dict[str, Any]:
-    """The plan of a spec with hosts, lengths, a profile of its own and a mixture of experts."""
+    """Return the plan of a mixture of experts, with hosts, lengths and a user's own profile."""
     with TemporaryDirectory() as directory:
         spec = own_spec(Path(directory), "Qwen/Qwen3-30B-A3B", "lengths={512: 1000, 1024: 300}", pins="tp=2")
     return dict(json.loads(generate(spec, predict(spec, {"tp": 2, "ep": 4}))[PLAN_FILE]))
@@ -439,7 +439,7 @@ def test_an_edited_plan_gives_a_bundle_or_one_error(
     except InputError as error:
         assert str(error).startswith("plan.json")  # noqa: PT017
         return
-    # What was taken is what is written again.
+    # Writing again gives the file that was read.
     assert again(files) == files
     for text in files.values():
         text.encode()

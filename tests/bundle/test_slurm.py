@@ -1,4 +1,4 @@
-"""The job script of Slurm: its text, and runs of it where stand-ins answer for Slurm (tests/verify has a real one)."""
+"""The Slurm job script: its text, and runs with stubs for Slurm's commands (tests/verify has a real Slurm)."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_the_job_asks_for_whole_nodes_with_one_task_each() -> None:
         "--output=slurm-%j.out",
     ]
     assert options(text)[0].startswith("--job-name=Qwen3-VL-8B-Instruct-tp4-pp1-")
-    # sbatch stops reading at the first command.
+    # sbatch stops reading options at the first command.
     assert text.rindex("#SBATCH --") < text.index("set -euo pipefail")
 
 
@@ -221,7 +221,7 @@ def test_the_script_passes_bash_and_shellcheck(case: str) -> None:
     assert_sound(script(**CASES[case]))
 
 
-# Commands of Slurm that answer for a job on four nodes. srun runs the tasks one after the other. A moment is shorter.
+# Stubs for Slurm's commands, for a job on four nodes: srun runs the tasks one after the other, and sleeps are shorter.
 STAND_INS = {
     "sleep": "exec /bin/sleep 0.01",
     "squeue": 'printf "%s\\n" "$SUBMITTED"',
@@ -256,7 +256,7 @@ def make_slurm(directory: Path) -> Path:
 def submit(
     bundle: Path, root: Path, *arguments: str, nodes: str = "n1,n2,n3,n4", env: dict[str, str] | None = None, cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run the job script as Slurm does: a copy of it, in the directory of the submission."""
+    """Run the job script as Slurm does: a copy of it, in the submission directory."""
     spool = root / "spool"
     spool.mkdir()
     shutil.copy(bundle / JOB_SCRIPT, spool / "slurm_script")
@@ -287,7 +287,7 @@ def words(path: Path) -> list[str]:
 
 
 def started(root: Path) -> dict[str, tuple[str, str]]:
-    """Name of a machine -> node rank and master address of the torchrun there."""
+    """Return the node rank and master address of torchrun on each machine."""
     found = {}
     for argv in (root / "probe").glob("*/argv"):
         said = words(argv)

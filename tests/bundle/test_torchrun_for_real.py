@@ -1,6 +1,6 @@
-"""The node scripts as they are, with the real torchrun: only the trainer is a stand-in, one that needs no GPU.
+"""The real node scripts with the real torchrun; only the trainer is a stub, which needs no GPU.
 
-It takes the place of llamafactory.launcher, meets the other ranks over Gloo, and notes what it was started with.
+The stub replaces llamafactory.launcher, meets the other ranks over Gloo, and records how it was started.
 """
 
 import importlib.util
@@ -81,7 +81,7 @@ def pair() -> Iterator[tuple[Machine, Machine]]:
 
 
 def spec_for(root: Path, *machines: Machine, **cluster: Any) -> Spec:
-    """Machines of two processes each, every one with a directory of its own for work."""
+    """Return a spec of machines with two processes each, every machine with a work directory of its own."""
     (root / "venv").symlink_to(sys.prefix)
     known = []
     for node, machine in enumerate(machines):
@@ -95,7 +95,7 @@ def spec_for(root: Path, *machines: Machine, **cluster: Any) -> Spec:
                 socket_interface=machine.interface,
             )
         )
-    # The name decides the port, which must be free when such tests run side by side.
+    # The name determines the port, which must be free when such tests run in parallel.
     name = f"test-{uuid.uuid4().hex}"
     size = {"name": name, "nodes": len(machines), "gpus_per_node": 2, "nvlink_domain_gpus": 2, "nics_per_node": 2}
     spec, _ = make_spec_and_plan(
@@ -108,7 +108,7 @@ def spec_for(root: Path, *machines: Machine, **cluster: Any) -> Spec:
 
 
 def start(running: Nodes, spec: Spec, machines: tuple[Machine, ...], bundle: Path, then: str) -> list[Started]:
-    """The scripts of all nodes, in an environment that an earlier job has left its variables in."""
+    """Start the scripts of all nodes, in an environment with variables left over from an earlier job."""
     layout = make_layout(spec.cluster, tp=2)
     write_bundle(generate(spec, make_plan(layout)), bundle)
     reports = bundle.parent / "reports"
@@ -189,7 +189,7 @@ def test_sigterm_to_one_script_ends_its_ranks_and_the_rest_of_the_job(
     started[1].process.terminate()
     assert started[1].wait() != 0
     assert not started[1].left()
-    # Ranks of the other node find their peers gone in the next collective.
+    # Ranks on the other node notice in the next collective that their peers are gone.
     assert started[0].wait() != 0
     assert [one.left() for one in started] == [{}, {}]
 

@@ -1,4 +1,4 @@
-"""The bundles of trials, of each trainer: a few steps, nothing saved, and samples where there are none."""
+"""The trial bundles of each trainer: a few steps, nothing saved, generated samples if needed."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a bundle will warn of is known before it is written."""
+"""The warnings of a bundle are known before it is written."""
 
 from dataclasses import replace
 from typing import Any

@@ -119,7 +119,7 @@ class TestContent:
 
 
 class TestAMixture:
-    """As earlier versions left it, or a copy that broke off: without a mark."""
+    """Mixtures without a marker, as left by earlier versions or by interrupted copies."""
 
     def mixed(self, directory: Path, files: dict[str, str], *names: str) -> None:
         for name in names:

@@ -1,7 +1,7 @@
-"""`generate` killed at each of its steps, and what then lies there.
+"""`generate` killed at each of its steps, and the resulting state of the disk.
 
-A step is each call that changes the file system, the middle of each write, and each wait for the disk. What lies there
-before a step is what lies there after the one before it, and what a kill at that moment leaves.
+Steps are each call that changes the file system, the middle of each write, and each wait for the disk. The state before
+a step is the state after the previous one, which is what a kill at that moment leaves.
 """
 
 import json
@@ -32,7 +32,7 @@ from topoplan.planner.predict import predict
 from topoplan.run.bundle_reader import read_bundle
 
 State = Mapping[str, tuple[int, bytes]]
-"""Relative path -> mode and content; a directory's is empty."""
+"""Relative path -> mode and content; the content of a directory is empty."""
 
 _STEPS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "os.link", "os.symlink"}
 _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -63,7 +63,7 @@ def without_leftovers(found: State) -> State:
 
 
 def listen(step: Callable[[str], None]) -> None:
-    """Have this process call `step` before each of its own."""
+    """Make this process call `step` before each of its steps."""
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _STEPS or (event == "open" and arguments[2] & _TO_WRITE):
@@ -82,7 +82,7 @@ def listen(step: Callable[[str], None]) -> None:
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """A child that does so; its process id."""
+    """Run `work` in a child process; return its process id."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -95,12 +95,12 @@ def in_a_child(work: Callable[[], object]) -> int:
 
 
 def end_of(child: int) -> int:
-    """Its exit code, or the signal that ended it with a minus."""
+    """Return the exit code of the child, or minus the number of the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def ends(write: Callable[[], object], root: Path) -> Iterator[State]:
-    """What lies below `root`, and is put there, at each of the steps of `write`, where it is another than before."""
+    """Yield the state below `root`, restored there, at each step of `write` at which it has changed."""
     told = root.with_name("told")
 
     def work() -> None:
@@ -123,7 +123,7 @@ def ends(write: Callable[[], object], root: Path) -> Iterator[State]:
 
 
 def killed_at_rename(number: int, write: Callable[[], object]) -> int:
-    """How a child ends that kills itself before it renames for the so-manieth time."""
+    """Run `write` in a child that is killed before the rename with this number; return how the child ended."""
     renames: list[str] = []
 
     def step(what: str) -> None:
@@ -159,14 +159,14 @@ def bundles() -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be had: thousands of files come and go."""
+    """Provide a directory in memory if possible, because thousands of files come and go."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as directory:
         (Path(directory) / "root").mkdir()
         yield Path(directory) / "root"
 
 
 def refusals(directory: Path) -> Iterator[str]:
-    """What each reader of a bundle says against this one."""
+    """Yield the message of each reader of bundles that refuses this one."""
     for read in (read_bundle, lambda path: check([str(path)])):
         with pytest.raises(SpecError) as caught:
             read(directory)
@@ -246,7 +246,7 @@ def test_a_kill_leaves_what_lay_there_at_that_step(root: Path, bundles: dict[str
 
 @pytest.fixture
 def half(root: Path, bundles: dict[str, dict[str, str]]) -> Path:
-    """A bundle whose scripts are new and whose other files are old."""
+    """Return a bundle whose scripts are new while its other files are old."""
     directory = root / "bundle"
     write_bundle(bundles["old"], directory)
     killed_at_rename(5, lambda: write_bundle(bundles["new"], directory))
@@ -295,7 +295,7 @@ def test_a_damaged_mark_is_a_mark(half: Path, bundles: dict[str, dict[str, str]]
 def test_a_copy_of_half_a_bundle_is_refused_and_a_copy_of_the_whole_over_it_is_not(
     half: Path, tmp_path: Path, bundles: dict[str, dict[str, str]]
 ) -> None:
-    """As `scp DIR/* HOST:` copies: without hidden files, and without removing any."""
+    """Copy like `scp DIR/* HOST:`, without hidden files and without removing any."""
 
     def copied() -> str:
         for path in half.glob("[!.]*"):
@@ -308,7 +308,7 @@ def test_a_copy_of_half_a_bundle_is_refused_and_a_copy_of_the_whole_over_it_is_n
 
 
 def test_a_bundle_is_on_the_disk_before_it_is_in_place(root: Path, bundles: dict[str, dict[str, str]]) -> None:
-    """After a loss of power a file system has what was synchronized, and of the rest any part."""
+    """After a loss of power, a file system has what was synced, and any part of the rest."""
     directory = root / "bundle"
     write_bundle(bundles["old"], directory)
     done: list[tuple[str, str]] = []

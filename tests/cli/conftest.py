@@ -1,4 +1,4 @@
-"""Running the command line inside the test process, with a planner that answers at once."""
+"""Run the command line inside the test process, with a planner that answers at once."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ class Result:
     err: str
 
     def is_refused(self, message: str) -> bool:
-        """One message about what was typed, and nothing else."""
+        """Whether there is one message about the input, and no other output."""
         is_one = (self.code, self.out, self.err.count("\n")) == (2, "", 1) and self.err.startswith("topoplan")
         return is_one and message in self.err
 
@@ -57,7 +57,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def graded_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shipped runs, and no others, are not predicted again."""
+    """Use the shipped runs already graded, instead of predicting them again."""
 
     def graded_runs(runs: Sequence[MeasuredRun], profile: OwnProfile | None) -> Validation:
         assert (runs, profile) == (shipped_runs(), None)
@@ -88,7 +88,7 @@ def spec_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake_search(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The usual ranking in place of a search; the list holds what each call was given."""
+    """Replace the search by `usual_ranking`; the list holds the arguments of each call."""
     calls: list[dict[str, Any]] = []
 
     def rank(spec: Spec, **options: Any) -> Ranking:
@@ -101,7 +101,7 @@ def fake_search(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def fake_predict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Plans with figures of their own in place of predictions; the list holds the layouts that were asked for."""
+    """Replace predictions by plans with made-up figures; the list holds the layouts requested."""
     asked: list[Any] = []
 
     def made_up(spec: Spec, layout: dict[str, Any]) -> Plan:
@@ -118,7 +118,7 @@ def fake_predict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def worked_out(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often a plan was predicted, and a trainer asked for its files."""
+    """Count how often a plan is predicted, and a trainer asked for its files."""
     counts: Counter[str] = Counter()
 
     def counted(name: str, job: Callable[..., Any]) -> Callable[..., Any]:

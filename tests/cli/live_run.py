@@ -1,4 +1,4 @@
-"""A run of two nodes on the bed, as `topoplan launch` leaves one, for the verbs that come back to it."""
+"""A run of two nodes on the test bed, in the state in which `topoplan launch` leaves it."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ class LiveRun:
     record: RunRecord
 
     def start(self, *scripts: str) -> None:
-        """Start the nodes, each with a script, and note what their hosts say."""
+        """Start each node with a script, and record what the hosts report."""
         nodes = list(self.record.nodes)
         for node, script in zip(self.record.nodes, scripts, strict=False):
             files = {node.script: script.encode()}
@@ -61,7 +61,7 @@ class LiveRun:
 
     @contextlib.contextmanager
     def unreachable(self, node: int) -> Iterator[None]:
-        """Nobody listens at the node's port."""
+        """Make nothing listen on the node's port."""
         changed = dataclasses.replace(self.record.nodes[node], port=9)
         nodes = tuple(changed if one.node == node else one for one in self.record.nodes)
         record.update(self.record.run_id, nodes=nodes)
@@ -85,7 +85,7 @@ def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     config = tmp_path / "ssh_config"
     config.write_text(f"IdentityFile {bed.key}\nIdentityAgent none\nUserKnownHostsFile {bed.known_hosts}\n")
-    # Jobs are looked for by the name of their run directory, and other tests run beside this one.
+    # Jobs are found by the name of their run directory, and other tests run at the same time.
     nodes = tuple(
         NodeRecord(
             node=index,

@@ -1,4 +1,4 @@
-"""`topoplan check` from the command line."""
+"""`topoplan check` on the command line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A reader that leaves (`topoplan rank ... | head -1`) is no failure, whatever the verb had still to say."""
+"""A closed pipe (`topoplan rank ... | head -1`) is not a failure, whatever the verb had left to print."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ RUN = (
 
 
 def left_alone(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
-    """Exit code and standard error of a command whose standard output nobody reads any more."""
+    """Return exit code and standard error of a command whose standard output has been closed."""
     reader, writer = os.pipe()
     os.close(reader)
     before, sys.stdout = sys.stdout, os.fdopen(writer, "w")

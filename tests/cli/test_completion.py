@@ -1,4 +1,4 @@
-"""What shells are told when TAB is pressed, and that three of them ask."""
+"""Completions for a TAB in a shell, and three real shells that request them."""
 
 import os
 import pty
@@ -24,7 +24,7 @@ Tab = Callable[[str], list[str]]
 
 @pytest.fixture
 def tab(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tab:
-    """What fish is offered at the end of a line, without the explanations."""
+    """Return the completions that fish gets at the end of a line, without descriptions."""
     monkeypatch.setenv("_TOPOPLAN_COMPLETE", "complete_fish")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -58,7 +58,7 @@ def tab(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tab:
         ("preflight x.yaml --skip gpu-", ["gpu-kind", "gpu-peer-access"]),
         ("show profile l40", ["l40s-48gb"]),
         ("profile l40", ["l40s-48gb"]),
-        # Files are the shell's own business, and so is what cannot be known.
+        # File names are completed by the shell itself, and unknown values not at all.
         ("rank clus", []),
         ("explain absent.yaml --plan ", []),
         ("explain --plan ", []),
@@ -113,7 +113,7 @@ def test_a_shell_completes_once_it_is_told_to(shell: str, tmp_path: Path) -> Non
 
 
 def typed(shell: str, text: str, awaited: str, environment: dict[str, str], cwd: Path) -> str:
-    """What a terminal shows of a shell in which somebody types, once it shows what is awaited or time is up."""
+    """Return what a shell's terminal shows after typing `text`, once it shows `awaited` or the time is up."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
@@ -122,7 +122,7 @@ def typed(shell: str, text: str, awaited: str, environment: dict[str, str], cwd:
     while awaited.encode() not in shown and time.monotonic() < until:
         if select.select([terminal], [], [], 0.5)[0]:
             shown += os.read(terminal, 4096)
-        elif not is_typed:  # it has said what it says at its start
+        elif not is_typed:  # the shell has finished its start-up output
             is_typed = bool(os.write(terminal, text.encode()))
     os.kill(pid, 9)
     os.waitpid(pid, 0)

@@ -32,7 +32,7 @@ def test_without_a_choice_the_time_comes_first_and_the_memory_follows(cli: Cli, 
 def test_a_rank_takes_a_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
     view = json.loads(cli("explain", spec_file, "--plan", "2", "--memory", "--json").out)
     assert len(fake_search) == 1
-    assert view["plan"]["id"] == "tp4-pp1-dp8-mbs1"  # the second plan of the usual ranking
+    assert view["plan"]["id"] == "tp4-pp1-dp8-mbs1"  # the second plan of `usual_ranking`
     assert cli("explain", spec_file, "--plan", "9").is_refused("there is no plan 9")
 
 

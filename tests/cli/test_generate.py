@@ -42,7 +42,7 @@ def test_a_plan_is_chosen_by_rank_or_id(cli: Cli, spec_file: Path, plan: str, pl
 def test_an_id_outside_the_ranking_is_predicted(cli: Cli, spec_file: Path, fake_predict: list[Any]) -> None:
     assert cli("generate", spec_file, "--plan", "tp8-pp2-dp2-mbs1").code == 0
     assert written_plan() == "tp8-pp2-dp2-mbs1"
-    assert fake_predict[0]["sequence_parallel"] is None  # as is usual, whatever the pins say
+    assert fake_predict[0]["sequence_parallel"] is None  # the default, whatever the pins say
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_is_not_known_is_refused_before_the_search(
 
 @pytest.fixture
 def bundle(cli: Cli, spec_file: Path) -> Path:
-    """Of a plan that is predicted and not searched."""
+    """Write the bundle of a plan that is predicted without a search."""
     assert cli("generate", spec_file, "--plan", "tp4-pp2-dp4-mbs1", "-o", "first").code == 0
     return Path("first")
 

@@ -1,4 +1,4 @@
-"""Hosts that answer every verb with what a terminal would obey; and what of it reaches the terminal."""
+"""Hosts that answer every verb with terminal control sequences, and what reaches the terminal."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ EVIL = (
 
 
 def echo(text: bytes) -> str:
-    """As a command of any shell."""
+    """Return a shell command that prints `text`."""
     return "printf '{}'".format("".join(f"\\{byte:03o}" for byte in text))
 
 
@@ -54,7 +54,7 @@ def assert_harmless(shown: Result) -> None:
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bed, Path]]:
-    """Hosts whose logins, GPUs and packages say such things."""
+    """Provide hosts whose logins, GPUs and packages contain control sequences."""
     if probe()[0] != "namespaces":
         pytest.skip(f"no network namespaces here: {probe()[1]}")
     directory = tmp_path_factory.mktemp("evil")
@@ -73,7 +73,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bed, Path]]
 
 @contextmanager
 def tool(directory: Path, program: str) -> Iterator[None]:
-    """On host n1 the tool of that name says such things, and fails."""
+    """Replace a tool on host n1 by one that prints control sequences and fails."""
     file = directory / "n1" / "bin" / program
     file.write_text(f"#!/bin/sh\n{ECHO} >&2\necho >&2\n{ECHO}\nexit 1\n")
     file.chmod(0o755)
@@ -144,7 +144,7 @@ def test_jobs_and_their_end(evil: tuple[Bed, Path], bundle: Path, cli: Cli) -> N
     with tool(directory, "awk"):
         assert_harmless(cli("stop"))
     for kept in record.load().directory().glob("*.log"):
-        assert EVIL[:20] in kept.read_bytes()  # the copy is the log, byte for byte
+        assert EVIL[:20] in kept.read_bytes()  # the copy equals the log, byte for byte
 
 
 def test_a_server_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""`topoplan init`: what it writes loads and ranks, whatever it is made from; and what it refuses."""
+"""`topoplan init`: its output loads and ranks, whatever it was made from; and what it refuses."""
 
 import io
 import shlex
@@ -24,7 +24,7 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(cli: Cli, *arguments: str, trainer: str = "") -> Spec:
-    """The spec that is written, which the command that is told next takes."""
+    """Return the written spec, after checking that the suggested next command accepts it."""
     result = cli("init", *arguments)
     assert (result.code, result.err.count("Error")) == (0, 0)
     assert "Wrote cluster.yaml\n" in result.out
@@ -94,7 +94,7 @@ def test_standard_output_has_the_spec_alone(cli: Cli) -> None:
 
 
 class Terminal(io.StringIO):
-    """A person's answers, line by line."""
+    """A user's answers, line by line."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A search of before as the answer to the same question, and to no other."""
+"""A cached search answers the same question, and no other."""
 
 import gzip
 import json
@@ -37,14 +37,14 @@ job: {seq_len: 4096, global_batch_size: 8, pin: {micro_batch_size: 1}}
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory of the test's own, in which nothing is yet."""
+    """Provide an empty cache directory of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "topoplan" / "searches"
 
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
-    """What was searched."""
+    """Return a list that records the specs searched."""
     asked: list[Spec] = []
 
     def counted(spec: Spec, **options: Any) -> Any:
@@ -165,7 +165,7 @@ def test_another_profile_is_another_question(kept: Path, searched: list[Spec], c
 
 
 def test_specs_are_values_through_and_through(spec_file: Path) -> None:
-    """A part that its text leaves out, or tells by its place in memory, would be left out of the question."""
+    """Values missing from a spec's repr, or shown there by their address, would be missing from the cache key."""
 
     def parts(value: Any) -> None:
         assert " at 0x" not in repr(value)
@@ -198,7 +198,7 @@ def test_a_change_of_version_or_code_is_another_question(
     monkeypatch.setattr(kept_searches, "STARTED_S", module.stat().st_ctime + 60)
     try:
         for when_s, count in ((1000.0, 1), (1000.5, 2), (1000.5, 3)):
-            changed(when_s)  # a time that was set leaves the one of the file system, which is new
+            changed(when_s)  # setting the modification time updates the change time of the file system
             assert len(searched) == count
         search(load_spec(spec_file), fresh=False)
         assert len(searched) == 3
@@ -208,7 +208,7 @@ def test_a_change_of_version_or_code_is_another_question(
         monkeypatch.setattr(kept_searches, "version", lambda name: "99.0")
         search(load_spec(spec_file), fresh=False)
         assert len(searched) == 5
-        # Files that are newer than the program: nobody knows which of the two it has read.
+        # Files newer than the program: it is unknown which version was imported.
         monkeypatch.setattr(kept_searches, "STARTED_S", module.stat().st_ctime)
         kept_searches._code.cache_clear()
         assert searches_directory() is None
@@ -224,7 +224,7 @@ def test_part_of_a_search_is_not_kept(kept: Path, spec_file: Path) -> None:
 
 
 def documents() -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Kept searches with one thing wrong."""
+    """Return cached searches with one defect each."""
     return {
         "a list": lambda kept: [kept],
         "no layouts": lambda kept: {key: value for key, value in kept.items() if key != "layouts"},
@@ -271,7 +271,7 @@ def test_what_is_no_file_of_ones_own_is_left_alone(
     file.symlink_to(kept / "elsewhere")
     search(load_spec(spec_file), fresh=False)
     file.unlink()
-    os.mkfifo(file)  # nobody writes to it: reading would never end
+    os.mkfifo(file)  # has no writer, so that reading it would block forever
     search(load_spec(spec_file), fresh=False)
     assert len(searched) == 3
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -288,7 +288,7 @@ def test_where_nothing_can_be_kept_everything_is_searched(
         (tmp_path / "cache").write_text("")
     elif place == "no right to write":
         (tmp_path / "cache").mkdir(mode=0o500)
-        if os.geteuid() == 0:  # who may write anywhere
+        if os.geteuid() == 0:  # root can write anywhere
             monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: (tmp_path / "cache" / "no" / "x").open("wb"))
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")

@@ -9,7 +9,7 @@ from topoplan.run.progress import Progress
 
 
 class Halted(io.StringIO):
-    """A terminal that takes nothing until it is released."""
+    """A terminal that accepts no output until it is released."""
 
     def __init__(self) -> None:
         super().__init__()

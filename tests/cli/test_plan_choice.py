@@ -1,4 +1,4 @@
-"""An id names the plan that a search found, whatever it leaves unsaid."""
+"""An id names the plan that a search found, even if it leaves keys out."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `topoplan probe` refuses before it asks anybody. The rest is in tests/hosts/test_probe.py."""
+"""What `topoplan probe` refuses before it connects to any host. The rest is in tests/hosts/test_probe.py."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The installed program, with the real planner, as a shell sees it."""
+"""The installed program with the real planner, run from a shell."""
 
 import os
 import subprocess

@@ -45,7 +45,7 @@ def test_rejected_layouts_come_when_asked_for(cli: Cli, spec_file: Path, fake_se
 
 
 def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_command(spec_file: Path) -> None:
-    """24 lines of 80 columns, as a terminal breaks them."""
+    """24 lines of 80 columns, wrapped as on a terminal."""
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     arguments = [sys.executable, "-m", "topoplan", "rank", str(spec_file)]
@@ -59,7 +59,7 @@ def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_comm
     os.close(main)
     assert process.returncode == 0
     rows = [line[at : at + 80] for line in shown.decode().splitlines() for at in range(0, max(1, len(line)), 80)]
-    screen = "".join(f"{line}\n" for line in rows[-23:])  # the last line has the prompt
+    screen = "".join(f"{line}\n" for line in rows[-23:])  # the last line holds the prompt
     plan = r"tp\d+(-[a-z_+0-9]+)+"
     assert re.search(rf"^Best  {plan}", screen, re.MULTILINE)
     assert re.search(rf"^Safe  {plan}", screen, re.MULTILINE)

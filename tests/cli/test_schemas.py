@@ -1,4 +1,4 @@
-"""Every `--json` names its schema, but for the bare lists of models and GPUs."""
+"""Every `--json` output names its schema, except the plain lists of models and GPUs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from topoplan.run.record import NodeRecord, RunRecord
 
 SMALL = "--pin tp=4,pp=1,cp=1,micro_batch_size=1"
 WITHOUT_JSON = {"page", "init", "runs logs", "show", "show schema"}
-"""A spec, output of others, no verb of its own, and JSON as it is."""
+"""Verbs that write a spec, print the output of others, are no verb by themselves, or print JSON anyway."""
 BARE_LISTS = {"show gpus", "show models"}
 ASKED = {
     "rank": f"rank spec.yaml {SMALL}",
@@ -45,7 +45,7 @@ ASKED = {
     "show recipes": "show recipes --model Qwen/Qwen3-0.6B --gpu h20-sxm-96gb --context 4096",
     "version": "version",
 }
-"""What is asked of each verb. Nobody listens at the hosts, which is an answer too."""
+"""The arguments of each verb. No host is listening, which is a valid answer too."""
 RUN = (
     '{"id": 1, "cluster": {"gpu": "h100"}, "model": {"name": "Qwen/Qwen3-8B"}, "job": {"seq_len": 64}, "layout": {}}\n'
 )

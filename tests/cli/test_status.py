@@ -57,7 +57,7 @@ def test_says_how_it_is_where_its_record_cannot_be_written(cli: Cli, live: LiveR
     live.start("exit 3", "exit 0")
     live.wait_for(["ended", "ended"])
     (live.record.directory() / ".lock").unlink()
-    (live.record.directory() / ".lock").mkdir()  # no record can be changed, as on a full disk
+    (live.record.directory() / ".lock").mkdir()  # prevents changes to the record, like a full disk
     shown = cli("status")
     assert shown.code == 0
     assert "ended with exit code 3" in shown.out

@@ -113,7 +113,7 @@ def test_changes_nothing_from_a_machine_that_is_offline_and_neither_does_status(
 def test_says_what_it_did_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:
     live.start("exec sleep 61", "exec sleep 62")
     (live.record.directory() / ".lock").unlink()
-    (live.record.directory() / ".lock").mkdir()  # no record can be changed, as on a full disk
+    (live.record.directory() / ".lock").mkdir()  # prevents changes to the record, like a full disk
     shown = cli("stop")
     assert (shown.code, jobs(live)) == (0, [])
     assert "nothing of it is left running" in shown.out

@@ -21,7 +21,7 @@ def test_a_timeline_is_printed(cli: Cli, spec_file: Path, fake_search: list[Any]
 def test_the_best_plan_of_the_ranking_is_the_default(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
     view = json.loads(cli("timeline", spec_file, "--json").out)
     assert len(fake_search) == 1
-    assert view["plan"]["id"] == "tp2-pp1-dp16-mbs1"  # the first plan of the usual ranking
+    assert view["plan"]["id"] == "tp2-pp1-dp16-mbs1"  # the first plan of `usual_ranking`
 
 
 def test_a_run_document_is_drawn(cli: Cli, tmp_path: Path) -> None:

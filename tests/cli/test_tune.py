@@ -55,7 +55,7 @@ def test_what_is_refused_before_anything_is_spent(cli: Cli, with_hosts: Path, tm
 
 
 def test_trials_of_slurm_are_a_job_from_which_it_goes_on(cli: Cli, with_hosts: Path, tmp_path: Path) -> None:
-    """The job itself runs under a real Slurm in tests/verify; here is what it leaves."""
+    """The job itself is run by a real Slurm in tests/verify; here its results are simulated."""
     with_hosts.write_text(SPEC + "slurm: {partition: gpu, time: '1-00', requeue: true}\n")
     words = ("tune", with_hosts, "--set", "nodes=1", "--pin", "pp=1,micro_batch_size=1", "--plans", "2")
     shown = cli(*words).out

@@ -1,4 +1,4 @@
-"""Verbs by all of their names, and what the help says of them."""
+"""Verbs under all of their names, and their help."""
 
 import re
 import shlex
@@ -106,7 +106,7 @@ def test_a_forgotten_verb(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
 def test_nothing_says_a_former_name() -> None:
     texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     texts += [path for folder in ("topoplan", "cluster_specs", "generated") for path in (ROOT / folder).rglob("*.*")]
-    # What is printed has no short names either, which are in no list.
+    # Printed commands must not use short names either, which are not listed anywhere.
     former = re.compile(rf"topoplan ({'|'.join(FORMER)})(?![\w-])")
     short = re.compile(rf"topoplan ({'|'.join((*FORMER, *SHORT))})(?![\w-])")
     found = [

@@ -23,14 +23,14 @@ MACHINES = {
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many layouts as the searches take."""
+    """Lift the limit on the layouts that searches for ways out may evaluate, so that every one of them is finished."""
     monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS", 1e9)
     monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS_WHERE_TIGHT", 1e9)
 
 
 @pytest.fixture
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The name of a spec file in the working directory for each machine."""
+    """Write a spec file for each machine to the working directory; return their names."""
     monkeypatch.chdir(tmp_path)
     for name, (gpu, model, batch) in MACHINES.items():
         job = f"{{seq_len: 4096, global_batch_size: {batch}}}"
@@ -80,7 +80,7 @@ def test_every_way_out_of_a_job_that_does_not_fit_leads_to_the_plan_that_it_name
 
 
 def spare_gib(plan: dict[str, Any]) -> float:
-    """What a plan leaves of the card beyond its margin."""
+    """Return the memory that a plan leaves free beyond its margin."""
     memory = plan["memory"]
     spare: float = memory["capacity_gib"] - memory["device_gib"] - memory["margin_gib"]
     return spare

@@ -1,4 +1,4 @@
-"""The verbs with the real planner, one after the other on one question."""
+"""The verbs with the real planner, one after the other on the same question."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,8 @@ def test_predict_and_generate_agree_with_rank(cli: Cli, tmp_path: Path, monkeypa
     assert answer["id"] == "again"
     assert answer["time"]["step_s"] == pytest.approx(ranked[0]["time"]["step_s"])
     assert answer["memory"]["device_gib"] == pytest.approx(ranked[0]["memory"]["device_gib"])
-    # Outside the table, by its id; then the first, into the directory that is named after the cluster, twice.
+    # A plan that is not in the table, by its id; then the first plan, twice, into the directory named after the
+    # cluster.
     assert (
         json.loads(cli("generate", FLAGSHIP, "--plan", last["id"], "--json", "-o", "out").out)["plan"]["id"]
         == (last["id"])

@@ -1,4 +1,4 @@
-"""Verbs that write a file: over one of their own, over another only when forced, and nothing half."""
+"""Verbs that write a file replace their own, replace others only with --force, and never leave half a file."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Questions whose pages are tested, and their answers."""
+"""The questions whose pages are tested, and their answers."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ NOWHERE = shlex.split("--gpu rtx4090 --gpus-per-node 1 --model Qwen/Qwen3-32B --
 QUESTIONS = {"flagship": FLAGSHIP, "moe": MOE, "lora": LORA, "nowhere": NOWHERE}
 
 LARGE = {"gpu": "h200-sxm-141gb", "nodes": "32", "model": "Qwen/Qwen3-235B-A22B", "seq_len": "8192", "batch": "1024"}
-"""Takes a search of many seconds."""
+"""A question whose search takes many seconds."""
 SPEC = "gpu: h100\nnodes: 1\nmodel: Qwen/Qwen3-8B\njob: {seq_len: 4096, global_batch_size: 16, pin: {tp: 4}}\n"
 CONFIG = {
     **{"_name_or_path": "/data/Mine-8B", "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336},
@@ -29,7 +29,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)><!-- & \u2028"
 
 
 def hostile_spec(folder: Path) -> Path:
-    """A spec whose path has markup in it. Names in specs are checked; names of files are the user's."""
+    """Return a spec whose path contains markup. Names inside specs are checked; file names are the user's choice."""
     spec = folder / f"{HOSTILE}.yaml"
     spec.parent.mkdir()
     spec.write_text(SPEC, encoding="utf-8")
@@ -42,13 +42,13 @@ def run(*words: str) -> Any:
 
 @cache
 def ranked(name: str) -> dict[str, Any]:
-    """`rank --json` of a question."""
+    """Return the output of `rank --json` for a question."""
     document: dict[str, Any] = json.loads(run("rank", *QUESTIONS[name], "--json").stdout)
     return document
 
 
 def answers_of(text: str) -> dict[str, Any]:
-    """What a browser reads of the one data block of a page."""
+    """Return the content of a page's only data block, as a browser parses it."""
     (block,) = text.split('<script type="application/json" id="answers">')[1:]
     answers: dict[str, Any] = json.loads(block.split("</script>")[0])
     return answers

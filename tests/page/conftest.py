@@ -1,5 +1,5 @@
-"""Debian's Chromium under Playwright. Whatever a page asks for that is not of this machine is refused, and fails the
-test; so does a word in the console."""
+"""Debian's Chromium under Playwright. A request to another machine is blocked and fails the test, and so does any
+message in the console."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ def chromium() -> Iterator[Any]:
     if program is None:
         pytest.skip("there is no Chromium on this machine: apt install chromium")
     with playwright.sync_playwright() as running:
-        # Chromium as root, as in a container, has no sandbox of its own.
+        # Run as root, as in a container, Chromium cannot use its sandbox.
         browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -26,7 +26,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any) -> Iterator[Open]:
-    """Opens an address, at a width and in a colour scheme, and waits until the page says that it is drawn."""
+    """Provide a function that opens an address, at a width and in a color scheme, and waits until the page is drawn."""
     complaints: list[str] = []
     contexts = []
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, used as a person would."""
+"""The page in a real browser, used as by a person."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.page
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By the name of a question, the address of its page."""
+    """Return the address of each question's page, by the question's name."""
     folder = tmp_path_factory.mktemp("pages")
 
     def address(name: str) -> str:
@@ -26,7 +26,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def serious(page: Any) -> list[str]:
-    """What axe-core finds."""
+    """Return the problems that axe-core finds."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     found = axe.Axe().run(page).response["violations"]
     return [
@@ -54,7 +54,7 @@ def test_each_part_as_a_person_uses_it(name: str, written: Any, open_page: Open)
 
     points = page.locator("#plans svg .point[data-id]")
     assert points.count() == len(plans)
-    page.locator(f'.point[data-id="{plans[1]["id"]}"]').dispatch_event("click")  # plans alike lie on each other
+    page.locator(f'.point[data-id="{plans[1]["id"]}"]').dispatch_event("click")  # points of similar plans overlap
     assert page.locator(f'[id="pick-{plans[1]["id"]}"]').is_checked()
     page.locator(f'[id="compare-{best["id"]}"]').check()
     more = page.locator("#difference").inner_text()

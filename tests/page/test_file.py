@@ -1,4 +1,4 @@
-"""The page as one file, without a browser."""
+"""The page as a single file, without a browser."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def test_numbers_are_those_of_the_command_line(tmp_path: Path) -> None:
 
 
 def test_names_cannot_end_the_data(tmp_path: Path) -> None:
-    """Whatever is in them, the page has the two scripts that it is made with."""
+    """Whatever names contain, the page has exactly its own two script elements."""
     spec, target = hostile_spec(tmp_path), tmp_path / "plans.html"
     assert run("rank", str(spec), "--top", "2", "--html", str(target)).exit_code == 0
     text = target.read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def test_one_form_at_a_time(other: str) -> None:
 
 
 def test_modules_build_on_earlier_ones_alone() -> None:
-    """They become one script, in which each name is there once."""
+    """The modules are concatenated into one script, in which each name may be defined only once."""
     names = [f"./{name}.js" for name in html._MODULES]
     assert {path.stem for path in STATIC.glob("*.js")} - {"worker"} == set(html._MODULES)
     declared: list[str] = []

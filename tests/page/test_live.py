@@ -1,4 +1,4 @@
-"""The served page in a real browser: the question, what-if, and everything behind them."""
+"""The served page in a real browser: the question, what-if, and their effects."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.page
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """The address of the page of a spec, or of none."""
+    """Provide a function that serves a page with or without a spec, and returns its address."""
     with ExitStack() as stack:
 
         def address(spec: str | None = None, **options: Any) -> str:
@@ -40,7 +40,7 @@ def rank(page: Any) -> None:
 
 
 def title(page: Any, words: str) -> None:
-    """Waits until the page is about something else."""
+    """Wait until the page's title contains the words."""
     page.wait_for_function("words => document.querySelector('h1').innerText.includes(words)", arg=words)
 
 
@@ -80,7 +80,7 @@ def test_the_best_plan_follows_a_slider(serve: Callable[..., str], open_page: Op
     title(page, "2 x 8 ")
     page.locator("#slide-nodes").press("ArrowRight")
     title(page, "4 x 8 ")
-    page.locator("#slide-nodes").press("ArrowRight")  # beyond the flagship's size on a button
+    page.locator("#slide-nodes").press("ArrowRight")  # above 32 GPUs, a button starts the search
     page.get_by_role("button", name="Search them").click()
     title(page, "8 x 8 ")
     page.get_by_role("button", name="The best along it").first.click()
@@ -128,14 +128,14 @@ def test_rubbish_in_a_link_is_left_aside(serve: Callable[..., str], open_page: O
 
 
 def give(page: Any, folder: Path, files: dict[str, str | bytes]) -> None:
-    """Chooses files as a person does."""
+    """Choose files in the form."""
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     page.locator("#files-chosen").set_input_files([folder / name for name in files])
 
 
 def drop(page: Any, name: str, content: str) -> None:
-    """Lets go of a file over the form."""
+    """Drop a file on the form."""
     put = "([name, text]) => { const all = new DataTransfer(); all.items.add(new File([text], name)); return all; }"
     page.locator("#question form").dispatch_event("drop", {"dataTransfer": page.evaluate_handle(put, [name, content])})
 
@@ -169,7 +169,7 @@ def test_a_long_search_shows_how_far_it_is_and_can_be_stopped(serve: Callable[..
         page.locator(f"#ask-{name}").fill(value)
     rank(page)
     page.locator("#searching", has_text="%").wait_for()
-    page.locator("#ask-nodes").fill("64")  # the page is not held up
+    page.locator("#ask-nodes").fill("64")  # the page stays responsive
     page.locator("#stop").click()
     page.locator("#answer", has_text="stopped").wait_for()
     page.locator("#stop").wait_for(state="hidden")

@@ -1,4 +1,4 @@
-"""The planner in the browser: the same question has the same numbers there."""
+"""The planner in the browser gives the same numbers for the same question."""
 
 import json
 import math
@@ -52,8 +52,8 @@ ENGINE = """() => {
 
 
 def differences(one: Any, other: Any, place: str = "") -> list[str]:
-    """Where two documents differ. Numbers are rounded to six digits, and another Python's sums may fall on the other
-    side of the last one."""
+    """Return the differences of two documents. Numbers are rounded to six digits, and the last digit may differ because
+    another Python may sum in a different way."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differences(one[key], other[key], f"{place}.{key}")]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
@@ -64,13 +64,13 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
 
 
 def test_numbers_are_those_of_this_python(address: str, open_page: Open) -> None:
-    """Of all shipped specs: the whole page, and all of the best plan."""
+    """Compares the whole page, and the details of the best plan, for all shipped specs."""
     page = open_page(address)
     page.evaluate(ENGINE)
 
     def asked(name: str, body: dict[str, Any]) -> tuple[Any, Any]:
         page.evaluate("([name, body]) => { window.told = answerOf(name, body); }", [name, body])
-        here = getattr(Questions(None, SpecOptions()), name)(body)  # meanwhile
+        here = getattr(Questions(None, SpecOptions()), name)(body)  # computed while the browser works
         return page.evaluate("told"), json.loads(json.dumps(here))
 
     for path in SHIPPED:
@@ -115,7 +115,7 @@ def test_a_long_search_shows_how_far_it_is_and_can_be_stopped(address: str, open
     ask(page, **LARGE)
     page.locator("#searching", has_text="Starting Python").wait_for()
     page.locator("#searching", has_text="%").wait_for()
-    page.locator("#ask-nodes").fill("64")  # the page is not held up
+    page.locator("#ask-nodes").fill("64")  # the page stays responsive
     page.locator("#stop").click()
     page.locator("#problem", has_text="stopped").wait_for()
     page.locator("#stop").wait_for(state="hidden")

@@ -1,4 +1,4 @@
-"""What a page asks is what the command line would be asked, and has its numbers and its messages."""
+"""A page's question is the same as on the command line, with the same numbers and messages."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ TRAIN = (ROOT / "docs" / "example-train.yaml").read_text(encoding="utf-8")
 
 
 def question(options: Mapping[str, Any], spec: str | None = None, **files: str) -> dict[str, Any]:
-    """Names of files have `_yaml` and `_json` for their suffixes."""
+    """Return a question; names of files use `_yaml` and `_json` for their suffixes."""
     named = {name.replace("_", ".", 1): text for name, text in files.items()}
     return {"question": {"options": options, "spec": spec, "files": named}}
 
@@ -32,7 +32,7 @@ def answer(asked: dict[str, Any], spec: str | None = None, **options: Any) -> An
     return reply(Questions(spec, SpecOptions(**options)).answer, asked)
 
 
-# Whole searches take seconds: test_playground.py does them.
+# Complete searches take seconds: test_playground.py runs them.
 PINS = dict.fromkeys((path.stem for path in SHIPPED), "tp=4,pp=2,micro_batch_size=1") | {
     "b200-128x8-deepseek-v3": "tp=1,pp=8,cp=1,ep=8,micro_batch_size=1",
     "h200-16x8-qwen3-235b": "tp=4,pp=4,ep=8,micro_batch_size=1",
@@ -52,7 +52,7 @@ def test_numbers_are_those_of_the_command_line(path: Path) -> None:
 
 
 def test_every_split_of_the_job_can_be_filtered_by() -> None:
-    """Its best plan is there, however far down, and can be looked at."""
+    """The best plan of each split is in the page's data, however low it ranks, with its details."""
     asked = question({})
     questions = Questions(FLAGSHIP[0], SpecOptions())
     page, found = questions.answer(asked), rank(SpecOptions().read(FLAGSHIP[0]))

@@ -1,4 +1,4 @@
-"""What the served page gives to whom, without a browser."""
+"""What the page server returns to which requests, without a browser."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ def server() -> Iterator[PageServer]:
 
 
 def ask(server: PageServer, path: str, body: str | None = None, **headers: str) -> tuple[int, str]:
-    """Status and text; `Content_Type` is the header of that name."""
+    """Return status and text of a request; underscores in header names stand for hyphens."""
     connection = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     method = "GET" if body is None else "POST"

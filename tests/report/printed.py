@@ -1,4 +1,4 @@
-"""What a function prints on a console."""
+"""The output of functions that print on a console."""
 
 from collections.abc import Callable
 from io import StringIO
@@ -10,8 +10,8 @@ from rich.console import Console
 def printed(
     function: Callable[..., None], *arguments: Any, width: int = 100, encoding: str = "utf-8", **named: Any
 ) -> str:
-    """`function` is called with a console of so many columns, and the arguments."""
-    # How rich knows a terminal that has no line drawing.
+    """Call `function` with a console of the given width and the arguments; return what it printed."""
+    # This is how rich recognizes a terminal without line-drawing characters.
     stream: StringIO = type("Stream", (StringIO,), {"encoding": encoding})()
     function(Console(file=stream, width=width, color_system=None, highlight=False), *arguments, **named)
     return stream.getvalue()

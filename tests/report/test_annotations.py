@@ -1,4 +1,4 @@
-"""Findings in the forms of other programs."""
+"""Findings in the formats of other programs."""
 
 import json
 from dataclasses import replace

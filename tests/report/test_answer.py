@@ -1,4 +1,4 @@
-"""The last lines of `topoplan rank`: what is best, what is safe, and what to type."""
+"""The last lines of `topoplan rank`: the best plan, a safe plan, and the next command."""
 
 from dataclasses import replace
 

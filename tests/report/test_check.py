@@ -1,4 +1,4 @@
-"""The report of a check: what a person sees, at two widths, and its JSON."""
+"""The report of a check: text at two widths, and JSON."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def _article() -> Checked:
 
 
 def article(*findings: Finding) -> Checked:
-    """The published scheme on the cluster that it is for, with findings of a test's own."""
+    """Return the check of a published configuration on its cluster, with the test's own findings."""
     return replace(_article(), findings=(*findings, *_article().findings))
 
 

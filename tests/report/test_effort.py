@@ -45,7 +45,7 @@ def test_a_limit_of_steps_is_under_the_key_of_the_trainer() -> None:
 
 
 def test_hours_count_steps_start_up_and_checkpoints() -> None:
-    """A dense model on llamafactory: a checkpoint is bf16 weights for Hugging Face, and 2 + 12 bytes over all nodes."""
+    """A dense model on LLaMA-Factory: a checkpoint is bf16 weights for Hugging Face, plus 2 + 12 bytes on all nodes."""
     spec, plan = make_spec(samples=64 * 1000, epochs=1.0), make_plan(tp=2, step_s=3.6)
     effort = job_effort(spec, plan)
     rate, nodes, weights = spec.cluster.storage_bytes_per_s, spec.cluster.nodes, 2 * parameter_count(spec.model)

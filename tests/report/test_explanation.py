@@ -1,4 +1,4 @@
-"""The account of a plan on the screen and as JSON, whichever engine runs it."""
+"""The account of a plan, on the screen and as JSON, for every engine."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""One line that keeps up below the log, or now and then where there is no terminal."""
+"""The status line below the log, or among its lines if there is no terminal."""
 
 import io
 import math
@@ -32,7 +32,7 @@ def status(**changes: Any) -> Status:
 
 
 class Terminal(io.StringIO):
-    """What a terminal of some columns is sent."""
+    """A terminal with a given number of columns, which records what it is sent."""
 
     def isatty(self) -> bool:
         return True
@@ -46,7 +46,7 @@ class Clock:
 
 
 def drawn(text: str) -> list[str]:
-    """The lines that a terminal shows after that: a part that was erased is gone."""
+    """Return the lines that a terminal shows after receiving `text`, without erased parts."""
     return [line.rpartition("\r\x1b[2K")[2] for line in text.split("\n")]
 
 

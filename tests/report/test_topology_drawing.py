@@ -1,4 +1,4 @@
-"""The drawing is well formed, holds what it should, and nothing lies over anything else."""
+"""The drawing is well formed and complete, and nothing overlaps."""
 
 import re
 from dataclasses import replace
@@ -20,7 +20,7 @@ MORE = {**CLUSTERS, "small-rails": cluster_of(nodes=2, rails=8), "two-leaves": c
 
 
 def drawn_with_groups(cluster: Cluster, backend: str | None) -> str:
-    """The cluster with the groups of a layout of this backend, if one is given."""
+    """Return a drawing of the cluster, with the groups of a layout of the backend if one is given."""
     if backend is None:
         return topology_svg(cluster)
     split: dict[str, Any] = {"pp": 2} if backend == "mca" and cluster.world_size % 2 == 0 else {}

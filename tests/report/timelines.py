@@ -1,4 +1,4 @@
-"""Timelines of predicted plans, for tests of their pictures."""
+"""Timelines of predicted plans, for tests of their drawings."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from topoplan.specs.spec import Spec
 
 
 def line_of(*, model: str = DENSE, job: dict[str, Any] | None = None, **form: Any) -> tuple[Spec, Plan, Timeline]:
-    """The timeline of a layout of the megatron backend on four nodes of H100s."""
+    """Return the timeline of a layout of the megatron backend on four H100 nodes."""
     spec = spec_of(model, **(job or {}))
     plan = predict(spec, {"backend": "megatron", "tp": 2, **form})
     return spec, plan, timeline(spec, plan)
 
 
 def lanes_of(model: str, form: dict[str, Any], other: dict[str, Any]) -> tuple[Spec, Plan, Timeline]:
-    """The timeline of a plan that splits data alone."""
+    """Return the timeline of a purely data-parallel plan."""
     spec, plan = plan_of(model, form, other)
     return spec, plan, timeline(spec, plan)

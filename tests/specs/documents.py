@@ -1,4 +1,4 @@
-"""Small run documents, for what their values mean together."""
+"""Small run documents, for checks across several values."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def spec_of(cluster: dict[str, Any], model: str = QWEN, **job: Any) -> Spec:
 
 
 def refusal(cluster: dict[str, Any], model: str = QWEN, *, kind: type[InputError] = InputError, **job: Any) -> str:
-    """The message about a document, without its name."""
+    """Return the error message about a document, without the document's name."""
     with pytest.raises(kind) as error:
         spec_of(cluster, model, **job)
     assert str(error.value).startswith("run:1: ")

@@ -1,4 +1,4 @@
-"""From config.json to a model."""
+"""Building a model from a config.json."""
 
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +74,7 @@ DEEPSEEK = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_
         (LLAMA, {}, attention, Attention(heads=8, kv_heads=2, head_dim=64)),
         (LLAMA, {}, ffn, Mlp(intermediate_size=1536, gated=True, bias=False)),
         (LLAMA, {"head_dim": 128}, lambda model: attention(model).head_dim, 128),
-        # what the class of a type hard-codes: biases of queries, of the output, and norms
+        # what the class of a model_type hard-codes: query and output biases, norms
         (LLAMA, {}, biases, (False, False, False)),
         (LLAMA, {"model_type": "mistral"}, biases, (False, False, False)),
         (LLAMA, {"model_type": "qwen"}, biases, (True, False, False)),
@@ -86,14 +86,14 @@ DEEPSEEK = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_
         (LLAMA, {"model_type": "gpt_oss"}, biases, (True, True, False)),
         (LLAMA, {"attention_bias": True}, biases, (True, True, False)),
         (LLAMA, {"attention_bias": True, "model_type": "glm4_moe"}, biases, (True, False, False)),
-        # silu means a gated MLP whatever the type; first-generation Qwen writes the width of both gate halves
+        # silu means a gated MLP whatever the model_type; first-generation Qwen counts both halves of the gated MLP
         (LLAMA, {"model_type": "brand_new", "hidden_act": "silu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
         (LLAMA, {"model_type": "brand_new", "hidden_act": "swiglu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
         (LLAMA, {"model_type": "brand_new", "hidden_act": "gelu"}, ffn, Mlp(intermediate_size=1536, gated=False)),
         (LLAMA, {"model_type": "qwen3_moe", "hidden_act": "silu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
         (LLAMA, {"model_type": "qwen3_moe", "hidden_act": "gelu"}, ffn, Mlp(intermediate_size=1536, gated=False)),
         (LLAMA, {"model_type": "qwen"}, ffn, Mlp(intermediate_size=768)),
-        # experts under each name; without a width of their own they are as wide as the MLP
+        # experts under each of their names; without a width of their own, they are as wide as the MLP
         *(
             (without(MOE, "num_experts"), {name: 8}, lambda model: moe(model).experts, 8)
             for name in ("num_experts", "n_routed_experts", "num_local_experts")
@@ -104,7 +104,7 @@ DEEPSEEK = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_
         (MOE, {"n_shared_experts": 2}, lambda model: moe(model).shared_intermediate_size, 512),
         (MOE, {"n_shared_experts": 2}, lambda model: moe(model).shared_gate, False),
         (MOE, {"n_shared_experts": 2, "model_type": "qwen2_moe"}, lambda model: moe(model).shared_gate, True),
-        # groups of experts; all groups are no limit, and a default that does not divide them is left out
+        # groups of experts; using all groups is no limit, and a default that does not divide them is ignored
         (MOE, {}, groups, (1, 1)),
         (MOE, {"n_group": 4, "topk_group": 2}, groups, (4, 2)),
         (MOE, {"moe_router_num_groups": 4, "moe_router_group_topk": 1}, groups, (4, 1)),

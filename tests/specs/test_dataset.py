@@ -21,7 +21,7 @@ from topoplan.specs.lengths import Lengths
 from topoplan.specs.token_count import BYTES_PER_TOKEN
 
 TEN = "x" * 43
-"""Ten tokens."""
+"""A text of ten tokens."""
 
 
 def one(*records: dict[str, Any], tmp_path: Path, stage: str = "sft", **keys: Any) -> Lengths:
@@ -184,7 +184,7 @@ def test_whatever_the_columns_hold_there_are_lengths_or_one_message(records: lis
 
 
 class FakeTokenizer:
-    """A word is a token."""
+    """A tokenizer for which each word is a token."""
 
     @classmethod
     def from_file(cls, path: str) -> FakeTokenizer:

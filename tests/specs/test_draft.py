@@ -1,4 +1,4 @@
-"""Options laid over a spec file."""
+"""Options layered over a spec file."""
 
 import json
 from pathlib import Path

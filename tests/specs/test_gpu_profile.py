@@ -1,4 +1,4 @@
-"""The profiles of the catalog, and how a user's own goes over them."""
+"""The catalog's profiles, and profiles of a user's own on top of them."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the values of a spec may be, and the words in which they are refused. Values are given as `--set key=value`."""
+"""The accepted values of a spec, and the messages for others. Values are given as `--set key=value`."""
 
 from pathlib import Path
 from typing import Any

@@ -48,7 +48,7 @@ def test_packed_sequences_of_equal_samples_are_counted_by_hand() -> None:
     # Three to a sequence: 3 + 3 + 3 + 1.
     assert found.sequences == 4
     assert found.fill == pytest.approx(3000 / 4000)
-    # Ten samples of 300, and padding of 100 three times and of 700 once, each position in a block of its own.
+    # Ten samples of 300 tokens, plus padding of 100 three times and of 700 once; padding counts as a sample of its own.
     assert found.extent == pytest.approx((10 * 300**2 + 3 * 100**2 + 700**2) / 4000)
 
 

@@ -52,7 +52,7 @@ CONFIG = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_hub() -> Iterator[None]:
-    """A model name that is none must not be looked up in the network."""
+    """Invalid model names must not be looked up on the network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "huggingface_hub", None)
         yield

@@ -1,4 +1,4 @@
-"""Where a model is looked for, and what is said when it is not there."""
+"""Where a model is searched for, and the messages if it is not found."""
 
 import json
 import sys

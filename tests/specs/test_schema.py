@@ -29,7 +29,7 @@ def _mistakes(document: dict[str, Any]) -> list[str]:
 
 
 def test_the_published_schema_is_the_one_that_is_printed() -> None:
-    """When this fails: `topoplan show schema > cluster_specs/spec.schema.json`."""
+    """If this fails, run `topoplan show schema > cluster_specs/spec.schema.json`."""
     assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == schema_of_spec()
 
 

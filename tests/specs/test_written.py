@@ -1,4 +1,4 @@
-"""What is written of a spec is read as the same spec."""
+"""A written spec is read back as the same spec."""
 
 from dataclasses import fields
 from pathlib import Path
