@@ -57,7 +57,7 @@ class Recogniser:
     has_blocks: bool = False
     """True if the trainer's commands take keys as `block.key=value`."""
     runs: Callable[[str, Collection[str], str], bool] = _runs_none
-    """Whether a Python script uses the trainer, given its name, the keys among its arguments, and the first argument."""
+    """Whether a Python script uses the trainer, given its name, its argument keys, and the first argument."""
     family: str = ""
     """Text that occurs in the names of all programs that train with the trainer; empty if there is no such text."""
     takes_deepspeed: bool = False
