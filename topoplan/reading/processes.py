@@ -122,7 +122,7 @@ def _included(text: str) -> int | None:
 
 
 def _number(launch: Launch, text: str, depth: int = 3) -> int | None:
-    """A whole number above zero, also from a variable that the script or Slurm sets; None for anything else."""
+    """Return a whole number above zero, resolving variables that the script or Slurm sets; None for anything else."""
     text = text.strip().strip("\"'")
     if NODES_OF_A_JOB.fullmatch(text):
         return job_of(launch).nodes

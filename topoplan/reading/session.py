@@ -66,9 +66,9 @@ class Command:
     background: bool = False
     """True if the command ends with `&`."""
     wrappers: tuple[str, ...] = ()
-    """What stood in front of it, where it was taken from behind that: sudo, ssh, srun, ..."""
+    """Wrappers removed from the front of the command: sudo, ssh, srun, ..."""
     wrapper_words: tuple[tuple[str, ...], ...] = ()
-    """The words of each of them."""
+    """The words of each wrapper, in the order of `wrappers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class Configuration:
     from_command: bool = False
     """True if the keys are `--key value` arguments of a command."""
     over_file: bool = False
-    """True if the command also names a file, whose keys these override."""
+    """True if the command also names a file, whose keys these keys override."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a top-level key."""
@@ -104,16 +104,16 @@ class Launch:
     background: bool = False
     """True if the command ends with `&`, so that the next command does not wait for it."""
     wrappers: tuple[str, ...] = ()
-    """What stands in front of it: sudo, ssh, srun, ..."""
+    """Commands in front of the launcher: sudo, ssh, srun, ..."""
     wrapper_words: tuple[tuple[str, ...], ...] = ()
-    """The words of each of them, its own options among them."""
+    """The words of each wrapper, including its own options, in the order of `wrappers`."""
 
     def variable(self, name: str) -> Variable | None:
         """Return the variable of that name as the command sees it."""
         return next((one for one in reversed(self.variables) if one.name == name), None)
 
     def words_of(self, *wrappers: str) -> tuple[str, ...] | None:
-        """What the first of these wrappers was told; None where none of them stands in front of it."""
+        """Return the words of the first of these wrappers in front of the launcher; None if there is none of them."""
         said = zip(self.wrappers, self.wrapper_words, strict=False)
         return next((words for name, words in said if name in wrappers), None)
 

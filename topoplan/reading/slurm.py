@@ -1,7 +1,7 @@
-"""What Slurm gives a job, and each step of it: nodes, tasks and GPUs, from the #SBATCH lines and the words of srun.
+"""The nodes, tasks and GPUs that Slurm gives a job and its steps, from the #SBATCH lines and the options of srun.
 
-Source: sbatch(1) and srun(1) of Slurm 25.05. A range of nodes (`-N 2-4`) leaves open how many there are. Without any
-number of tasks there is one on each node.
+Source: sbatch(1) and srun(1) of Slurm 25.05. With a range of nodes (`-N 2-4`), the number of nodes is unknown.
+Without a number of tasks, there is one task per node.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ _COUNTS = {
 _COUNT = re.compile(r"(\d+)")
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^#\n]*)", re.MULTILINE)
 NODES_OF_A_JOB = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
-"""The variables that have the number of its nodes."""
+"""Matches the variables with a job's number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Nodes, tasks and GPUs; None where nothing says them, or what says them is open."""
+    """Numbers of nodes, tasks and GPUs; None for a number that is not given or not known."""
 
     nodes: int | None = None
     tasks: int | None = None
-    """Of all nodes."""
+    """Tasks on all nodes together."""
     tasks_per_node: int | None = None
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
     is_asked: bool = False
-    """Something is asked of Slurm here."""
+    """True if any options are given to Slurm here."""
 
 
 def directives(text: str) -> str:
-    """What the #SBATCH lines of a script say."""
+    """Return the options on the #SBATCH lines of a script."""
     return " ".join(_DIRECTIVE.findall(text))
 
 
 def job_of(launch: Launch) -> Given:
-    """What the job has that its script asks for."""
+    """Return what a launch's script requests for its job."""
     words = directives(launch.part.text).split()
     return _given(_numbers(words), is_asked=bool(words))
 
 
 def own_of(launch: Launch) -> Given:
-    """What the srun of a command says itself."""
+    """Return what a launch's own srun requests."""
     words = launch.words_of("srun")
     return _given(_numbers(words or ()), is_asked=words is not None)
 
 
 def step_of(launch: Launch) -> Given:
-    """What the srun of a command starts: what it does not say itself is the job's."""
+    """Return what a launch's srun starts; options that srun does not set are the job's."""
     job, own = _numbers(directives(launch.part.text).split()), _numbers(launch.words_of("srun") or ())
     if "tasks" in own and "tasks_per_node" not in own:
         job.pop("tasks_per_node", None)
@@ -79,7 +79,7 @@ def step_of(launch: Launch) -> Given:
         each, rest = divmod(said["tasks"] or 0, nodes)
         said["tasks_per_node"] = None if rest else each
     if any(is_open(word) and not word.startswith("-") for word in _bare(launch.words_of("srun") or ())):
-        said = {}  # `srun $OPTIONS`
+        said = {}  # an unknown expansion, as in `srun $OPTIONS`
     return _given(said, is_asked="srun" in launch.wrappers)
 
 
@@ -88,7 +88,7 @@ def _given(said: Mapping[str, int | None], *, is_asked: bool) -> Given:
 
 
 def _bare(words: Sequence[str]) -> Iterator[str]:
-    """The words that are no option, nor may be the value of one."""
+    """Yield the words that are neither options nor possibly the value of one."""
     before = "="
     for word in words:
         if not word.startswith("-") and ("=" in before or not before.startswith("-")):
@@ -97,7 +97,7 @@ def _bare(words: Sequence[str]) -> Iterator[str]:
 
 
 def _numbers(words: Sequence[str]) -> dict[str, int | None]:
-    """The last one of each; None for what is said and open."""
+    """Return the last value of each option; None for one that is given but not a literal number."""
     said: dict[str, int | None] = {}
     for at, word in enumerate(words):
         short = _SHORT.fullmatch(word)

@@ -65,7 +65,7 @@ _ACCELERATE_VALUES = frozenset(
         *(f"megatron_lm_{name}" for name in ("use_precision_aware_optimizer", "use_rotary_position_embeddings")),
     ]
 )
-"""Options that the file of accelerate has not, or in a block of its own."""
+"""Options of accelerate that its file lacks, or has in a separate block."""
 _DEEPSPEED_VALUES = frozenset(
     [
         *("hostfile", "include", "exclude", "num_nodes", "min_elastic_nodes", "max_elastic_nodes", "num_gpus"),

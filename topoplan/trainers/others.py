@@ -45,10 +45,10 @@ class Other:
     part: bool = False
     """What a command of another trainer names."""
     beside: tuple[str, ...] = ()
-    """Keys one of which is there as well."""
+    """Keys of which at least one must be present too."""
     without: tuple[str, ...] = ()
-    """Keys none of which is there: a trainer that is planned for has them, and shares the others. Whose file it is is
-    a guess then, and a command that names it may say otherwise."""
+    """Keys of which none may be present, because they belong to a supported trainer that shares the other keys. The trainer
+    of the file is then a guess, which a command that names the file may override."""
     recognised: Recogniser = field(init=False)
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def nodes_of(launch: Launch) -> int | None:
     if setting is not None and NODES_OF_A_JOB.fullmatch(setting.value):
         return job_of(launch).nodes
     if setting is None and "srun" in launch.wrappers and launch.program.endswith(".py"):
-        return step_of(launch).nodes  # a task is a process
+        return step_of(launch).nodes  # each Slurm task is one process
     return count_of(setting)
 
 

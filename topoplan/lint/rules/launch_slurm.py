@@ -104,7 +104,7 @@ def _starts_processes(launch: Launch) -> bool:
 
 
 def _first_node_alone(launch: Launch) -> Iterator[Finding]:
-    """A job of several nodes whose script starts its own part without srun."""
+    """Report a job of several nodes whose script starts the launcher without srun, and so on the first node only."""
     nodes, setting = job_of(launch).nodes, _setting(launch, "nnodes", "num_machines")
     if nodes is None or nodes < 2 or setting is None or is_remote(launch):
         return
@@ -115,10 +115,10 @@ def _first_node_alone(launch: Launch) -> Iterator[Finding]:
 
 
 def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
-    """The number of a node, put in place by the script on the first one."""
+    """Report a node rank that the script on the first node expands, instead of each task."""
     backend = launch.options.get("rdzv_backend")
     if "srun" not in launch.wrappers or (backend is not None and backend.value != "static"):
-        return  # c10d numbers the nodes by itself
+        return  # c10d assigns the node ranks itself
     setting = _setting(launch, "node_rank", "machine_rank")
     if setting is None:
         for number, line in lines_of(launch):
@@ -149,18 +149,18 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
 
 
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
-    """Nodes of the job beside those that the command counts on."""
+    """Report a job whose number of nodes differs from that of the command."""
     nodes, setting = job_of(launch).nodes, _setting(launch, "nnodes", "num_machines")
     wanted = count_of(setting)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
-        return  # not known, or another rule tells
-    is_part = own_of(launch).nodes is not None  # one srun of several
+        return  # not known, or reported by another rule
+    is_part = own_of(launch).nodes is not None  # one of several srun steps
     if wanted > nodes or (wanted < nodes and not is_part):
         yield RULES["launch-slurm-nodes"].on(launch, setting, wanted=wanted, nodes=nodes)
 
 
 def _no_gpus(launch: Launch) -> Iterator[Finding]:
-    """A job that asks for none; one that has its nodes for itself has all that is on them."""
+    """Report a job that requests no GPUs; a job with exclusive nodes has all GPUs on them."""
     job = directives(launch.part.text)
     asked = " ".join([job, *(launch.words_of("srun") or ())])
     if job and not re.search(r"gpu|--gres|--tres|(?<!\S)-G|--exclusive(?!=)|--constraint|(?<!\S)-C", asked):
@@ -168,7 +168,7 @@ def _no_gpus(launch: Launch) -> Iterator[Finding]:
 
 
 def _other_gpus(launch: Launch) -> Iterator[Finding]:
-    """GPUs of the job on a node beside the processes there."""
+    """Report a job whose number of GPUs per node differs from the number of processes."""
     gpus = step_of(launch).gpus_per_node
     setting = setting_of(launch, "nproc_per_node")
     wanted = count_of(setting)

@@ -114,7 +114,7 @@ def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[F
 
 
 def _set_from(text: str, name: str) -> set[str]:
-    """Variables that a script sets from one of its environment: `NODE_RANK=$BT_NODE_RANK` has no name misspelt."""
+    """Return the variables that are set from another one, whose name is then no misspelling: `NODE_RANK=$BT_NODE_RANK`."""
     return set(re.findall(rf"(?<![\w-])(\w+)=[\"']?\$\{{?{name}\b", text))
 
 

@@ -21,7 +21,7 @@ _CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL
 """Matches the command by name, by path, or as `$(which llamafactory-cli)`."""
 _SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
 _KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type"])
-"""By which any script is known to train with it; others that generate or train share its further keys."""
+"""Keys by which any script is recognized as training with LLaMA-Factory; its further keys occur elsewhere too."""
 _KEYS_OF_ITS_OWN = frozenset(["template", "cutoff_len", "dataset_dir", *_KEYS_OF_SCRIPTS])
 
 

@@ -171,7 +171,7 @@ def _plain(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _with_overrides(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
-    """Return the keys of a file and those that every command which reads it overrides."""
+    """Return the keys of a file, including those that all commands which read the file set as overrides."""
     over = [launch.configuration for launch in setup.launches if launch.reads is configuration]
     keys = [set(one.source.data) if one else set() for one in over]
     said = set.intersection(*keys) if keys else set()
