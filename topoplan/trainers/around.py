@@ -27,7 +27,7 @@ _SLURM_GPU = re.compile(
     r"([A-Za-z][\w.-]*)",
     re.MULTILINE,
 )
-_OF_THE_MODEL = ("model_family", "layers", "heads", "kv_heads", "experts", "has_vision", "linears")
+_OF_THE_MODEL = ("model_family", "positions", "layers", "heads", "kv_heads", "experts", "has_vision", "linears")
 NAMES_AROUND = frozenset(
     [
         *_OF_THE_MODEL,
@@ -65,6 +65,7 @@ def around(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
     facts = facts_of(model)
     return found | {
         "model_family": model.model_type,
+        "positions": model.max_position_embeddings or UNKNOWN,
         "layers": len(model.layers),
         "heads": facts.grouped[0].heads if facts.grouped else UNKNOWN,
         "kv_heads": facts.grouped[0].kv_heads if facts.grouped else UNKNOWN,

@@ -27,7 +27,7 @@ _MISSPELT = 0.8
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """Report unreadable files, missing files of trainers, DeepSpeed and accelerate, and misspelt names of models."""
+    """Report unreadable files, missing files that configurations name, and misspelt names of models."""
     yield from _unread(setup)
     yield from _of_trainers(setup)
     yield from _models(setup)
@@ -70,11 +70,15 @@ def _of_trainers(setup: Setup) -> Iterator[Finding]:
 
 
 def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
-    """Yield part, line, key and name of every DeepSpeed and accelerate file that is named."""
+    """Yield part, line, key and name of every DeepSpeed, accelerate and system prompt file that is named."""
     for one in setup.with_deepspeed:
         name = one.get("deepspeed")
         if isinstance(name, str) and _FILE.fullmatch(name) and not setup.uses_mca(one):
             yield one.part, one.line("deepspeed"), "deepspeed", name
+    for one in setup.of("swift", "swift-megatron"):
+        name = one.get("system")
+        if isinstance(name, str) and name.endswith(".txt") and _FILE.fullmatch(name):
+            yield one.part, one.line("system"), "system", name
     for one in setup.of("accelerate"):
         block, key = one.get("deepspeed_config"), "deepspeed_config_file"
         name = block.get(key) if isinstance(block, Mapping) else None
