@@ -62,6 +62,8 @@ class Recogniser:
     """Text that occurs in the names of all programs that train with the trainer; empty if there is no such text."""
     takes_deepspeed: bool = False
     """True if the trainer's key `deepspeed` names or contains a DeepSpeed configuration."""
+    text_keys: tuple[str, ...] = ()
+    """Keys whose value is a text or the path of a `.txt` file that contains it."""
     unpredicted: tuple[str, str, str] | None = None
     """Message, reason and remedy if a prediction is asked for but the files are not predicted; None if they are."""
     path: Callable[[Configuration, Sequence[Variable]], str | None] = _one_path

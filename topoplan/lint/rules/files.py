@@ -70,15 +70,17 @@ def _of_trainers(setup: Setup) -> Iterator[Finding]:
 
 
 def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
-    """Yield part, line, key and name of every DeepSpeed, accelerate and system prompt file that is named."""
+    """Yield part, line, key and name of every DeepSpeed, accelerate and text file that is named."""
     for one in setup.with_deepspeed:
         name = one.get("deepspeed")
         if isinstance(name, str) and _FILE.fullmatch(name) and not setup.uses_mca(one):
             yield one.part, one.line("deepspeed"), "deepspeed", name
-    for one in setup.of("swift", "swift-megatron"):
-        name = one.get("system")
-        if isinstance(name, str) and name.endswith(".txt") and _FILE.fullmatch(name):
-            yield one.part, one.line("system"), "system", name
+    text_keys = {one.trainer: one.text_keys for one in setup.recognisers}
+    for one in setup.configurations:
+        for key in text_keys.get(one.trainer, ()):
+            name = one.get(key)
+            if isinstance(name, str) and name.endswith(".txt") and _FILE.fullmatch(name):
+                yield one.part, one.line(key), key, name
     for one in setup.of("accelerate"):
         block, key = one.get("deepspeed_config"), "deepspeed_config_file"
         name = block.get(key) if isinstance(block, Mapping) else None

@@ -48,6 +48,7 @@ SWIFT = Recogniser(
     programs=r"swift|swift\.cli\.(?!_megatron\.).*",
     family="swift",
     takes_deepspeed=True,
+    text_keys=("system",),
 )
 MEGATRON = Recogniser(
     trainer="swift-megatron",
@@ -59,4 +60,5 @@ MEGATRON = Recogniser(
     methods=_METHODS,
     programs=r"megatron|swift\.cli\._megatron\..*",
     family="megatron",
+    text_keys=("system",),
 )
