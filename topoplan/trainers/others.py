@@ -47,8 +47,8 @@ class Other:
     beside: tuple[str, ...] = ()
     """Keys of which at least one must be present too."""
     without: tuple[str, ...] = ()
-    """Keys of which none may be present, because they belong to a supported trainer that shares the other keys. The trainer
-    of the file is then a guess, which a command that names the file may override."""
+    """Keys of which none may be present, because they belong to a supported trainer that shares the other keys. The
+    trainer of the file is then a guess, which a command that names the file may override."""
     recognised: Recogniser = field(init=False)
 
     def __post_init__(self) -> None:

@@ -114,7 +114,7 @@ def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[F
 
 
 def _set_from(text: str, name: str) -> set[str]:
-    """Return the variables that are set from another one, whose name is then no misspelling: `NODE_RANK=$BT_NODE_RANK`."""
+    """Return the variables set from another one: in `NODE_RANK=$BT_NODE_RANK`, the latter is no misspelling."""
     return set(re.findall(rf"(?<![\w-])(\w+)=[\"']?\$\{{?{name}\b", text))
 
 
