@@ -16,7 +16,7 @@ class Moment:
     """A point in the step at which a stage may reach its peak memory."""
 
     name: str
-    """backward, loss, loss backward, embedding gradient or optimizer step."""
+    """Name of the moment, such as backward, loss, embedding gradient, optimizer step or checkpoint."""
     terms_bytes: tuple[tuple[str, float], ...]
     """What is alive then in addition to weights, gradients, optimizer states, workspace and all activations in flight,
     by name; negative for activations that are freed by then."""

@@ -10,16 +10,16 @@ FORWARD, RECOMPUTE, BACKWARD, P2P = "forward", "recompute", "backward", "p2p"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One piece of work that occupies a pipeline rank."""
+    """One piece of work that occupies a pipeline rank or a lane."""
 
     rank: int
-    """Pipeline rank."""
+    """Pipeline rank, or index of a lane."""
     chunk: int
     """Model chunk of the rank; its virtual stage is chunk * pp + rank."""
     microbatch: int
     kind: str
-    """forward, recompute (what backward repeats, just before it), backward, or p2p (waiting for a message in transit).
-    """
+    """In a pipeline: forward, recompute (what backward repeats, just before it), backward, or p2p (waiting for a
+    message in transit). Lanes have further kinds (`engines/data_parallel/timeline.py`)."""
     start_s: float
     end_s: float
 
@@ -29,7 +29,7 @@ class Phase:
     """What all ranks do before or after the pipeline."""
 
     name: str
-    """reference, gradient reduce, optimizer or parameter gather."""
+    """reference, gradient reduce, optimizer or parameter gather; in a `Talk`, also layer collectives."""
     start_s: float
     end_s: float
 

@@ -39,7 +39,7 @@ def vision_activation_bytes(tower: VisionTower, patches: int, *, recompute: bool
 
     It is unsplit, with SDPA and unfused elementwise kernels. Per block: two norms (input and output), q, k, v before
     and after rotation, attention output, fc1 output and its activation. With gradient checkpointing each block keeps
-    its input.
+    its input, and one block at a time is recomputed.
     """
     hidden, width = tower.hidden_size, tower.intermediate_size
     block = BF16 * (12 * hidden + (3 if tower.gated else 2) * width)

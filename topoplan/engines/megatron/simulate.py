@@ -32,7 +32,7 @@ _Message = tuple[str, int, int]
 """(forward or backward, the virtual stage that sends it, micro-batch)."""
 _Messages = tuple[_Message, ...]
 _Instruction = tuple[Work | None, _Messages, _Messages]
-"""(work to run, messages to post, messages to wait for), of which exactly one is given."""
+"""(work to run, messages to post, messages to wait for), at most one of which is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
