@@ -75,8 +75,8 @@ class Sent:
     name: str
     moment: SentAt
     times: int
-    """How often this moment occurs in a step; for traffic within layers or between stages, the number of micro-batches.
-    """
+    """How often this moment occurs in a step; for traffic within layers or between stages, the number of
+    micro-batches."""
     number: float
     """Collectives per moment, or per micro-batch; calls of other sizes are counted in proportion to their bytes."""
     call: Collective

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from topoplan.engines.timeline import Timeline
 
 Family = tuple[Layout, ...]
-"""Layouts that differ only in what the engine chooses itself; of each family, the fastest layout that fits is ranked.
-"""
+"""Layouts that differ only in what the engine chooses itself; of each family, the fastest layout that fits is
+ranked."""
 
 Refusal = Callable[[Layout], Broken | None]
 """Returns why no trainer can run a layout, or None if one can."""
 
 Limit = Callable[[], float]
-"""Returns the step time in seconds, at the current state of the search, above which layouts are not evaluated further.
-"""
+"""Returns the step time in seconds, at the current state of the search, above which layouts are not evaluated
+further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Engine(ABC):
     """The rules of a searched layout, in the order in which they are checked: `rules`, and those that exclude slow
     layouts."""
     last_rules: ClassVar[frozenset[str]] = frozenset()
-    """Names of the rules that are checked last: a layout that breaks only one of these is the nearest to a legal one.
-    """
+    """Names of the rules that are checked last: a layout that breaks only one of these is the nearest to a legal
+    one."""
     choices: ClassVar[tuple[tuple[str, str], ...]]
     """The degrees and switches that people weigh up: (display name, attribute of the layout)."""
     misses_by: ClassVar[tuple[str, ...]]

@@ -54,8 +54,8 @@ class Memory:
     capacity_bytes: float
     """Memory of the card."""
     band: float
-    """Half width of the error band around device_bytes, as a fraction of it; the band of the other figures is as wide.
-    """
+    """Half width of the error band around device_bytes, as a fraction of it; the band of the other figures is as
+    wide."""
     margin_bytes: float
     """What must stay free on the card for `fits`: the error band, unless the spec states a margin."""
     host_bytes: float
