@@ -1,11 +1,11 @@
-"""Machines to log in to, without machines: real sshd processes, each in a network namespace with its own address, host
-name, /etc/hosts and host key, on bridges that stand for networks.
+"""SSH test hosts without machines: real sshd processes in network namespaces.
 
+Each has its own address, host name, /etc/hosts and host key, and is connected to bridges that represent networks.
 Namespaces need root with CAP_NET_ADMIN and CAP_SYS_ADMIN. Without them the sshd processes listen on loopback addresses:
-logins are as real, but no cable can be cut and every host sees every other one.
+logins are just as real, but no cable can be cut and every host sees every other one.
 
-Beds of other processes on the same machine are left alone: each reserves a number, which is in all its names and
-addresses. What a bed that died has left is removed by the next one.
+Beds of other processes on the same machine are left alone: each reserves a number, which is part of all its names and
+addresses. The leftovers of a bed that died are removed by the next one.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from topoplan.remote.ssh_config import Target
 
 Kind = Literal["namespaces", "loopback"]
 Hiding = Literal["drop", "deaf", "mute", "unreachable", "reset"]
-"""What a client sees of a host that is hidden from it: silence, which may be of one way alone, a router's word, or
-connections that are refused."""
+"""What a client sees of a hidden host: silence, possibly in one direction only, a router's error, or refused
+connections.
+"""
 HalfHiding = Literal["lossy"]
 """Three packets of ten are lost."""
 _DROP = ["-j", "DROP"]
@@ -57,31 +58,32 @@ _HIDING: dict[Hiding | HalfHiding, dict[str, list[str]]] = {
     "lossy": {"INPUT": [*_SOME, *_DROP], "OUTPUT": [*_SOME, *_DROP]},
     "reset": {"INPUT": [*_REJECT, "tcp-reset"]},  # it is by the same way that the client is told
 }
-"""By chain of the host's firewall, what becomes of its packets."""
+"""Firewall rules of the host, by chain."""
 
 PREFIX = "tpbed"
 STATE = Path(tempfile.gettempdir()) / f"topoplan-beds-{os.getuid()}"
-"""One file for each bed: who made it, its processes and what to remove."""
+"""One file for each bed: its creator, its processes and what to remove."""
 LOOPBACK_PORT = 2222
 MANY = 24
-"""Machines that can all find each other. With more, the one kernel that they share would have to find out about more
-neighbours than it keeps (net.ipv4.neigh.default.gc_thresh3: 1024, of all namespaces); so they are told for good."""
+"""Number of machines that can all find each other. With more, the shared kernel would have to discover more neighbors
+than it keeps (net.ipv4.neigh.default.gc_thresh3: 1024, for all namespaces), so they get permanent entries.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A host to be made."""
+    """A host to be created."""
 
     name: str
     networks: tuple[str, ...] = ("outer",)
-    """The client is on `outer` only. A machine on two networks does not pass packets on; it can be a jump host."""
+    """The client is on `outer` only. A machine on two networks does not forward packets; it can be a jump host."""
     options: tuple[str, ...] = ()
-    """Lines for its sshd_config, ahead of the usual ones: the first value of an option counts."""
+    """Lines for its sshd_config before the usual ones: the first value of an option applies."""
 
 
 @dataclass(kw_only=True)
 class BedHost:
-    """A machine that runs."""
+    """A running machine."""
 
     machine: Machine
     addresses: dict[str, str]
@@ -89,10 +91,10 @@ class BedHost:
     port: int
     directory: Path
     public_key: str
-    """`ssh-ed25519 AAAA...` of the host."""
+    """Public key of the host, `ssh-ed25519 AAAA...`."""
     sshd: subprocess.Popen[bytes] | None = None
     wires: dict[str, str] = field(default_factory=dict)
-    """The bridge's end of its cables, by network."""
+    """The bridge's end of the host's cables, by network."""
 
     @property
     def name(self) -> str:
@@ -100,18 +102,18 @@ class BedHost:
 
     @property
     def address(self) -> str:
-        """On its first network."""
+        """Address on the host's first network."""
         return self.addresses[self.machine.networks[0]]
 
     @property
     def key_name(self) -> str:
-        """Its name in a known-hosts file."""
+        """Name of the host in a known-hosts file."""
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
 
 @functools.cache
 def probe() -> tuple[Kind | None, str]:
-    """What can be made here, and why nothing better."""
+    """Return the best kind of bed that is possible here, and why nothing better is."""
     if missing := [tool for tool in ("sshd", "ssh", "ssh-agent", "ps") if not _tool(tool)]:
         return None, f"not installed: {', '.join(missing)} (Debian: openssh-server openssh-client procps)"
     if os.environ.get("TOPOPLAN_TEST_BED") == "loopback":
@@ -140,10 +142,10 @@ def _tool(name: str) -> str | None:
 
 
 class Bed:
-    """Hosts that run until `close`. Use it as a context manager."""
+    """Hosts that run until `close`. To be used as a context manager."""
 
     def __init__(self, directory: Path, machines: Sequence[Machine], *, kind: Kind | None = None) -> None:
-        """Make the machines, with keys and files under `directory`."""
+        """Create the machines, with keys and files under `directory`."""
         with removing():
             remove_leftovers()
         found, reason = probe()
@@ -190,7 +192,7 @@ class Bed:
     # ------------------------------------------------------------------------------------------------ the client's view
 
     def target(self, host_name: str, /, *jumps: str, **changes: object) -> Target:
-        """How to log in to a host, with the bed's key and known hosts; `changes` are fields of it."""
+        """Return the login target of a host, with the bed's key and known hosts; `changes` are fields of the target."""
         host = self.hosts[host_name]
         settings: dict[str, object] = {
             "name": host_name,
@@ -206,7 +208,7 @@ class Bed:
         return Target(**settings)  # type: ignore[arg-type]
 
     def ssh(self, name: str, *command: str) -> list[str]:
-        """OpenSSH's own command line for a host."""
+        """Return the command line of OpenSSH's client for a host."""
         host = self.hosts[name]
         options = [f"UserKnownHostsFile={self.known_hosts}", f"IdentityFile={self.key}", "IdentitiesOnly=yes"]
         options += ["IdentityAgent=none", "BatchMode=yes", "GlobalKnownHostsFile=/dev/null"]
@@ -216,12 +218,12 @@ class Bed:
     # ------------------------------------------------------------------------------------------------ faults
 
     def cut(self, name: str) -> None:
-        """Pull the host's cables; nobody is told."""
+        """Disconnect the host's cables without any notification."""
         for wire in self.hosts[name].wires.values():
             _ip("link", "set", wire, "down")
 
     def heal(self, name: str) -> None:
-        """Plug them in again."""
+        """Reconnect the host's cables."""
         for wire in self.hosts[name].wires.values():
             _ip("link", "set", wire, "up")
 
@@ -244,7 +246,7 @@ class Bed:
 
     @contextlib.contextmanager
     def closed_but_for(self, port: int) -> Iterator[None]:
-        """A firewall on each host that lets others in at one port alone; the client still gets to all."""
+        """Let a firewall on each host admit the other hosts at one port only; the client still reaches all."""
         others = ["!", "-s", f"10.213.{self.number}.1", "!", "-i", "lo"]
         rule = ["INPUT", *others, "-p", "tcp", "--syn", "!", "--dport", str(port), "-j", "DROP"]
         for name in self.hosts:
@@ -259,15 +261,15 @@ class Bed:
         return ["ip", "netns", "exec", self._namespace(name), "iptables", "-w"]
 
     def hide(self, *names: str, how: Hiding | HalfHiding = "drop") -> None:
-        """Hide hosts (all, if none is named) from the client, who hides from them; they see each other."""
+        """Hide hosts (all, if none is named) from the client, and the client from them; they see each other."""
         self._hiding(names, "-A", how)
 
     def show(self, *names: str, how: Hiding | HalfHiding = "drop") -> None:
-        """End that."""
+        """Undo `hide`."""
         self._hiding(names, "-D", how)
 
     def _hiding(self, names: Sequence[str], action: str, how: Hiding | HalfHiding) -> None:
-        # In the hosts' namespaces, which go with the bed.
+        # In the hosts' namespaces, which are removed with the bed.
         client = f"10.213.{self.number}.1"
         for name in names or self.hosts:
             for chain, fate in _HIDING[how].items():
@@ -285,10 +287,10 @@ class Bed:
 
     @contextlib.contextmanager
     def frozen(self, name: str) -> Iterator[None]:
-        """Stop the host's sshd and its sessions, without ending them; the kernel still answers for them."""
+        """Stop the host's sshd and its sessions without ending them; the kernel still answers for them."""
         sshd = self.hosts[name].sshd
         stopped = [sshd.pid] if sshd is not None else []
-        # The listener first, which changes what it is called: then nobody new comes.
+        # The listener first, whose name then changes, so that no new session begins.
         while True:
             for pid in stopped:
                 with contextlib.suppress(ProcessLookupError):
@@ -305,15 +307,14 @@ class Bed:
                     os.kill(pid, signal.SIGCONT)
 
     def end_sessions(self, name: str) -> None:
-        """End all sessions of the host's sshd. What they started goes on, and one can log in again."""
+        """End all sessions of the host's sshd. What they started goes on, and new logins are possible."""
         for pid, words in self.processes(name).items():
             if words.startswith("sshd: ") and "[listener]" not in words:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def restart(self, name: str, *, options: Sequence[str] = (), new_key: bool = False) -> None:
-        """End the host's sshd with its sessions and start it again, with more options ahead of its own, or with another
-        host key."""
+        """Restart the host's sshd, which ends its sessions, with options before its own or with another host key."""
         host = self.hosts[name]
         self._stop(host)
         if new_key:
@@ -322,7 +323,7 @@ class Bed:
         self._wait_for(host)
 
     def reboot(self, name: str, down_s: float) -> None:
-        """End all that runs on a host, and start its sshd again after a while, in another boot of the machine."""
+        """End all processes of a host, and start its sshd again after a while, in another boot of the machine."""
         host = self.hosts[name]
         self._stop(host)
         time.sleep(down_s)
@@ -332,7 +333,7 @@ class Bed:
         self._wait_for(host)
 
     def processes(self, name: str) -> dict[int, str]:
-        """What runs on a host: command lines by process id, sshd included."""
+        """Return the command lines on a host by process id, sshd included."""
         host = self.hosts[name]
         if self.kind == "namespaces":
             pids = [int(word) for word in _ip("netns", "pids", self._namespace(name)).split()]
@@ -346,7 +347,7 @@ class Bed:
     # ------------------------------------------------------------------------------------------------ making and ending
 
     def close(self) -> None:
-        """End what was started and remove what was made."""
+        """End what was started and remove what was created."""
         for host in self.hosts.values():
             self._stop(host)
         if self.kind == "namespaces":
@@ -429,7 +430,7 @@ class Bed:
             f"HostKey {host.directory}/host_key",
             f"AuthorizedKeysFile {self.directory}/authorized_keys",
             "PidFile none",
-            # A home of its own, so that nobody's ~/.bashrc is read.
+            # A separate home directory, so that no real ~/.bashrc is read.
             f"SetEnv HOME={host.directory}/home",
             "PermitRootLogin yes",
             "PasswordAuthentication no",
@@ -470,7 +471,7 @@ class Bed:
         host.sshd = None
 
     def _wait_for(self, host: BedHost) -> None:
-        """Until its sshd listens, seen from the client or from itself."""
+        """Wait until the host's sshd listens, as seen from the client or from the host itself."""
         end = time.monotonic() + 60
         while time.monotonic() < end:
             if host.sshd is not None and host.sshd.poll() is not None:
@@ -486,7 +487,7 @@ class Bed:
         raise RuntimeError(f"sshd of {host.name} does not run: {log.read_text() if log.exists() else 'no log'}")
 
     def _note(self) -> None:
-        """Keep on disk what would have to be removed if this process died now."""
+        """Save what would have to be removed if this process died now."""
         left = {
             "owner": [os.getpid(), _start_time(os.getpid())],
             "wires": self._wires(),
@@ -498,14 +499,14 @@ class Bed:
 
 
 def under_way(bed: Bed, name: str) -> list[str]:
-    """What a host does for clients, also for one that has gone: sessions of sshd and programs of ours, but no jobs."""
+    """Return what a host runs for clients, present or gone: sshd sessions and programs of ours, but no jobs."""
     lines = bed.processes(name).values()
     sessions = [line for line in lines if line.startswith("sshd") and "[listener]" not in line]
     return sessions + [line for line in lines if "--norc" in line]
 
 
 def new_key(file: Path, passphrase: str = "") -> str:
-    """Write a new private key and its public one; the public one comes back, as it is written in authorized_keys."""
+    """Write a new key pair; return the public key in the format of authorized_keys."""
     key = Ed25519PrivateKey.generate()
     seal: KeySerializationEncryption = NoEncryption()
     if passphrase:
@@ -519,7 +520,7 @@ def new_key(file: Path, passphrase: str = "") -> str:
 
 @contextlib.contextmanager
 def removing() -> Iterator[None]:
-    """One process at a time: the number of a bed that was removed may be that of a new one a moment later."""
+    """Hold the lock for removing beds: the number of a removed bed may be that of a new one a moment later."""
     STATE.mkdir(mode=0o700, exist_ok=True)
     handle = os.open(STATE / "removing", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -530,9 +531,9 @@ def removing() -> Iterator[None]:
 
 
 def remove_leftovers() -> None:
-    """Remove what beds have left whose process is gone: their namespaces, bridges and processes, and nothing else.
+    """Remove the namespaces, bridges and processes of beds whose process is gone, and nothing else.
 
-    In `removing`.
+    Needs the lock of `removing`.
     """
     for state in STATE.glob("*.json"):
         try:
@@ -561,7 +562,7 @@ def remove_leftovers() -> None:
 
 
 def _remove_network(wires: Iterable[str], namespaces: Iterable[str], bridges: Iterable[str]) -> None:
-    # Wires first: the kernel takes its time over a namespace, and the next bed of the number wants their names.
+    # Wires first: the kernel removes a namespace slowly, and the next bed with this number needs their names.
     for link in (*wires, *bridges):
         subprocess.run(["ip", "link", "del", link], capture_output=True)
     for namespace in namespaces:
@@ -570,12 +571,12 @@ def _remove_network(wires: Iterable[str], namespaces: Iterable[str], bridges: It
 
 
 def _hardware_address(host: BedHost, network: str) -> str:
-    """Made from the address: 10.213.1.10 has 02:00:0a:d5:01:0a."""
+    """Return a MAC address derived from the IP address: 10.213.1.10 has 02:00:0a:d5:01:0a."""
     return "02:00:" + ":".join(f"{int(part):02x}" for part in host.addresses[network].split("."))
 
 
 def _reserve() -> tuple[int, Path]:
-    """A number that no other bed on this machine has, and the file that says so."""
+    """Reserve a number that no other bed on this machine has; return it with the file of the reservation."""
     for number in range(1, 255):
         state = STATE / f"{number}.json"
         with contextlib.suppress(FileExistsError):
@@ -600,7 +601,7 @@ def _all_pids() -> list[int]:
 
 
 def _start_time(pid: int) -> str:
-    """A process id comes back to life as another process; with its start time it does not."""
+    """Return the start time, which distinguishes a process from a later one with the same process id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -622,7 +623,7 @@ def _environment(pid: int) -> str:
 
 
 def _command_line(pid: int) -> str:
-    """Empty for what has ended and waits for its parent."""
+    """Return the command line of a process; empty for a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""One bed for all tests of a process. A test that harms it heals it."""
+"""One bed for all tests of a process. A test that damages it has to repair it."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ MACHINES = (
 
 @pytest.fixture(scope="session")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """Machines that are reached as real ones are."""
+    """Machines that are reached like real ones."""
     kind, reason = probe()
     if kind is None:
         pytest.skip(f"no sshd to log in to: {reason}")
@@ -40,7 +40,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 @pytest.fixture
 def cables(bed: Bed) -> Bed:
-    """The bed, where it has networks that can be cut."""
+    """The bed, if it has networks that can be cut."""
     if bed.kind != "namespaces":
         pytest.skip(f"no network namespaces here: {probe()[1]}")
     return bed
@@ -58,7 +58,7 @@ def jobs(bed: Bed, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[J
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """Four machines for whole launches."""
+    """Four machines for complete launches."""
     kind, reason = probe()
     if kind != "namespaces":
         pytest.skip(f"no network namespaces here: {reason}")
@@ -68,7 +68,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks here answer within a millisecond: what is silent for a second is gone."""
+    """Short timeouts: networks here answer within a millisecond, so one second of silence means that a peer is gone."""
     monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", 1.2)
     monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 2.0)
     monkeypatch.setattr("topoplan.run.following._TRY_S", 2.0)
@@ -77,11 +77,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[Hosts]:
-    """With directories, stand-ins for the trainer and a bundle of a test's own."""
+    """Four hosts with directories, stand-ins for the trainer and a bundle for a single test."""
     made = hosts_of(four, tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
     yield made
-    # Whatever a test left, so that the next one starts on clean hosts.
+    # Clean up whatever a test left, so that the next one starts on clean hosts.
     made.end_clients()
     for name in NAMES:
         for pid, line in four.processes(name).items():

@@ -1,4 +1,4 @@
-"""Bundles for the hosts of a bed, with a stand-in for the trainer's Python that does what each host is told to."""
+"""Bundles for the hosts of a bed, with a stand-in for the trainer's Python whose behavior is set per host."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ from topoplan.specs.cluster import Host
 NAMES = ("one", "two", "three", "four")
 LABELS = [f"node-{node:02d}" for node in range(len(NAMES))]
 _LONGEST_S = 120
-"""Of one launch of a test, on a machine however slow."""
+"""Limit for one launch of a test, however slow the machine is."""
 PYTHON = r"""#!/bin/bash
 [[ "$1" == - || "$1" == -c ]] && exit 0
 . "${BASH_SOURCE[0]%/*}/../does"
@@ -46,7 +46,7 @@ SETTINGS = Settings(grace_s=0.5, connect_s=15, upload_s=30, start_s=30, stop_s=8
 
 @dataclass
 class Ran:
-    """A launch that is over."""
+    """A finished launch."""
 
     outcome: Outcome
     events: list[Event]
@@ -81,13 +81,13 @@ class Hosts:
         return self.root / name / "work"
 
     def does(self, *scripts: str, **by_name: str) -> None:
-        """What the trainer of each host does, as text of bash: one for all, or one for each."""
+        """Set what the trainer does on each host, as bash code: one script for all hosts, or one for each."""
         texts = dict.fromkeys(NAMES, scripts[0] if scripts else "exit 0") | by_name
         for name, text in texts.items():
             self.does_on(name, text)
 
     def does_on(self, name: str, text: str) -> None:
-        """The same of one host."""
+        """Set what the trainer does on one host."""
         (self.root / name / "does").write_text(text + "\n")
 
     @property
@@ -95,7 +95,7 @@ class Hosts:
         return read_bundle(self.bundle_dir)
 
     def targets(self, **changes: Mapping[str, object]) -> dict[str, Target]:
-        """By names of nodes; changes by names of hosts."""
+        """Return the targets by node name; `changes` are keyed by host name."""
         return {f"node-{index:02d}": self.bed.target(name, **changes.get(name, {})) for index, name in enumerate(NAMES)}
 
     def launch(
@@ -124,19 +124,21 @@ class Hosts:
         return [sys.executable, "-m", "topoplan", "launch", str(self.bundle_dir), "--no-preflight", *options]
 
     def environment(self) -> dict[str, str]:
-        """In which the bed's key and known hosts are the user's own."""
+        """Environment in which the bed's key and known hosts are the user's own."""
         mine = {"HOME": str(self.bed.home), "XDG_STATE_HOME": str(self.state), "PYTHONUNBUFFERED": "1"}
         return os.environ | mine | {"SSH_AUTH_SOCK": ""}
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        """Launch as a user does, in a process of its own, which no test waits for without end."""
+        """Launch as a user does, in a separate process, for which no test waits without a time limit."""
         process: subprocess.Popen[str] = self.client(*options, stdout=subprocess.PIPE, text=True, errors="replace")
         threading.Thread(target=_end_late, args=(process,), daemon=True).start()
         return process
 
     def client(self, *options: str, **how: Any) -> subprocess.Popen[Any]:
-        """The same. A client waits for hosts that cannot be seen for as long as it lives, so it does not outlive this
-        program."""
+        """Start a launch process that is ended with this program.
+
+        A client waits for hosts that cannot be seen for as long as it lives.
+        """
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *self.command(*options)],
             env=self.environment(),
@@ -149,7 +151,7 @@ class Hosts:
         return process
 
     def end_clients(self) -> None:
-        """Those that a test has left."""
+        """End the clients that a test has left."""
         for process in self.clients:
             process.kill()
             process.wait()
@@ -164,7 +166,7 @@ class Hosts:
         wait_until(lambda: all(words in log.read_text() for log in logs), f"all have written {words}")
 
     def stop_from_another_client(self, grace_s: float = 0.5) -> None:
-        """What `topoplan runs stop` does with the record of the last run."""
+        """Stop the last run with its record, as `topoplan runs stop` does."""
         note_stop(load().run_id, grace_s)
         for node, name in zip(load().nodes, NAMES, strict=True):
             with connect(self.bed.target(name), Access(), deadline_s=30) as connection:
@@ -174,7 +176,7 @@ class Hosts:
                 assert stopped.is_over
 
     def jobs(self) -> dict[str, list[str]]:
-        """What runs on the hosts beside sshd and what it runs for clients that look."""
+        """Return the processes on the hosts except sshd and what it runs for clients that look."""
         found = {}
         for name in NAMES:
             lines = [line for line in self.bed.processes(name).values() if not line.startswith("sshd")]
@@ -190,7 +192,7 @@ class Hosts:
 
 
 class After:
-    """Interrupts once an event with these words has come, on all nodes that are named."""
+    """Interrupts once an event with these words has come from all named nodes."""
 
     def __init__(self, words: str, *nodes: str) -> None:
         self.words, self.waiting, self.seen = words, set(nodes or ("",)), False
@@ -205,7 +207,7 @@ class After:
 
 
 class Once:
-    """Does something once all nodes that are named have said these words; without a name, all of the run."""
+    """Does something once all named nodes have written these words; without names, once the run has."""
 
     def __init__(self, words: str, job: Callable[[], object], *nodes: str) -> None:
         self._after, self._job = After(words, *(nodes or LABELS)), job
@@ -226,7 +228,7 @@ def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
 
 
 class StopAfter:
-    """Another client stops the run as soon as an event has come; of a launch or of who watches it."""
+    """Another client stops the run as soon as an event has come, for a launch or a watching session."""
 
     def __init__(self, hosts: Hosts, after: After, *, grace_s: float = 0.5) -> None:
         self._after = after
@@ -249,7 +251,7 @@ def _end_late(process: subprocess.Popen[str]) -> None:
 
 
 def hosts_of(bed: Bed, root: Path, *, gpus: int = 2, **cluster: Any) -> Hosts:
-    """Directories, stand-ins and a bundle for the four hosts, of one or two GPUs each."""
+    """Create directories, stand-ins and a bundle for the four hosts, of one or two GPUs each."""
     known = []
     for name in NAMES:
         workdir, venv = root / name / "work", root / name / "venv"
@@ -287,7 +289,7 @@ def wait_until(condition: Callable[[], object], what: str, within_s: float = 30.
 
 
 def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
-    """Send SIGINT when a line with one of the words has come; all that the process has said."""
+    """Send SIGINT when a line with one of the words has come; return the whole output of the process."""
     said = []
     assert process.stdout is not None
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""Logging in to the bed, and how it may fail."""
+"""Logins to the bed, and how they may fail."""
 
 import os
 import subprocess
@@ -29,6 +29,6 @@ def hostname(connection: Connection) -> str:
 
 
 def children() -> set[int]:
-    """Processes that this one has started and that have not been waited for, zombies too."""
+    """Return the child processes that have not been waited for, including zombies."""
     lister = subprocess.Popen(["ps", "--ppid", str(os.getpid()), "-o", "pid="], stdout=subprocess.PIPE, text=True)
     return {int(word) for word in lister.communicate()[0].split()} - {lister.pid}

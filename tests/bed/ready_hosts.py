@@ -1,5 +1,8 @@
-"""Machines of the bed that look ready to train: each has two GPUs by its nvidia-smi, a virtual environment with the
-trainer's packages by their names, a model and data."""
+"""Machines of the bed that look ready to train.
+
+Each has two GPUs according to its nvidia-smi, a virtual environment with the names of the trainer's packages, a model
+and data.
+"""
 
 import os
 import subprocess
@@ -58,12 +61,12 @@ job:
 
 @contextmanager
 def ready_hosts(directory: Path) -> Iterator[Bed]:
-    """The bed, with everything below `directory`."""
+    """Yield the bed, with everything below `directory`."""
     for name in NAMES:
         _make(directory / name, name)
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     machines = [
-        # sshd takes its first SetEnv alone.
+        # sshd uses only its first SetEnv.
         Machine(name=name, options=(f"SetEnv HOME={directory}/{name}/home PATH={directory}/{name}/bin:{path}",))
         for name in NAMES
     ]
@@ -72,7 +75,7 @@ def ready_hosts(directory: Path) -> Iterator[Bed]:
 
 
 def spec_of(bed: Bed, directory: Path) -> Spec:
-    """The spec of the hosts of the bed."""
+    """Return the spec of the bed's hosts."""
     lines = [
         f"  - {{address: {host.address}, port: {host.port}, workdir: {directory}/{name}/work,"
         f" venv: {directory}/{name}/venv}}"
@@ -84,7 +87,7 @@ def spec_of(bed: Bed, directory: Path) -> Spec:
 
 
 def wanted(spec: Spec) -> RunNeeds:
-    """What a run of two GPUs a host wants."""
+    """Return the needs of a run with two GPUs per host."""
     return needs_of(spec, predict(spec, {"tp": 2, "pp": 1, "micro_batch_size": 1}))
 
 

@@ -1,4 +1,4 @@
-"""The bed itself: what it makes is gone afterwards, whatever happens."""
+"""The bed itself: everything that it creates is gone afterwards, whatever happens."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_what_a_bed_that_died_has_left_is_removed(bed: Bed, tmp_path: Path) -> N
         number, pid = dying.stdout.readline().split()
         state = STATE / f"{number}.json"
         left = json.loads(state.read_text())
-        with removing():  # or another process would, as soon as it makes a bed
+        with removing():  # otherwise another process would, as soon as it creates a bed
             dying.communicate("\n")
             assert Path(f"/proc/{pid}").exists()
             assert state.exists()

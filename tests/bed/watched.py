@@ -21,12 +21,12 @@ from topoplan.run.watched import Watched
 
 WAIT_S = 30.0
 NOT_LET_IN: HostError | None = None
-"""What keeps connections from being made again, where it is something else than the hosts."""
+"""What prevents reconnecting, if it is something other than the hosts."""
 
 
 @dataclass
 class Jobs:
-    """A job on each of some hosts, and what a watch says of them."""
+    """A job on each of some hosts, and the events of a watch."""
 
     bed: Bed
     home: str
@@ -34,7 +34,7 @@ class Jobs:
     names: tuple[str, ...]
     events: list[Event] = field(default_factory=list)
     let_in: threading.Event = field(default_factory=threading.Event)
-    """Unset: connections are not made again."""
+    """While unset, reconnecting fails."""
     connections: list[Connection] = field(default_factory=list)
 
     def host(self, name: str) -> Connection:
@@ -43,11 +43,11 @@ class Jobs:
         return connection
 
     def run_dir(self, name: str) -> str:
-        # Hosts of other tests share the table of processes, in which a run is known by its name.
+        # Hosts of other tests share the process table, in which a run is identified by its name.
         return f"{self.home}/{name}/{Path(self.home).name}-{name}"
 
     def log(self, name: str) -> bytes:
-        """As it is on the host."""
+        """Return the log as it is on the host."""
         return (Path(self.run_dir(name)) / ".topoplan" / "log").read_bytes()
 
     def copy(self, name: str) -> Path:
@@ -60,11 +60,11 @@ class Jobs:
             start_node(host, run_dir=self.run_dir(name), script="node.sh", environment={}, deadline_s=WAIT_S)
 
     def go(self, name: str) -> None:
-        """Let a job go on that waits for the file `go`."""
+        """Let a job continue that waits for the file `go`."""
         (Path(self.run_dir(name)) / "go").touch()
 
     def ended(self, *names: str) -> None:
-        """Wait for their ends."""
+        """Wait for the ends of jobs."""
         for name in names:
             host, end = self.host(name), time.monotonic() + WAIT_S
             while node_state(host, self.run_dir(name), deadline_s=30).state != "ended":
@@ -72,7 +72,7 @@ class Jobs:
                 time.sleep(0.02)
 
     def said(self, name: str, data: bytes) -> None:
-        """Wait for what it writes first."""
+        """Wait for the first output of a job."""
         end = time.monotonic() + WAIT_S
         while self.log(name) != data:
             assert time.monotonic() < end
@@ -118,14 +118,14 @@ class Jobs:
 
 
 def texts(events: Sequence[Event], kind: str, node: str) -> list[str]:
-    """Of the events of one kind, of all nodes or of one; a `line` is one of an output."""
+    """Return the texts of the events of one kind, of all nodes or of one; `line` means a line of an output event."""
     wanted = "output" if kind == "line" else kind
     found = [event.text for event in events if event.kind == wanted and node in ("", event.node)]
     return [line for text in found for line in text.split("\n")] if kind == "line" else found
 
 
 def sees(watch: Watch, condition: Callable[[], object]) -> bool:
-    """Watch until something is so."""
+    """Watch until a condition holds."""
     return watch.until(lambda: bool(condition()), deadline_s=WAIT_S)
 
 

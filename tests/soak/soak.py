@@ -1,12 +1,12 @@
 """Short jobs on real sshd hosts, with faults drawn at random: after each, nothing may be left on any host.
 
     make soak                              or: python tests/soak/soak.py --runs 200 --seed N
-    python tests/soak/soak.py --seed N --only 17       the run number 17 of that seed again
+    python tests/soak/soak.py --seed N --only 17       repeats run 17 of that seed
     python tests/soak/soak.py --faults offline,cut     only faults with these words in their names
 
 Each run is a `python -m topoplan launch` process on four hosts in network namespaces, with a stand-in for the trainer.
-Looked at: the exit code, the node that is blamed, and the processes on all hosts, after `runs stop` from another
-process where the client was killed or a host was out of reach. The exit code is 1 when anything was not as it should.
+Checked are the exit code, the node that is blamed, and the processes on all hosts, after `runs stop` from another process
+if the client was killed or a host was out of reach. The exit code is 1 if anything was not as it should be.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from tests.bundle.samples import QWEN3_8B
 from tests.bundle.test_node_script import fill
 
 LIMIT_S = 180.0
-"""For one launch: a hang is a violation too."""
+"""Time limit for one launch: a hang is a violation too."""
 GONE_S = 10.0
 """Time for the last process to end."""
 WAITS = ("bash --norc -c read -r -t 60 ", "bash --norc -s", "timeout 120 tar ", "tar ")
 WAITS_S = 130.0
-"""Time for a shell, or an upload, whose client went before it had said all: it waits for that, and not for ever."""
+"""Time for a shell or an upload whose client went away early; it waits for the rest, but not for ever."""
 BEGUN = ': > "${BASH_SOURCE[0]}.begun"\n'
 LONG = BEGUN + "sleep 600"
 INTERRUPTED = (130, -signal.SIGINT)
-"""Before the program has read itself in, Python ends by the signal; a shell shows 130 for both."""
+"""Before the program is loaded, Python ends by the signal; a shell shows 130 for both."""
 
 
 def last_lines(file: Path, count: int = 8) -> list[str]:
@@ -66,7 +66,7 @@ class Client:
             self.process = hosts.client("--grace", "1", *options, "--json", stdout=out)
 
     def wait(self) -> int | None:
-        """Its exit code; None when it hangs, and is ended."""
+        """Return the exit code; None if the client hangs, which is then ended."""
         try:
             return self.process.wait(max(0.1, self.started_s + LIMIT_S - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ class Client:
             return None
 
     def begun(self) -> bool:
-        """Wait until the job runs on all hosts; False: the client ended first."""
+        """Wait until the job runs on all hosts; return False if the client ended first."""
         marks = [self.hosts.root / name / "does.begun" for name in NAMES]
         while not all(mark.exists() for mark in marks):
             if self.process.poll() is not None or time.monotonic() > self.started_s + LIMIT_S:
@@ -84,19 +84,19 @@ class Client:
         return True
 
     def says(self, words: str) -> None:
-        """Wait until it has said that, or has ended."""
+        """Wait until the client has printed these words, or has ended."""
         while words not in self.output.read_text(errors="replace") and self.process.poll() is None:
             time.sleep(0.02)
 
     def said(self) -> dict[str, Any]:
-        """Its last line, of how the run ended."""
+        """The client's last line, on how the run ended."""
         for line in reversed(last_lines(self.output, 50)):
             with contextlib.suppress(ValueError):
                 return dict(json.loads(line))
         return {}
 
     def running(self) -> bool:
-        """Whether it said at its end that something may run on."""
+        """Whether the client said at its end that something may still be running."""
         return any('"event": "end"' in line and json.loads(line)["running"] for line in last_lines(self.output, 50))
 
     def blamed(self) -> str | None:
@@ -111,14 +111,14 @@ class Client:
         return None
 
     def failure(self, key: str) -> object:
-        """What the report says of the first failure."""
+        """Return what the report says of the first failure."""
         said = json.loads(last_lines(self.output, 1)[0])
         return (said["failure"] or {}).get(key)
 
 
 @dataclass
 class Result:
-    """What came of one run."""
+    """The result of one run."""
 
     fault: str
     violations: list[str] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Result:
 
 @dataclass
 class Draw:
-    """What a fault has at hand."""
+    """What a fault has at its disposal."""
 
     hosts: Hosts
     chance: random.Random
@@ -140,25 +140,25 @@ class Draw:
     index: int = 0
 
     def victim(self) -> tuple[str, str]:
-        """A host and the name of its node."""
+        """Return a host and the name of its node."""
         place = self.chance.randrange(len(NAMES))
         return NAMES[place], f"node-{place:02d}"
 
     def ends(self, client: Client, *codes: int, blamed: str | None = None) -> None:
-        """It ends with one of these codes, and blames this node."""
+        """Check that the client ends with one of these codes, and blames this node."""
         self.result.check("the exit code", client.wait(), *codes)
         self.result.check("the node that is blamed", client.blamed(), blamed)
 
     def state(self) -> str | None:
-        """Of the run, in its record."""
+        """State of the run in its record."""
         found = list((self.hosts.state / "topoplan" / "runs").glob("*/run.json"))
         return str(json.loads(found[0].read_text())["state"]) if found else None
 
     def stop_from_another(self) -> None:
-        """`topoplan runs stop` in a new process, if there is a run to stop."""
+        """Run `topoplan runs stop` in a new process, if there is a run to stop."""
         end_s = time.monotonic() + GONE_S
         while any(under_way(self.hosts.bed, name) for name in NAMES) and time.monotonic() < end_s:
-            time.sleep(0.05)  # what was on its way to the hosts gets there
+            time.sleep(0.05)  # lets messages that are under way reach the hosts
         command = [sys.executable, "-m", "topoplan"]
         for attempt in ("runs", "stop"):
             options = ["--json"] if attempt == "runs" else ["last", "--grace", "1"]
@@ -203,7 +203,7 @@ def script_killed(draw: Draw) -> None:
 
 
 def all_killed(draw: Draw) -> None:
-    """All that the job has on a host, as when the kernel wants memory back; nothing there can say so."""
+    """All processes of the job on a host are killed, as when the kernel reclaims memory; nothing can report it."""
     name, node = draw.victim()
     draw.hosts.does(LONG)
     client = Client(draw.hosts)
@@ -223,7 +223,7 @@ def deaf_to_sigterm(draw: Draw) -> None:
 
 
 def daemons(draw: Draw) -> None:
-    """Ranks leave processes behind in sessions of their own, as dataloader workers may."""
+    """Ranks leave processes behind in sessions of their own, as data loader workers may."""
     name, node = draw.victim()
     leave = BEGUN + "setsid sleep 600 & (setsid sleep 600 &) ; nohup sleep 600 >/dev/null 2>&1 &\n"
     draw.hosts.does(leave + "sleep 600", **{name: leave + "sleep 0.5; exit 9"})
@@ -231,7 +231,7 @@ def daemons(draw: Draw) -> None:
 
 
 def cut(draw: Draw) -> None:
-    """A host is dead: its peers lose it too, or hang and the user has said how long that may be."""
+    """A host is dead: its peers lose it too, or hang and the user has set a limit for that."""
     name, node = draw.victim()
     address = draw.hosts.bed[name].address
     options: list[str] = []
@@ -276,8 +276,10 @@ def frozen(draw: Draw) -> None:
 
 
 def out_of_sight(draw: Draw, *hidden: str) -> None:
-    """The client does not see some hosts for a while, their peers do. The job ends meanwhile or after that: well, or by
-    a node that fails, with its peers or without them."""
+    """The client does not see some hosts for a while, but their peers do.
+
+    The job ends meanwhile or afterwards: well, or because a node fails, with or without its peers.
+    """
     name, node = draw.victim()
     hidden_s = 5 + 115 * draw.chance.random() ** 4  # 5 to 120, half of them below 13
     sleep = f"sleep {draw.chance.uniform(0.2, hidden_s + 8):.2f}"
@@ -295,7 +297,7 @@ def out_of_sight(draw: Draw, *hidden: str) -> None:
     client = Client(draw.hosts)
     client.begun()
     time.sleep(draw.chance.uniform(0, 0.5))
-    # A failure that is seen elsewhere ends the run before.
+    # A failure that is seen elsewhere ends the run earlier.
     with draw.hosts.bed.hidden(*hidden, how=how), contextlib.suppress(subprocess.TimeoutExpired):
         client.process.wait(hidden_s)
     if end == "well":
@@ -304,7 +306,7 @@ def out_of_sight(draw: Draw, *hidden: str) -> None:
         return
     draw.ends(client, *((code,) if name not in hidden or end == "alone" else (code, 1)), blamed=node)
     if client.running():
-        # A host that was not seen until the end: its exit code is not known, and nobody has stopped what runs there.
+        # For a host out of sight until the end, the exit code is unknown, and nobody has stopped what runs there.
         draw.result.check("what may run on after all hosts were seen", len(hidden) < len(NAMES), True)
         draw.stop_from_another()
     elif len(hidden) == len(NAMES):
@@ -321,7 +323,7 @@ def one_invisible(draw: Draw) -> None:
 
 
 def offline_interrupt(draw: Draw) -> None:
-    """Ctrl-C where no host can be told; nobody may say that the run was stopped."""
+    """Ctrl-C while no host can be reached; nothing may claim that the run was stopped."""
     draw.hosts.does(LONG)
     client = Client(draw.hosts)
     client.begun()
@@ -340,13 +342,13 @@ BESIDE = """\
 exec 9>"{root}/$HOSTNAME.rank"
 flock -n 9 || echo an old rank lives on $HOSTNAME >>"{root}/beside"
 """
-"""Every process of a job holds the lock, wherever it goes: a second start beside it is noticed."""
+"""Every process of a job holds the lock, wherever it goes, so that a second start beside it is noticed."""
 ENDED_BY_ITSELF_S = 60.0
-"""For the other hosts to end their nodes, where nobody watches."""
+"""Time for the other hosts to end their nodes while nobody watches."""
 
 
 def ends_by_itself(draw: Draw, victim: str) -> None:
-    """Nobody watches any more: the nodes end, each with the word of the one that failed first."""
+    """Check that without a watcher the nodes end, each naming the one that failed first."""
     end_s = time.monotonic() + ENDED_BY_ITSELF_S
     while (left := draw.hosts.jobs()) and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -358,7 +360,7 @@ def ends_by_itself(draw: Draw, victim: str) -> None:
 
 
 def watcher_killed(draw: Draw) -> None:
-    """Then a node fails: its script, a signal to it, or all that it has. Or it ends well, and nobody ends another."""
+    """The client is killed, then a node fails: its script, a signal to it, or all its processes. Or it ends well."""
     name, node = draw.victim()
     how = draw.chance.choice(("code", "killed", "all killed", "well", "launch detached"))
     trigger = draw.hosts.root / "trigger"
@@ -379,7 +381,7 @@ def watcher_killed(draw: Draw) -> None:
         client.wait()
     time.sleep(draw.chance.uniform(0, 1))
     if draw.chance.random() < 0.3:
-        kill_supervisor(draw, NAMES[0])  # to which all others are connected
+        kill_supervisor(draw, NAMES[0])  # to which all other supervisors are connected
     if how == "all killed":
         kill_all(draw.hosts, name)
     trigger.touch()
@@ -389,7 +391,7 @@ def watcher_killed(draw: Draw) -> None:
 
 
 def client_told_to_end(draw: Draw) -> None:
-    """SIGTERM: its last line says that the run goes on, and it does; or it takes it along."""
+    """SIGTERM to the client: its last line says that the run goes on, and it does; or the run is stopped with it."""
     along = draw.chance.random() < 0.5
     draw.hosts.does(LONG)
     client = Client(draw.hosts, *(["--stop-on-exit"] if along else []))
@@ -397,7 +399,7 @@ def client_told_to_end(draw: Draw) -> None:
     time.sleep(draw.chance.uniform(0, 1))
     client.process.terminate()
     draw.result.check("the exit code", client.wait(), 143)
-    # Before all hosts have said that they have started it, there is nothing to leave.
+    # Before all hosts have confirmed their start, there is nothing to leave running.
     ends = ("interrupted",) if along else ("left", "interrupted")
     draw.result.check("how it says that it ended", client.said().get("end"), *ends)
     if client.said().get("end") == "left":
@@ -406,7 +408,7 @@ def client_told_to_end(draw: Draw) -> None:
 
 
 def rebooted(draw: Draw) -> None:
-    """A host is started again; its sshd is back after a while. With retries the run starts again when it is."""
+    """A host is rebooted, and its sshd returns after a while; with retries the run is then restarted."""
     name, node = draw.victim()
     retries = draw.chance.random() < 0.6
     first = '[ -e "${BASH_SOURCE[0]}.first" ] || { : > "${BASH_SOURCE[0]}.first"; sleep 600; }\n'
@@ -423,12 +425,12 @@ def rebooted(draw: Draw) -> None:
         attempts = client.said().get("attempts") or []
         draw.result.check("who failed in the attempts", {one["node"] for one in attempts}, {node})
     else:
-        # Its processes end one after the other: the first of the job may still note how the script was ended.
+        # Its processes end one after the other: the job's first process may still record how the script ended.
         draw.ends(client, 1, 137, blamed=node)
 
 
 def started_again(draw: Draw) -> None:
-    """Ranks are killed, once to three times, on the same host or others; what is left of them may be deaf."""
+    """Ranks are killed, one to three times, on the same host or others; the rest may ignore signals."""
     times, retries = draw.chance.randint(1, 3), draw.chance.randint(0, 3)
     victims = [draw.victim() for _ in range(times)]
     deaf = draw.chance.choice(("", "trap '' TERM; "))
@@ -447,7 +449,7 @@ def started_again(draw: Draw) -> None:
     draw.result.check("who failed in the attempts", attempts, [node for _, node in victims][: min(times, retries)])
     draw.result.check("the node that is blamed", client.blamed(), None if enough else victims[retries][1])
     if enough:
-        draw.stop_from_another()  # what they have left running when they ended well
+        draw.stop_from_another()  # ends what they left running after a good end
 
 
 def not_worth_it(draw: Draw) -> None:
@@ -480,7 +482,7 @@ def client_signal(number: signal.Signals) -> Callable[[Draw], None]:
 
 
 def two_interrupts(draw: Draw) -> None:
-    """The second Ctrl-C leaves at once; what could not be stopped meanwhile is stopped by another."""
+    """The second Ctrl-C leaves immediately; what could not be stopped until then is stopped by another client."""
     draw.hosts.does(LONG)
     client = Client(draw.hosts)
     client.begun()
@@ -492,7 +494,7 @@ def two_interrupts(draw: Draw) -> None:
 
 
 def client_asleep(draw: Draw) -> None:
-    """A laptop that is closed, and opened again: meanwhile a node fails, or nothing happens."""
+    """A laptop is closed and opened again; meanwhile a node fails, or nothing happens."""
     name, node = draw.victim()
     well, after = draw.chance.random() < 0.4, draw.chance.uniform(0.5, 20)
     writes = BEGUN + f"for ((i = 0; i < {10 * after:.0f}; i++)); do echo line $i; sleep 0.1; done; "
@@ -506,7 +508,7 @@ def client_asleep(draw: Draw) -> None:
 
 
 def disk_full(draw: Draw) -> None:
-    """The log is on that disk too, so that no line says what happened."""
+    """The log is on the full disk too, so that no line says what happened."""
     name, node = draw.victim()
     prints = f"{sys.executable} -c 'for i in range(10**6): print(\"a line of a trainer\", i)'"
     fills, code = draw.chance.choice(
@@ -531,11 +533,11 @@ def all_reduce(): time.sleep(600)
 def wait_for_data(): time.sleep(600)
 wait_for_data() if sys.argv[1:] == ["hangs"] else all_reduce()
 """
-"""In a file that is called as torch's own; py-spy shows where it is."""
+"""In a file that is named like torch's own; py-spy shows where the rank is."""
 
 
 def hang(draw: Draw) -> None:
-    """A rank hangs, and all others wait for it: without py-spy nobody knows which it is."""
+    """A rank hangs, and all others wait for it; without py-spy nothing tells which one it is."""
     name, node = draw.victim()
     hung = 2 * NAMES.index(name) + draw.chance.randrange(2)
     spy, program = shutil.which("py-spy"), draw.hosts.root / "distributed_c10d.py"
@@ -557,8 +559,7 @@ def hang(draw: Draw) -> None:
 
 
 def cannot_run(draw: Draw) -> None:
-    """A rank that somebody has stopped or killed while nobody looks after it, or a node that left early: that is seen
-    without py-spy too."""
+    """A rank was stopped or killed without a supervisor, or a node left early: visible without py-spy."""
     name, node = draw.victim()
     left = draw.chance.random() < 0.3
     hung = 2 * NAMES.index(name) + draw.chance.randrange(2)
@@ -577,14 +578,14 @@ def cannot_run(draw: Draw) -> None:
 
 
 def pauses(draw: Draw) -> None:
-    """Nothing is wrong: each step comes before it is too late."""
+    """Nothing is wrong: each step comes in time."""
     waits = "; ".join(f"i={i}; {STEP}; sleep {draw.chance.uniform(0, 4):.2f}" for i in range(1, 6))
     draw.hosts.does(BEGUN + "sleep 15", **{draw.victim()[0]: BEGUN + waits})
     draw.ends(Client(draw.hosts, "--hang-after", "14s"), 0)
 
 
 def quiet_but_writing(draw: Draw) -> None:
-    """A checkpoint that takes longer than a hang may: files grow, and nobody ends it."""
+    """A checkpoint takes longer than a hang may: files grow, and the run is not ended."""
     name, _ = draw.victim()
     write = "for ((k = 0; k < 50; k++)); do head -c 2000000 /dev/zero >>saved; sleep 0.3; done; rm saved"
     step = f"i=1; {STEP}; "
@@ -593,7 +594,7 @@ def quiet_but_writing(draw: Draw) -> None:
 
 
 def supervisor_killed(draw: Draw) -> None:
-    """Alone, on one host: no healthy job is ended for it, and a failure is seen all the same."""
+    """The supervisor alone is killed, on one host: no healthy job is ended, and failures are still noticed."""
     name, node = draw.victim()
     well = draw.chance.random() < 0.5
     draw.hosts.does(BEGUN + "sleep 30" if well else LONG, **{name: BEGUN + f"sleep 30; exit {0 if well else 6}"})
@@ -610,7 +611,7 @@ def kill_supervisor(draw: Draw, name: str) -> None:
 
 
 def packets_lost(draw: Draw) -> None:
-    """Every third one, both ways, between the client and all hosts: from the upload on, or once the job runs."""
+    """Every third packet is lost in both directions between the client and all hosts, from the start or later."""
     name, node = draw.victim()
     lines, well = draw.chance.randint(20, 120), draw.chance.random() < 0.5
     writes = BEGUN + f"for ((i = 0; i < {lines}; i++)); do echo line $i; sleep 0.1; done; "
@@ -627,7 +628,7 @@ def packets_lost(draw: Draw) -> None:
 
 
 def dropped(draw: Draw) -> None:
-    """Connections end at some step of the launch: what was on its way is made up for, and nothing is started twice."""
+    """Connections end at some step of the launch: what was under way is repeated, and nothing is started twice."""
     hosts = draw.hosts
     hosts.does(BESIDE.format(root=hosts.root) + BEGUN + "sleep 3")
     client = Client(hosts)
@@ -646,7 +647,7 @@ TIMED_OUT = (
 
 
 def timed_out(draw: Draw) -> None:
-    """A rank hangs until the collectives of the others time out, each a moment after the other."""
+    """A rank hangs until the collectives of the other ranks time out, one shortly after the other."""
     name, node = draw.victim()
     hung = 2 * NAMES.index(name) + draw.chance.randrange(2)
     text = draw.chance.choice(TIMED_OUT)
@@ -668,7 +669,7 @@ def timed_out(draw: Draw) -> None:
 
 
 def directory_deleted(draw: Draw) -> None:
-    """Somebody tidies up while it runs, or spoils what it noted there. It goes on, and is stopped all the same."""
+    """Somebody deletes or damages the run directory during the run. The job goes on, and can still be stopped."""
     draw.hosts.does(BEGUN + "setsid sleep 600 & (env -i sleep 600 &) ; sleep 600")
     client = Client(draw.hosts)
     begun = client.begun()
@@ -697,7 +698,7 @@ def directory_deleted(draw: Draw) -> None:
 
 
 OTHER_USER = 4242
-"""Of no account on this machine."""
+"""A user id that does not exist on this machine."""
 INTRUDER = """
 import itertools, os, sys
 taken, evil = sys.argv[1:]
@@ -720,11 +721,11 @@ for number in itertools.count():
             except OSError:
                 pass
 """
-"""Another user, who moves directories away and puts his own there, with scripts of his own of the same names."""
+"""Another user, who moves directories away and puts his own in their place, with scripts of the same names."""
 
 
 def another_user(draw: Draw) -> None:
-    """In the same work directory, where he was first. What he wrote is run by nobody: ours is, or nothing."""
+    """Another user was first in the same work directory. His scripts are never run: only ours, or nothing."""
     name, node = draw.victim()
     workdir, stolen = draw.hosts.workdir(name), draw.hosts.root / "stolen"
     ours = f"topoplan-runs-{draw.hosts.bed.user}"
@@ -733,7 +734,7 @@ def another_user(draw: Draw) -> None:
     sticky = draw.chance.random() < 0.7
     draw.hosts.does(BEGUN + f"sleep {draw.chance.uniform(0, 1):.2f}")
     workdir.chmod(0o1777 if sticky else 0o777)
-    # It begins in the directory: those above are closed to others here.
+    # It begins in the directory itself: its parents are closed to other users here.
     who = ["setpriv", "--reuid", str(OTHER_USER), "--regid", str(OTHER_USER), "--clear-groups", "--"]
     evil = f"id -u >>{stolen}\n"
     command = [*who, "/usr/bin/python3", "-c", INTRUDER, " ".join(taken), evil]
@@ -775,7 +776,7 @@ def binary_output(draw: Draw) -> None:
 
 @contextlib.contextmanager
 def small_disk(hosts: Hosts, name: str) -> Iterator[Path]:
-    """A disk of 1 MB in the place of a host's workdir, as that host sees it; the path by which we see it."""
+    """Mount a disk of 1 MB in place of a host's workdir, as that host sees it; yield the path by which we see it."""
     sshd = hosts.bed[name].sshd
     if sshd is None:
         raise RuntimeError(f"{name} has no sshd")
@@ -826,13 +827,13 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "200 MB of output": (1, much_output),
     "binary output": (3, binary_output),
 }
-"""Name -> (how often among the others, what it does)."""
+"""Name -> (relative frequency, function)."""
 
 
 def one_run(hosts: Hosts, names: list[str], seed: int, index: int) -> Result:
-    """One of these faults, and a look at what is left. The same seed and index draw the same."""
+    """Run one of these faults, and check what is left. The same seed and index draw the same fault."""
     chance = random.Random(f"{seed}/{index}")
-    # First one of each, then as they come.
+    # First one of each, then in random order.
     name = names[index] if index < len(names) else chance.choices(names, [FAULTS[one][0] for one in names])[0]
     result = Result(fault=name)
     for host in NAMES:
@@ -861,7 +862,7 @@ def one_run(hosts: Hosts, names: list[str], seed: int, index: int) -> Result:
 
 
 def left_behind(hosts: Hosts) -> dict[str, list[str]]:
-    """What runs on the hosts when all should have ended, and a while has passed."""
+    """Return what still runs on the hosts after all should have ended and some time has passed."""
     started_s = time.monotonic()
     while left := hosts.jobs():
         waits = all(line.startswith(WAITS) for lines in left.values() for line in lines)
@@ -880,14 +881,14 @@ def kill_all(hosts: Hosts, *names: str) -> None:
 
 
 def lane(number: int, folder: Path, options: argparse.Namespace, work: Iterator[int], results: list[Result]) -> None:
-    """One bed, on which runs follow each other."""
+    """Run one fault after the other on a bed."""
     with Bed(folder / f"bed-{number}", [Machine(name=name) for name in NAMES]) as bed:
         hosts = hosts_of(bed, folder / f"hosts-{number}")
         for index in work:
             result = one_run(hosts, options.names, options.seed, index)
             results.append(result)
             if result.violations:
-                # The last one says what could not be stopped, and why.
+                # The last line says what could not be stopped, and why.
                 *lines, end = last_lines(hosts.root / "client.out") or [""]
                 said = "\n".join(f"      {line}" for line in [*(line[:200] for line in lines), end[:3000]])
                 print(f"run {index} ({result.fault}):", *result.violations, sep="\n    ")
@@ -897,7 +898,7 @@ def lane(number: int, folder: Path, options: argparse.Namespace, work: Iterator[
 
 
 class Numbers:
-    """The indexes that are left, for several threads."""
+    """The remaining indexes, shared by several threads."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers, self._lock = iter(numbers), threading.Lock()
@@ -911,7 +912,7 @@ class Numbers:
 
 
 def print_table(results: list[Result], took_s: float) -> None:
-    """Counts and times by fault."""
+    """Print counts and times by fault."""
     print(f"\n{'fault':28} {'runs':>5} {'wrong':>6} {'orphans':>8} {'median s':>9} {'longest s':>10}")
     for name in FAULTS:
         some = [result for result in results if result.fault == name]
@@ -927,8 +928,8 @@ def print_table(results: list[Result], took_s: float) -> None:
 
 
 def main() -> int:
-    """Draw, run, and say what was not as it should be."""
-    # A shell that starts this in the background has it ignored, and so would the clients.
+    """Draw, run, and report what was not as it should be."""
+    # A shell that starts this in the background ignores SIGINT, and the clients would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200, metavar="N")
