@@ -129,7 +129,7 @@ def _is_inside(name: str) -> bool:
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name and name != MANIFEST
 
 
-# What is there -------------------------------------------------------------------------------------------------------
+# Existing files ------------------------------------------------------------------------------------------------------
 
 
 def listed(directory: Path) -> Digests:
@@ -201,7 +201,7 @@ def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Digests)
         )
 
 
-# Where it is made ready ----------------------------------------------------------------------------------------------
+# The staging directory -----------------------------------------------------------------------------------------------
 
 
 def _place_to_stage(target: Path) -> Path:
@@ -297,7 +297,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# In place ------------------------------------------------------------------------------------------------------------
+# Replacing a bundle --------------------------------------------------------------------------------------------------
 
 
 def _replace(directory: Path, staging: Path, files: Collection[str], stale: Collection[str]) -> None:

@@ -3,4 +3,4 @@
 from time import time
 
 STARTED_S = time()
-"""When the program began: nothing of it that computes was read before."""
+"""Start time of the program, taken before any module that computes is imported."""

@@ -25,7 +25,7 @@ def _gpu_hours(spec: Spec, plan: Plan, steps: int, *, at_most: bool = False) -> 
     return (takes.at_most_s if at_most else takes.seconds) * plan.layout.world_size / 3600.0
 
 
-# Ahead --------------------------------------------------------------------------------------------------------------
+# Upcoming trials ------------------------------------------------------------------------------------------------------
 
 
 def ahead_to_dict(spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: bool) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def ahead_table(spec: Spec, plans: Sequence[Plan], steps: int) -> Any:
     return table
 
 
-# Over ---------------------------------------------------------------------------------------------------------------
+# Finished trials ------------------------------------------------------------------------------------------------------
 
 
 def tuned_to_dict(

@@ -1,8 +1,8 @@
-/* Memory against speed: every plan a point with its band, under the card's limit; those that are out are crosses. */
+/* Chart of memory against speed: plans as points with error bands, the GPU's limit, rejected layouts as crosses. */
 
 import { fixed, s, seconds, significant } from "./dom.js";
 
-/* Cards: what needs more stands at the edge with its size, so that the plans keep their room. */
+/* In GPU memories: larger layouts are drawn at the edge with their size, to leave room for the plans. */
 const MOST = 1.25;
 const LABEL = 44, LEFT = 58, RIGHT = 18, TOP = 20, BOTTOM = 46;
 
@@ -62,7 +62,7 @@ function axes(x, y, width, height) {
   ].flat();
 }
 
-/* Engines keep margins of their own: the dashed line is that of the picked plan. */
+/* Margins differ between engines: the dashed line shows that of the selected plan. */
 function limits(card, picked, y, width) {
   const rule = (value, name, text) => [
     s("line", { class: name, x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
@@ -94,7 +94,7 @@ function crossed(x, y) {
   return `M${x - 5} ${y - 5}l10 10m0 -10l-10 10`;
 }
 
-/* `said` are the places at the edge where a size stands already. */
+/* `said` holds the positions at the edge that already have a size label. */
 function cross(one, x, y, most, hint, said) {
   const { tokens_per_s_per_gpu: speed, memory: { device_gib: size } } = one.plan, at = [x(speed), y(Math.min(size, most))];
   const acts = { onmouseenter: () => hint(one), onclick: () => hint(one) };
@@ -104,7 +104,7 @@ function cross(one, x, y, most, hint, said) {
   return [s("path", { class: "point out", d: crossed(...at), ...acts }), words].filter(Boolean);
 }
 
-/* Beside the points that have a name: the best, the safe one, the picked one, and the other. */
+/* Labels of named points: the best, the safe, the selected and the compared plan. */
 function names(plans, { chosen, other, safe }, x, y, width) {
   const named = new Map();
   const add = (id, text) => id && named.set(id, [...(named.get(id) || []), text]);

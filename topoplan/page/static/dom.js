@@ -1,4 +1,4 @@
-/* Elements, and numbers as the terminal writes them. Text is only ever text: no name is read as markup. */
+/* Elements, and numbers formatted as on the terminal. Text is never parsed as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/* The part of the page with this id gets new content; what had the focus gets it back by its id. */
+/* Replaces the content of the element with this id, and restores the focus by the focused element's id. */
 export function put(id, ...children) {
   const focused = document.activeElement && document.activeElement.id;
   document.querySelector(`#${id} > div`).replaceChildren(...children.flat(2).filter(Boolean));
@@ -61,7 +61,7 @@ export function copyButton(text, what, name = "Copy") {
   return button;
 }
 
-/* A page from the disk may not use the clipboard's own interface everywhere. */
+/* Fallback: browsers may deny the clipboard API to pages opened from disk. */
 async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);

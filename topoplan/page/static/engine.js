@@ -1,7 +1,7 @@
-/* Who answers. Every engine has the same three: `answer(question)` a page of plans, `details(id)` all of one plan or
-   null, and `form`, what can be asked (null where nothing can). */
+/* The engines that answer. Each has `answer(question)` for a page of plans, `details(id)` for one plan (or null), and
+   `form`, the questions it accepts (null if none). */
 
-/* Answers that are in this file. */
+/* Answers embedded in this file. */
 export function embedded({ page, plans, blobs }) {
   return {
     form: null,
@@ -22,7 +22,7 @@ async function inflated(base64) {
   return await new Response(stream).text();
 }
 
-/* The server that the page comes from. */
+/* The server that serves this page. */
 export function served({ form }) {
   return asking(form, async (name, body) => {
     const response = await fetch(name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
@@ -30,8 +30,8 @@ export function served({ form }) {
   });
 }
 
-/* Python in a worker beside the page. It hears nothing while it searches: to stop it is to begin anew, and of questions
-   that wait only the last one is put to it. */
+/* Python in a web worker. It receives no messages while it searches: stopping means restarting it, and of several
+   waiting questions only the last one is asked. */
 export function inWorker({ form, worker: address }) {
   let worker = null, asked = null, progress = {};
   const waiting = [];
@@ -67,7 +67,7 @@ export function inWorker({ form, worker: address }) {
   };
 }
 
-/* An engine that puts its questions to somebody else. */
+/* An engine that forwards its questions. */
 function asking(form, send) {
   let question = { options: {}, spec: null, files: {} }, turn = 0;
   const ask = async (name, body) => {
@@ -78,7 +78,7 @@ function asking(form, send) {
   return {
     form,
     useOf: (name, text) => ask("dropped", { name, text }),
-    /* Null where another question was asked meanwhile. */
+    /* Null if another question was asked in the meantime. */
     async answer(next) {
       const own = ++turn;
       try {
@@ -98,7 +98,7 @@ function asking(form, send) {
   };
 }
 
-/* A mistake in a question, with the words of the command line and its field in the form. */
+/* A mistake in a question, with the message of the command line and its field in the form. */
 export class Problem extends Error {
   constructor({ message, field }) {
     super(message);

@@ -1,4 +1,4 @@
-/* The bundle of a plan: each file to look at, to copy and to save, and what starts it. */
+/* The bundle of a plan: each file to view, copy and save, and the commands that start it. */
 
 import { command, copyButton, h } from "./dom.js";
 

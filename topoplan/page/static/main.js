@@ -1,4 +1,4 @@
-/* What the page shows now, and what changes it. */
+/* The state of the page, and the events that change it. */
 
 import { command, copyButton, fixed, h, hours, put, seconds } from "./dom.js";
 import { embedded, inWorker, served } from "./engine.js";
@@ -14,7 +14,7 @@ const given = JSON.parse(document.getElementById("answers").textContent);
 const engine = given.worker ? inWorker(given) : given.form ? served(given) : embedded(given);
 const state = { page: null, chosen: null, other: null, filters: {}, bands: true, turn: 0, told: () => "" };
 
-/* The best plans and, of an engine that searches, the best one of every other split. */
+/* The best plans and, if the engine searches, the best plan of every other split. */
 function plansOf(page) {
   return [...page.ranking.plans, ...page.others];
 }
@@ -23,7 +23,7 @@ function found(id) {
   return plansOf(state.page).find((plan) => plan.id === id);
 }
 
-/* `picked` are the plan and the other one that a link names. */
+/* `picked` holds the selected and the compared plan named by a link. */
 function show(page, picked = []) {
   const plans = plansOf(page), among = (id) => plans.find((plan) => plan.id === id)?.id;
   for (const plan of plans) plan.band = page.bands[plan.id];
@@ -61,7 +61,7 @@ function answer(page) {
   ];
 }
 
-/* Commands of the terminal's text can be copied here. */
+/* Commands in the terminal's text get a copy button. */
 function furtherLine(text) {
   const [, title, typed] = text.match(/^(Next {2})? *(topoplan .*)$/) || [];
   return typed ? h("div", { class: "way" }, title && "Next: ", command(typed)) : h("p", {}, text.trimEnd());
@@ -106,7 +106,7 @@ function compare(id) {
   return drawPlan();
 }
 
-/* Details come later than the click that asks for them: an answer to an older click is dropped. */
+/* Details arrive asynchronously: an answer to an earlier click is dropped. */
 async function drawPlan() {
   const { chosen, other, page } = state, turn = ++state.turn;
   if (!chosen) return;
@@ -132,7 +132,7 @@ if (engine.form) {
   for (const id of ["answer", "plans", "plan", "pictures", "files"]) document.getElementById(id).hidden = true;
   let searches = 0;
 
-  /* What is waited for, with its progress and a button that stops it. */
+  /* Awaits a search, showing its progress and a stop button. */
   async function watched(search) {
     const own = ++searches;
     const say = (words) => { if (own === searches) form.searching(words); };
@@ -146,7 +146,7 @@ if (engine.form) {
     } finally {
       clearInterval(watch);
       say("");
-      if (own === searches) searches++; // an answer on how far it was may still come
+      if (own === searches) searches++; // a progress report may still arrive
     }
   }
 

@@ -1,4 +1,4 @@
-/* The pictures that Python draws, as images: nothing inside them can run. */
+/* The pictures drawn by Python, as images, so that nothing inside them can run. */
 
 import { h } from "./dom.js";
 

@@ -1,10 +1,10 @@
-/* One plan: where its memory and its step go; or two, and what makes the difference. */
+/* The memory and step time of one plan by part, or the differences between two plans. */
 
 import { bytes, command, fixed, GIB, h, seconds } from "./dom.js";
 import { sentence } from "./chart.js";
 import { bar, paired, signed, termList } from "./terms.js";
 
-/* The account of a plan; without its details only the parts that the ranking has, with no formula. */
+/* The account of a plan; without details, only the parts in the ranking, without formulas. */
 function account(plan, details) {
   if (details) {
     const { time, memory } = details.explain;
@@ -24,7 +24,7 @@ function account(plan, details) {
   };
 }
 
-/* The parts of what is allocated, then what lies on the card beside them. */
+/* The parts of allocated memory, then the other memory on the GPU. */
 function onCard(device) {
   const [reserved, ...beside] = device.children, [allocated, ...waste] = reserved.children;
   return [...allocated.children, ...waste, ...beside];
@@ -82,7 +82,7 @@ function barRow(name, drawn, value) {
   return h("div", { class: "bars" }, h("span", {}, name), drawn, h("span", { class: "value" }, value));
 }
 
-/* `peak (loss)` in the ranking is `peak` in the account. */
+/* Maps `peak (loss)` in the ranking to `peak` in the account. */
 const kind = (name) => name.split(" (")[0];
 
 function stageName(stages) {

@@ -1,15 +1,15 @@
-/* The question as a form, with files that take the place of parts of it. What is empty is as the spec or the file has
-   it; a mistake stands at its field. */
+/* The question as a form, with files that replace parts of it. Empty fields take the value of the spec or file; a
+   mistake is shown at its field. */
 
 import { fixed, h, put } from "./dom.js";
 
 const MOST_OF_A_FILE = 200_000, MOST_OF_ALL = 600_000, LONGEST_LINK = 200_000;
 const USES = { spec: "the spec", model: "the model", job: "the job", "": "named by another" };
-/* What a file of the job says itself, unless somebody types it again. */
+/* Fields that a job file determines, unless they are typed again. */
 const OF_A_JOB = ["model", "seq_len", "batch", "finetuning", "set.precision"];
 
-/* `ask` is called with a question: options as the command line has them, a spec's name or null, and texts of files by
-   name. `useOf` tells what a file is for. */
+/* `ask` is called with a question: command-line options, the name of a spec or null, and the texts of files by name.
+   `useOf` classifies a file. */
 export function questionForm(form, { ask, stop, useOf }) {
   const inputs = new Map(), wrong = new Map();
   let question = { values: { ...form.example }, spec: null, files: {} }, has = form.has;
@@ -40,10 +40,10 @@ export function questionForm(form, { ask, stop, useOf }) {
   const submit = () => ask(asked());
   const chooser = h("input", { type: "file", id: "files-chosen", multiple: true, accept: ".yaml,.yml,.json,.sh,.md", onchange: async () => {
     await take([...chooser.files]);
-    chooser.value = ""; // the same file may be chosen again when it was edited
+    chooser.value = ""; // so that the same file can be chosen again after an edit
   } });
 
-  /* A file takes the place of what was typed of the same. */
+  /* A file replaces what was typed for the same purpose. */
   async function take(chosen) {
     try {
       const uses = [];
@@ -117,13 +117,13 @@ export function questionForm(form, { ask, stop, useOf }) {
   return {
     asked, submit, problem,
     set(name, value) { type(name, value); show(); },
-    /* What holds where nothing was typed, as an answer has it. */
+    /* The values of empty fields, as reported by an answer. */
     holds(values) {
       const untyped = Object.entries(values).filter(([name]) => !question.values[name]);
       has = { ...has, ...Object.fromEntries(untyped) };
       show();
     },
-    /* What an address says, with `picked`; null for rubbish. What the planner does not take it says itself. */
+    /* Restores the question in an address, with `picked`; null if it is malformed. The planner validates the rest. */
     restore(text) {
       try {
         const { values, spec, files, picked } = JSON.parse(decodeURIComponent(text));
@@ -138,7 +138,7 @@ export function questionForm(form, { ask, stop, useOf }) {
         return null;
       }
     },
-    /* Empty where it is too long for an address. */
+    /* Empty if the question is too long for an address. */
     link(picked) {
       const text = encodeURIComponent(JSON.stringify({ ...question, picked }));
       return text.length > LONGEST_LINK ? "" : text;
@@ -149,7 +149,7 @@ export function questionForm(form, { ask, stop, useOf }) {
 
 const lengthOf = (files) => Object.values(files).reduce((sum, text) => sum + text.length, 0);
 
-/* `set.KEY` and the field of other keys are values of --set; all else is an option of its own. */
+/* `set.KEY` and the field for other keys become values of --set; every other field is an option. */
 function optionsOf(values) {
   const options = { overrides: [] };
   for (const [name, value] of Object.entries(values)) {

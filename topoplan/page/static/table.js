@@ -1,4 +1,4 @@
-/* The plans as a table, and the filters above it. */
+/* The table of plans, with filters. */
 
 import { fixed, h, hours, seconds } from "./dom.js";
 
@@ -7,7 +7,7 @@ const DEGREES = {
   zero_stage: "ZeRO", micro_batch_size: "micro batch", sequence_parallel: "sequence parallel",
 };
 
-/* Values of a degree over the plans, where there is something to choose. */
+/* The values of a parallel degree among the plans, if there is more than one. */
 export function degrees(plans) {
   return Object.entries(DEGREES)
     .map(([key, name]) => ({ key, name, values: [...new Set(plans.map((plan) => plan.layout[key]).filter((value) => value !== undefined && value !== null))] }))

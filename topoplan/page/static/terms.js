@@ -1,5 +1,5 @@
-/* Terms of an account: one bar, and a list in which each opens into its own terms, with formula and source. Of two
-   accounts each row has both values and what the second has above the first. */
+/* The terms of an account: a bar, and a list in which each term expands into its own terms, with formula and source.
+   For two accounts, each row shows both values and their difference. */
 
 import { fixed, h } from "./dom.js";
 
@@ -14,12 +14,12 @@ export function bar(parts, { whole, marks = [], label, format }) {
     marks.map(({ value, dashed, name }) => h("div", { class: dashed ? "at dashed" : "at", style: { left: share(value) }, title: name })));
 }
 
-/* `terms` are [first, second or null] with one name. */
+/* `terms` is [first, second or null], both with the same name. */
 export function termList(pairs, { totals, format, badges = true }) {
   return h("div", { class: "terms" }, pairs.map((pair, number) => term(pair, { totals, format, number: badges ? number : null })));
 }
 
-/* Terms of two lists by name, in the order of the first. */
+/* Pairs the terms of two lists by name, in the order of the first list. */
 export function paired(first, second) {
   if (!second) return (first || []).map((one) => [one]);
   const names = [...new Set([...(first || []), ...second].map((one) => one.name))];
@@ -38,7 +38,7 @@ function term(pair, { totals, format, number }) {
   return node;
 }
 
-/* What is inside is made when somebody looks: an account has hundreds of terms. */
+/* The content is created when the term is opened, because an account has hundreds of terms. */
 function open(node, pair, how) {
   const one = pair.find(Boolean);
   pair.filter(Boolean).forEach((each, place) => {

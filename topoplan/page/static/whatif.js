@@ -1,15 +1,15 @@
-/* What if: values of the question as sliders, and the best plan along each. */
+/* What if: sliders for values of the question, and the best plan along each. */
 
 import { fixed, h, hours, put, seconds } from "./dom.js";
 
 const SLIDERS = [["nodes", "Nodes", "nodes"], ["seq_len", "Tokens in a sequence", "seq_len"], ["batch", "Sequences in a step", "global_batch_size"]];
 const NUMBERS = ["bf16", "fp16", "fp8"];
 
-/* Up to so many GPUs a search takes a second or two, and each move of a slider may have one. */
+/* Up to this many GPUs, a search takes a second or two, and every move of a slider starts one. */
 const LIVE_GPUS = 32;
 
-/* `change(name, value)` puts a value into the question, `submit()` asks it; `along(key, values)` gives the best plan of
-   each value. */
+/* `change(name, value)` sets a value of the question, `submit()` asks it, and `along(key, values)` returns the best plan
+   for each value. */
 export function whatIf(page, { change, submit, along }) {
   const { cluster, job } = page.ranking, now = { nodes: cluster.nodes, seq_len: job.seq_len, batch: job.global_batch_size };
   const result = h("div", { "aria-live": "polite" });
@@ -38,7 +38,7 @@ export function whatIf(page, { change, submit, along }) {
   put("whatif", h("div", { class: "row" }, rows, precision), result);
 }
 
-/* The value itself, and what is twice or half of it. */
+/* The value itself, and its doubles and halves. */
 function around(value) {
   const halves = [value];
   while (halves.length < 4 && halves[0] % 2 === 0) halves.unshift(halves[0] / 2);

@@ -1,4 +1,4 @@
-/* The planner itself in the browser: Python in a worker, so that a search does not hold up the page. */
+/* The planner in the browser: Python in a worker, so that a search does not block the page. */
 
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
