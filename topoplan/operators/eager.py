@@ -194,7 +194,8 @@ class EagerBuilder(Builder):
     def ulysses(self, width: float) -> None:
         """Add the all-to-all of q, k, v and of attention's output, which gives a rank all positions of some heads.
 
-        Jacobs et al. 2023, "DeepSpeed Ulysses" (arXiv 2309.14509, section 3).
+        A rank sends tokens x `width` in bf16, where `width` is that of the four tensors together. Jacobs et al. 2023,
+        "DeepSpeed Ulysses" (arXiv 2309.14509, section 3).
         """
         ranks = self.use.ulysses
         if ranks > 1:
@@ -219,7 +220,7 @@ class Unpacked(Work):
 
 @dataclass(frozen=True, slots=True)
 class Narrow(Work):
-    """An adapter's two products, in 16 bits whatever the precision of the layer's own product."""
+    """An adapter's two products (rows x inputs x rank, rows x rank x outputs), always in 16 bits."""
 
     rows: float
     inputs: int

@@ -94,7 +94,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Product(Work):
-    """A product with a weight of shape inputs x outputs, or `count` such products in one grouped kernel."""
+    """A product of a rows x inputs tensor with an inputs x outputs weight, or `count` such in one grouped kernel."""
 
     rows: float
     outputs: float
@@ -112,7 +112,7 @@ class Product(Work):
         return Seconds(forward, sum(on.gradients_s(self)), launches=(1, 2 if self.is_trained else 1))
 
     def gradients_s(self, on: Machine) -> tuple[float, float]:
-        """Return the seconds of the gradients of the input and of the weight."""
+        """Return the seconds of the gradients of the input (rows x inputs) and of the weight (outputs x inputs)."""
         rows, outputs, inputs, count = self.rows, self.outputs, self.inputs, self.count
         dgrad = on.gemm_s(rows, inputs, outputs, count)
         if not self.is_trained:

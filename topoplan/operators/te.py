@@ -183,7 +183,9 @@ class TeBuilder(Builder):
     def attention_saved(self, core: CoreAttention) -> tuple[SavedTensor, ...]:
         """Return what attention itself saves: its output, and softmax statistics or probabilities.
 
-        Without flash attention, the output of the softmax is saved (`core/transformer/dot_product_attention.py`).
+        On one rank these are bf16 output of tokens x heads x value width, fp32 statistics of tokens x heads and,
+        without flash attention, the softmax's bf16 output of heads x tokens x sequence
+        (`core/transformer/dot_product_attention.py`).
         """
         tokens, heads, by = self.tokens, core.heads, ("core_attn",)
         saved = [
@@ -221,7 +223,7 @@ class TeBuilder(Builder):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel(Work):
-    """Collectives around one pair of column- and row-parallel layers.
+    """Collectives around one pair of column- and row-parallel layers, on tensors of tokens x hidden.
 
     With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of the
     output gradient is exposed; the second all-gather of the input and the reduce-scatter of its gradient overlap with
@@ -265,7 +267,7 @@ class TensorParallel(Work):
 
 @dataclass(frozen=True, slots=True)
 class AdapterCollectives(Work):
-    """Collectives that tensor parallelism adds for an adapter, of tensors as wide as the LoRA rank."""
+    """Collectives that tensor parallelism adds for an adapter, on tensors of tokens x LoRA rank."""
 
     rank: int
     is_column: bool

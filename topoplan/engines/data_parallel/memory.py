@@ -95,7 +95,10 @@ def _kept(
 
 
 def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
-    """Return the bytes of logits, logit gradients and hidden states at the turn from forward to backward."""
+    """Return the bytes of logits, logit gradients and hidden states at the turn from forward to backward.
+
+    Logits are tokens x vocabulary (with Liger, one chunk of rows at a time), hidden states tokens x hidden.
+    """
     model, job = case.model, case.job
     hidden = BF16 * tokens * model.hidden_size
     trains_head = job.trains_language_weights

@@ -57,7 +57,7 @@ class Passes:
     """Including what checkpointing repeats."""
     recompute_s: float
     ends_s: tuple[float, float]
-    """(forward, backward) of embedding, final norm, output layer, loss and vision tower; included in the totals."""
+    """(forward, backward) of embedding, output layer, loss and vision tower; included in the totals."""
     vision_s: tuple[float, float]
     """(forward, backward) of the vision tower; included in `ends_s`."""
     launched_s: float
@@ -83,7 +83,7 @@ def sharded_shard(case: Case, layout: Layout) -> Shard:
 
 
 def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[float, float]:
-    """Return (forward, backward) seconds of embedding, final norm, output layer and loss."""
+    """Return (forward, backward) seconds of embedding, output layer and loss; the final norm is not counted."""
     model, cluster, profile, loss = case.model, case.cluster, eager_case(case).profile, case.traits.loss
     gpu, rows, columns, hidden = cluster.gpu, shard.tokens, model.head_size, model.hidden_size
     precision = "fp16" if shard.precision == "fp16" else "bf16"

@@ -107,7 +107,11 @@ def recomputed_share(chunk: Chunk, layer: Layer, recompute: Recompute) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _head_s(case: Case, shard: Shard, vocabulary: int, *, fused: bool) -> tuple[float, float]:
-    """Return (forward, backward) seconds of final norm, output layer and loss for one micro-batch."""
+    """Return (forward, backward) seconds of output layer and loss for one micro-batch.
+
+    The product is tokens x hidden by hidden x vocabulary / tp; the loss works on tokens x vocabulary / tp logits. The
+    time of the final norm is not counted.
+    """
     model, cluster, profile = case.model, case.cluster, case.profile
     gpu, hidden = cluster.gpu, model.hidden_size
     rows, columns = shard.tokens, vocabulary / shard.tp

@@ -75,9 +75,10 @@ class DataParallel:
 
 
 def pipeline_send(case: Case, layout: Layout, shard: Shard) -> Collective:
-    """Return one message between pipeline neighbours: the hidden states of a micro-batch, or their gradients.
+    """Return one message between pipeline neighbors: the hidden states of a micro-batch, or their gradients.
 
-    If a pipeline leaves a node, all its messages are assumed to be as slow as one between nodes.
+    The tensor has local tokens x hidden elements in bf16. If a pipeline leaves a node, all its messages are assumed to
+    be as slow as one between nodes.
     """
     model, cluster, profile = case.model, case.cluster, case.profile
     ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
