@@ -1,4 +1,4 @@
-"""Machines out of recorded outputs: as facts, as the collecting script's output, and as a stand-in `nvidia-smi`."""
+"""Machines built from recorded output: as facts, as the collecting script's output, and as a stand-in `nvidia-smi`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def recorded(machine: str, file: str) -> str:
 
 
 def frame(sections: Mapping[str, str] | Sequence[tuple[str, str]]) -> bytes:
-    """Sections as the script prints them."""
+    """Return sections as the script prints them."""
     pairs = sections.items() if isinstance(sections, Mapping) else sections
     whole = b""
     for name, text in (*pairs, ("end", "")):
@@ -45,7 +45,7 @@ def answer(
     routes: Sequence[tuple[str, str, str]] = (),
     changes: Mapping[str, str] | None = None,
 ) -> bytes:
-    """What the script prints on such a machine; `routes` are (name, address, interface), `changes` other sections."""
+    """Return the script's output on a machine; `routes` are (name, address, interface), `changes` other sections."""
     sections = {
         "system": f"hostname\t{hostname}\nkernel\t6.8.0\nboot_id\t{hostname}-boot\n"
         "port_range\t32768\t60999\npeermem\tyes\n",
@@ -87,7 +87,7 @@ def facts(machine: str, **how: object) -> HostFacts:
 def cluster(
     *machines: str, changes: Mapping[int, Mapping[str, str]] | None = None, interface: str = "bond0"
 ) -> list[Probed]:
-    """Hosts node0, node1 ... of these kinds on one network; `changes` are sections by the host's index."""
+    """Return hosts node0, node1 ... of these kinds on one network; `changes` are sections by host index."""
     names = [f"node{index}" for index in range(len(machines))]
     addresses = {name: f"10.0.0.{10 + index}" for index, name in enumerate(names)}
     return [
@@ -110,7 +110,7 @@ def cluster(
 
 
 def stand_in(directory: Path, machine: str) -> Path:
-    """A program `nvidia-smi` in `directory` that prints the machine's recordings; the directory goes onto the PATH."""
+    """Create a program `nvidia-smi` that prints the machine's recordings; return the directory for the PATH."""
     directory.mkdir(parents=True, exist_ok=True)
     script = directory / "nvidia-smi"
     here = RECORDED / machine

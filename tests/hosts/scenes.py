@@ -1,4 +1,4 @@
-"""Hosts that are ready to train over InfiniBand, to be spoilt one fact at a time."""
+"""Hosts that are ready to train over InfiniBand, to be broken one fact at a time."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -48,7 +48,7 @@ def cluster(*, nodes: int = 2, kind: str = "infiniband", **changes: Any) -> Clus
 
 
 def required(*names: str, **versions: str) -> tuple[Requirement, ...]:
-    """Packages of any version, and those of some."""
+    """Return requirements for packages of any version, and for packages of given versions."""
     wanted = {**dict.fromkeys(names, ""), **{name.replace("_", "-"): bound for name, bound in versions.items()}}
     return tuple(
         Requirement(package=packages()[name], versions=bound, why="it fails" if bound else "")
@@ -174,7 +174,7 @@ def with_path(one: HostFacts, name: str, **changes: Any) -> HostFacts:
 
 
 def scene(*said: HostFacts, wanted: RunNeeds | None = None, of: Cluster | None = None, **asked: Any) -> Scene:
-    """The hosts; two that are ready where none is given."""
+    """Return a scene of the hosts; by default of two that are ready."""
     hosts = said or (facts(0), facts(1))
     place = of or cluster(nodes=len(hosts))
     spans: dict[int, tuple[float, float]] = asked.get("asked", {})
@@ -189,12 +189,12 @@ def scene(*said: HostFacts, wanted: RunNeeds | None = None, of: Cluster | None =
 
 
 def second(of: Cluster | None = None, **changes: Any) -> Scene:
-    """The second of three hosts differs."""
+    """Return a scene in which the second of three hosts differs."""
     return scene(facts(0), facts(1, **changes), facts(2), of=of or cluster(nodes=3))
 
 
 def told(**changes: Any) -> Cluster:
-    """Three hosts of which the spec says more."""
+    """Return a cluster of three hosts of which the spec says more."""
     place = cluster(nodes=3)
     return replace(place, hosts=tuple(replace(host, **changes) for host in place.hosts))
 
@@ -204,7 +204,7 @@ def see(look: Look, of: Scene, number: int = 0) -> Result | None:
 
 
 def outcome(look: Look, of: Scene, number: int = 0) -> str | None:
-    """What came out, for short; None where the check does not apply."""
+    """Return the result in short; None if the check does not apply."""
     found = see(look, of, number)
     if found is None:
         return None

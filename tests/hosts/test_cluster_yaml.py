@@ -53,7 +53,7 @@ def test_roce_and_sockets_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_machines_of_clouds_get_what_their_network_needs(tmp_path: Path) -> None:
-    """Composed, not recorded: recorded/README.md."""
+    """The machines are composed, not recorded: see recorded/README.md."""
     aws = loaded(cluster("aws-p5", "aws-p5"), tmp_path)
     assert (aws.fabric.kind, aws.nics_per_node, aws.nic_bytes_per_s) == ("efa", 32, 100e9 / 8)
     assert aws.hosts[0].hcas == ()

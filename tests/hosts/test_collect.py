@@ -1,4 +1,4 @@
-"""The script is run for real, by bash and by dash, with stand-ins for tools that need hardware."""
+"""The script is really run, by bash and by dash, with stand-ins for tools that need hardware."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def ran(
     changes: tuple[tuple[str, str], ...] = (),
     **environment: str,
 ) -> bytes:
-    """What the script prints; `tools` go ahead of the PATH."""
+    """Return the script's output; `tools` precede the PATH."""
     script = COLLECT
     for old, new in changes:
         assert old in script
@@ -218,7 +218,7 @@ class TestPaths:
         (tmp_path / "other name/model dir's/sub/part").rename(tmp_path / "other name/model dir's/sub/piece")
         (tmp_path / "other size/model dir's/sub/part").write_text("abcd")
         (tmp_path / "other config/model dir's/config.json").write_text('{"layers": 2}')
-        # What is hidden does not count: downloads leave locks there.
+        # Hidden files do not count: downloads leave lock files there.
         (tmp_path / "two/model dir's/.cache").mkdir()
         (tmp_path / "two/model dir's/.cache/lock").write_text("1")
         paths = tuple(str(path) for path in sorted(tmp_path.glob("*/model dir's")))

@@ -1,4 +1,4 @@
-"""Timing on real sshd hosts, with processors in the place of GPUs."""
+"""Measurements on real sshd hosts, with CPUs instead of GPUs."""
 
 import sys
 import threading
@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture
 def two(four: Bed) -> Iterator[tuple[dict[str, Connection], Cluster]]:
-    """Two hosts of two ranks each."""
+    """Two hosts with two ranks each."""
     targets = {name: four.target(name) for name in ("one", "two")}
     venv = str(Path(sys.prefix))
     hosts = tuple(Host(address=target.hostname, venv=venv) for target in targets.values())

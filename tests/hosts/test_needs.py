@@ -67,7 +67,7 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_hosts_are_asked_for_every_package_that_a_run_needs(case: str) -> None:
-    # Else preflight would miss it everywhere, and launch never start.
+    # Otherwise preflight would miss it everywhere, and launch would never start.
     trainer, what = TRAINED[case]
     spec, plan = make_spec_and_plan(model=QWEN3_8B, **what)
     wanted = {one.package.name for one in needs_of(spec, plan, trainer=trainer).run.requirements}

@@ -36,7 +36,7 @@ def equip(bed: Bed, kinds: Mapping[str, str], directory: Path) -> None:
 
 @pytest.fixture
 def home(cables: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home in which `ssh alpha` works."""
+    """A home directory with which `ssh alpha` works."""
     ssh = tmp_path / "home" / ".ssh"
     ssh.mkdir(parents=True)
     lines = [f"Host {one.name}\nHostName {one.address}\nPort {one.port}\n" for one in cables.hosts.values()]

@@ -55,7 +55,7 @@ class TestRun:
         assert alpha.run('printf "%s\\0" "$@"', *words, deadline_s=30).stdout == shown
 
     def test_leaves_no_shell_on_the_host_that_waits_for_ever(self, alpha: Connection) -> None:
-        """As where the network is cut before the script has come: a timeout, and not the end of its input."""
+        """As if the network is cut before the script has arrived: there is a timeout, but no end of the input."""
         session = alpha.transport.open_session(timeout=30)
         session.exec_command(SHELL.replace("60", "0.2"))
         assert session.status_event.wait(30)
@@ -248,7 +248,7 @@ class TestAConnectionThatBreaks:
         monkeypatch.setattr("topoplan.remote.wire._PROBE_S", 0.3)
         monkeypatch.setattr("topoplan.remote.wire._SSH_SILENT_S", 3.0)
         with connect(cables.target("inside", "jump"), Access(), deadline_s=30) as connection:
-            time.sleep(4)  # it answers, so it stays
+            time.sleep(4)  # sshd answers, so the connection is kept
             assert connection.run(["true"], deadline_s=30).code == 0
             with cables.partition("jump", "inside"):
                 started = time.monotonic()

@@ -183,5 +183,5 @@ def test_threads_end_with_their_connections(bed: Bed) -> None:
     end = time.monotonic() + 15
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.02)
-    # The one that watches ends a second after the last connection.
+    # The watching thread ends a second after the last connection.
     assert threading.active_count() <= before + 1

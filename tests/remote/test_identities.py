@@ -20,7 +20,7 @@ from topoplan.remote.ssh import connect
 class TestWhoWeAre:
     @pytest.fixture
     def agent(self, tmp_path: Path) -> Iterator[Path]:
-        # Paths of sockets are short.
+        # Socket paths have to be short.
         place = Path("/tmp") / f"topoplan-agent-{os.getpid()}-{tmp_path.name[-8:]}"
         process = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL)
         with socket.socket(socket.AF_UNIX) as trial:
@@ -89,7 +89,7 @@ class TestWhoWeAre:
         assert error.problem == "auth"
         assert "hung up after 2 keys" in error.what
         assert "IdentitiesOnly" in error.remedy
-        # The named key goes first, or alone, even if only the agent has its private half.
+        # The named key is offered first, or alone, even if only the agent has its private half.
         named = replace(target, identity_files=(bed.key,), identities_only=True)
         log_in(named).close()
         self.give(agent, bed.key)

@@ -9,7 +9,7 @@ from topoplan.remote.known_hosts import HostKey, add, look_up
 
 
 def key(tmp_path: Path, name: str = "key") -> tuple[HostKey, str]:
-    """A key, and its text in a file."""
+    """Return a key, and its text in a file."""
     text = new_key(tmp_path / name)
     kind, blob = text.split()
     return HostKey(kind=kind, blob=base64.b64decode(blob)), text

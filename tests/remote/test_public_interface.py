@@ -1,4 +1,4 @@
-"""paramiko is used through its public names alone."""
+"""Only public names of paramiko are used."""
 
 import ast
 from pathlib import Path

@@ -26,7 +26,7 @@ class TestLoggingIn:
             key = tmp_path / kind
             subprocess.run(["ssh-keygen", "-q", "-t", kind, "-b", bits, "-N", "", "-f", key], check=True)
             bed.restart("beta", options=[f"HostKey {key}"])
-            # The host has an ed25519 key too, which comes first by itself; only this one is known.
+            # The host has an ed25519 key too, which is preferred by default; only this one is known.
             known = tmp_path / f"known-{kind}"
             known.write_text(f"{bed['beta'].key_name} {key.with_suffix('.pub').read_text()}")
             with log_in(bed.target("beta", user_known_hosts_files=(known,))) as connection:

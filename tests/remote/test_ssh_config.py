@@ -162,7 +162,7 @@ class TestJumpHosts:
     def test_in_a_circle_are_refused(self, home: Path) -> None:
         message = refused(home, "Host node0\n  ProxyJump one\nHost one\n  ProxyJump two\nHost two\n  ProxyJump one\n")
         assert "jump hosts lead in a circle: node0 -> one -> two -> one; see ProxyJump" in message
-        # ssh itself finds the shortest one.
+        # ssh itself detects the shortest cycle.
         assert "host bastion: jumphost loop via bastion" in refused(home, "Host *\n  ProxyJump bastion\n")
 
     @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def keep_uploading(connection: Connection, directory: Path) -> None:
 
 @contextlib.contextmanager
 def small_disk(bed: Bed, name: str, place: Path) -> Iterator[None]:
-    """A disk of 1 MB, as the host sees it, who may have mounts of its own."""
+    """Mount a disk of 1 MB, as the host sees it, which may have mounts of its own."""
     sshd = bed[name].sshd
     inside = ["nsenter", "-t", str(sshd.pid), "-m"]
     made = subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
@@ -227,12 +227,12 @@ def test_a_host_that_is_cut_off_is_lost_and_shows_nothing_that_is_not_whole(cabl
 
 
 OTHER_USER = 4242
-"""Of no account on this machine."""
+"""A user id that does not exist on this machine."""
 
 
 @contextlib.contextmanager
 def open_to_others(directory: Path, mode: int) -> Iterator[Path]:
-    """A directory with this mode, whatever the umask."""
+    """Yield a directory with this mode, whatever the umask."""
     directory.mkdir()
     directory.chmod(mode)
     yield directory

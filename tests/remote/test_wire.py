@@ -97,7 +97,7 @@ class TestTheWayThere:
 class TestProxyCommand:
     def test_is_the_connection(self, bed: Bed) -> None:
         before = children()
-        # ssh itself as the proxy, with a helper of its own: both have to be gone afterwards.
+        # ssh itself is the proxy, with a helper process of its own: both have to be gone afterwards.
         proxy = shlex.join(bed.ssh("jump", "-W", f"{bed['inside'].address}:{bed['inside'].port}"))
         with log_in(bed.target("inside", proxy_command=proxy)) as connection:
             assert connection.run(["true"], deadline_s=30).code == 0

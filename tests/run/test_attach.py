@@ -1,4 +1,4 @@
-"""Coming back to launches on real sshd hosts."""
+"""Attaching to launches on real sshd hosts."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ TIMES = Settings(
 
 
 class Client:
-    """One who comes back to the last run."""
+    """A client that attaches to the last run."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.events: list[Event] = []
@@ -60,7 +60,7 @@ class Client:
 
 
 def release(hosts: Hosts) -> None:
-    """Let jobs go on that wait for the file `go` in their workdir."""
+    """Let jobs continue that wait for the file `go` in their workdir."""
     for name in NAMES:
         (hosts.workdir(name) / "go").touch()
 
@@ -127,7 +127,7 @@ def test_who_leaves_while_hosts_do_not_answer_leaves_at_once(hosts: Hosts) -> No
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Hosts that nobody can log in to again."""
+    """Hosts that refuse every new login."""
     names: list[str] = []
 
     def connect_unless(target: Target, access: Access, *, deadline_s: float) -> Connection:

@@ -1,4 +1,4 @@
-"""Runs that are started again, on real sshd hosts."""
+"""Runs that are restarted, on real sshd hosts."""
 
 import threading
 import time
@@ -89,7 +89,7 @@ def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: 
 
 
 def test_a_host_that_goes_away_once_more_is_waited_for(hosts: Hosts) -> None:
-    """And what its disk has lost is told: it goes on from another step than the others."""
+    """What its disk has lost is reported too: it resumes from another step than the others."""
     step = "[ $HOSTNAME = three ] && step=10 || step=20\n"
     goes_on = 'echo "node-00.sh: the trainer goes on from out/checkpoint-$step"; sleep 1'
     begins = f'[ ! -e "{hosts.root}/$HOSTNAME.begun" ] || {{ {goes_on}; }}\n'
@@ -119,7 +119,7 @@ def test_who_stops_the_run_meanwhile_is_heard(hosts: Hosts) -> None:
 
 
 def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
-    """And leaves what is to be done to the launch."""
+    """It leaves failures to the launch."""
     does(hosts, f"echo loss; until [ -e {hosts.root}/go ]; do sleep 0.1; done; kill -KILL $$")
     watched: list[Outcome] = []
     client: list[Client] = []
@@ -149,5 +149,5 @@ def test_steps_that_were_done_twice_are_counted(tmp_path: Path) -> None:
     def attempt(first: int | None, last: int | None) -> Attempt:
         return Attempt(ended="", node=LABELS[0], host="h", reason="", first_step=first, last_step=last)
 
-    # 80 steps behind the first checkpoint, 120 behind the second; none in a start that came to no step.
+    # 80 steps after the first checkpoint, 120 after the second; none in a start that reached no step.
     assert lost_steps([attempt(None, 580), attempt(500, 720), attempt(600, None)], 600) == 80 + 120

@@ -95,7 +95,7 @@ def test_a_link_among_the_files_is_not_followed(bundle: Path, tmp_path: Path, na
     assert (
         f"{bundle / name}: is a link to {tmp_path / 'id_rsa'}; files of a bundle are not read through links" in message
     )
-    if name not in ("README.md", "hosts.json"):  # which it does not read
+    if name not in ("README.md", "hosts.json"):  # which the reader does not read
         assert "is a link to" in refused(lambda: check([str(bundle)]))
 
 

@@ -1,4 +1,4 @@
-"""The first failure is told from its consequences, on recorded output and on words from public threads."""
+"""The first failure is distinguished from its consequences, on recorded output and on messages from public threads."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def blamed(*arguments: Any, **options: Any) -> Diagnosis:
 
 
 def diagnosed(name: str, **options: Any) -> Diagnosis:
-    """With node 0 first to end, as is usual when another node is to blame."""
+    """Diagnose with node 0 ending first, as is usual when another node is to blame."""
     tails = tails_of(name)
     return blamed(tails, dict.fromkeys(tails, 1), {node: float(node) for node in tails}, **options)
 
@@ -186,7 +186,7 @@ def test_what_a_node_script_says_is_the_cause_and_the_remedy() -> None:
     assert (found.node, found.rank, found.kind) == (2, None, "script")
     assert found.cause == "/opt/venv/bin/python lacks torch, megatron"
     assert found.remedy == "install it there, or activate the environment first"
-    # A trainer that ends with the same code was not kept from starting, whatever the script had to say before.
+    # A trainer that ends with the same code was not kept from starting, whatever the script printed before.
     for said in (lines[:1], [*lines, "train.py: error: unrecognized arguments: --fp12"]):
         assert blamed({2: said}, {2: 2}).kind != "script"
 
@@ -201,7 +201,7 @@ BAR = "[default0]: 11%|#1 | {step}/900 [00:10<13:00,  1.00it/s]"
             ["wandb: ERROR [Errno 28] No space left on device", *[BAR.format(step=step) for step in (7, 8, 10)]],
             "killed",
         ),
-        # A rank that goes on alone comes no further than to where the others are waited for.
+        # A rank that goes on alone gets no further than the point at which the others are waited for.
         (
             ["wandb: ERROR [Errno 28] No space left on device", *[BAR.format(step=step) for step in (7, 8, 9)]],
             "disk-full",

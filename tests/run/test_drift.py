@@ -1,4 +1,4 @@
-"""Steps and memory that leave what was predicted: what is told of it, and that nothing is told of a healthy run."""
+"""Step times and memory that leave the prediction: what is reported, and that nothing is reported for a healthy run."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ BAND_S = (3.6, 4.4)
 
 
 class Run:
-    """Steps on a clock of our own, with the lines of a trainer."""
+    """Steps on a manual clock, with the lines of a trainer."""
 
     def __init__(self, trainer: str = "llamafactory", *, band_s: tuple[float, float] | None = BAND_S) -> None:
         self.now_s, self.step = 1000.0, 0
@@ -40,7 +40,7 @@ class Run:
         self.drift.heard(f"{text}\n")
 
     def steps(self, each_s: Iterable[float], line: Callable[[int], str] = lambda step: "") -> list[str]:
-        """What is told meanwhile."""
+        """Run steps; return what is reported meanwhile."""
         before = len(self.events)
         for seconds in each_s:
             self.now_s += seconds
@@ -62,7 +62,7 @@ def noisy(count: int, mean_s: float, scatter: float, seed: int = 1) -> list[floa
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("scatter", [0.02, 0.15, 0.5])
 def test_nothing_is_told_of_a_healthy_run(seed: int, scatter: float) -> None:
-    """However much its steps scatter, with first steps and checkpoints that take long."""
+    """However much its steps scatter, with long first steps and checkpoints."""
     run = Run()
     times = noisy(2000, 4.0, scatter, seed)
     times[:4] = [90.0, 30.0, 20.0, 15.0]
@@ -129,7 +129,7 @@ def test_waiting_for_samples_is_the_cause_where_the_log_has_it() -> None:
 
 
 def held(gib: Callable[[int], float]) -> Callable[[int], str]:
-    """As LLaMA-Factory prints it, with RECORD_VRAM."""
+    """Return memory lines as LLaMA-Factory prints them with RECORD_VRAM."""
     return lambda step: f" {{'loss': 1.0, 'vram_reserved': {gib(step):.2f}}}"
 
 

@@ -10,7 +10,7 @@ from topoplan.run.watched import Watched
 
 
 def node(number: int, *lines: str, code: int | None = None, state: State = "ended", at: float = 0.0) -> Watched:
-    """A node as a watch leaves it."""
+    """Return a node as a watch leaves it."""
     name = f"node-{number:02d}"
     made = Watched(node=number, name=name, address=f"gpu{number}", run_dir="", connection=None, log=Path(f"/l/{name}"))
     made.tail = Tail("".join(f"{line}\n" for line in lines))
@@ -48,7 +48,7 @@ PEER_GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by
 
 
 def hidden(number: int, *lines: str) -> Watched:
-    """One whose host cannot be seen."""
+    """Return a node whose host cannot be seen."""
     made = node(number, *lines, state="running")
     made.unseen = HostError("no answer", host=made.address, problem="timeout")
     made.unseen_at = made.trouble_at = 1.0

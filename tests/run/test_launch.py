@@ -32,7 +32,7 @@ LONG = "echo begun; sleep 600"
 
 
 class At:
-    """Interrupts once a step has begun: before it does anything, or at the second look, while it is under way."""
+    """Interrupts once a step has begun: before it does anything, or at the second check, while it is under way."""
 
     def __init__(self, step: str, *, at_look: int = 1) -> None:
         self.step, self.at_look = step, at_look
@@ -105,7 +105,7 @@ class TestAnInterruption:
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 5)
         assert {"node-00", "node-01", "node-03"} <= set(ran.outcome.running)
         assert "not stopped yet" in str(ran.outcome.errors["node-00"])
-        # The hosts do what they were asked to all the same.
+        # The hosts still do what they were asked to.
         hosts.assert_nothing_is_left(within_s=30)
 
 
@@ -172,7 +172,7 @@ class TestAGoodEnd:
 class TestAStopByAnotherClient:
     @pytest.mark.parametrize("code", [0, 1])
     def test_leaves_each_node_the_time_that_was_given_there_and_is_no_good_end(self, hosts: Hosts, code: int) -> None:
-        """Though the launch itself would kill half a second after the first has ended."""
+        """Even though the launch itself would kill half a second after the first node has ended."""
         saves = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
         hosts.does(saves, one=f"trap 'exit {code}' TERM; echo begun; while :; do sleep 0.02; done")
         stop = StopAfter(hosts, After("begun", *LABELS), grace_s=60)
@@ -200,7 +200,7 @@ class TestAStopByAnotherClient:
 
     @pytest.mark.parametrize("times", [1, 2])
     def test_is_not_waited_for_after_an_interruption(self, hosts: Hosts, times: int) -> None:
-        """Once ends the others with the launch's own grace; twice leaves that to the hosts."""
+        """One interrupt ends the others with the launch's own grace period; two leave that to the hosts."""
         deaf = "trap '' TERM; echo begun; while :; do sleep 0.02; done"
         hosts.does(deaf, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
         stop, waits = StopAfter(hosts, After("begun", *LABELS), grace_s=60), After("is being stopped by somebody")
@@ -295,11 +295,11 @@ class TestAStartThatFails:
 
 
 class TestAStartThatIsNotSeenToItsEnd:
-    """The connection to a host is lost between the word to start and the answer."""
+    """The connection to a host is lost between the start command and the answer."""
 
     @pytest.fixture(params=[True, False])
     def lost(self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-        """It has done it by then, or not."""
+        """The host has started the job by then, or not."""
         does: list[bool] = [request.param]
 
         def start(connection: Connection, *, run_dir: str, **options: Any) -> Started:
@@ -344,7 +344,7 @@ class TestTheRecord:
 
     @pytest.mark.parametrize("code", [0, 5])
     def test_says_that_the_disk_was_full(self, hosts: Hosts, code: int) -> None:
-        """Which the copies of the logs fill."""
+        """The copies of the logs fill that disk."""
         hosts.does("seq 40000", two=f"seq 40000; exit {code}")
         hosts.state.mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(hosts.state)], check=True)
@@ -391,7 +391,7 @@ class TestSecrets:
         given.does('echo "with $HF_TOKEN and $WANDB_API_KEY"; exit 3')
         ran = given.launch(secrets=self.VALUES)
         shown = "\n".join(ran.of("line", "node-00"))
-        # The lines of a value are hidden as one where they arrive together, else each by itself.
+        # The lines of a multi-line value are masked as one if they arrive together, otherwise each by itself.
         assert shown.endswith(("with *** and ***", "with *** and ***\n***"))
         assert "hf_Zq7" not in repr((ran.outcome, ran.events, records.load()))
 

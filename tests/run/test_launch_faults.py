@@ -1,4 +1,4 @@
-"""Launches on real sshd hosts, and what goes wrong: the right host is blamed, the others are stopped, nothing stays."""
+"""Launches on real sshd hosts with faults: the right host is blamed, the others are stopped, nothing is left behind."""
 
 import contextlib
 import hashlib
@@ -35,8 +35,7 @@ LONG = "echo begun; sleep 600"
 
 @contextlib.contextmanager
 def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
-    """Another file system in the place of a host's workdir, as the host sees it, who has mounts of its own; the path by
-    which we see it."""
+    """Mount another file system as a host's workdir, as that host sees it; yield the path by which we see it."""
     sshd = hosts.bed[name].sshd
     inside, workdir = ["nsenter", "-t", str(sshd.pid), "-m"], str(hosts.workdir(name))
     subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", options, "tmpfs", workdir], check=True)
@@ -48,7 +47,7 @@ def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def released(job: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """What does it once, and at the end if it has not been done."""
+    """Yield a function that does a job once; it is done at the end if it was not called."""
     left = [job]
 
     def once() -> None:
@@ -81,7 +80,7 @@ class TestAJobThatEndsWell:
         hosts.assert_nothing_is_left()
 
     def test_writes_what_it_wants_for_as_long_as_it_wants(self, hosts: Hosts) -> None:
-        """More than anybody reads, bytes that are no text, and long after the others have ended."""
+        """More than anybody reads, invalid text, and long after the others have ended."""
         hosts.does(
             "exit 0",
             two="(base64 -w 200 /dev/urandom | head -c 12000000) & base64 /dev/urandom | head -c 8000000 >&2; wait",
@@ -142,7 +141,7 @@ class TestAJobThatFails:
         hosts.does(LONG)
 
         def kill_all() -> None:
-            # At one moment, or the first of them still notes how the others ended.
+            # All at one moment, or the first process still records how the others ended.
             started = Path(records.load().nodes[3].run_dir) / ".topoplan" / "started.json"
             os.killpg(json.loads(started.read_text())["session"], signal.SIGKILL)
 
@@ -237,7 +236,7 @@ class TestAHostThatCannotBeUsed:
 
 class TestAScript:
     def test_that_somebody_put_in_its_place_is_not_run(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Between the upload and the start, and whoever it was."""
+        """Replaced between the upload and the start, by anybody."""
         hosts.does("echo begun; sleep 600")
         stolen = hosts.root / "stolen"
 
@@ -261,7 +260,7 @@ class TestAScript:
 
 
 class TestARunDirectory:
-    """It is deleted while the job runs, as somebody may who tidies up."""
+    """The run directory is deleted while the job runs, for example by somebody who tidies up."""
 
     def delete(self, hosts: Hosts) -> None:
         for name in NAMES:
@@ -356,7 +355,7 @@ class TestTheNetwork:
         hosts.assert_nothing_is_left()
 
     def test_is_gone_while_a_node_fails_which_is_blamed_once_it_is_back(self, hosts: Hosts) -> None:
-        """Though its peers, whose hosts are seen first, have ended because of it."""
+        """Even though its peers, whose hosts are seen first, have ended because of it."""
         failed = hosts.root / "failed"
         echo = (
             f"echo begun; until [ -e {failed} ]; do sleep 0.02; done; sleep 1; echo 'Connection closed by peer'; exit 1"

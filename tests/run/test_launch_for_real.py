@@ -58,14 +58,14 @@ if __name__ == "__main__":
 def hosts(
     request: pytest.FixtureRequest, four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> Hosts:
-    """A rank on each, or as many as are asked for."""
+    """Four hosts with one rank each, or as many as requested."""
     made = hosts_of(four, tmp_path, gpus=getattr(request, "param", 1), cpu_cores=2)
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
     return made
 
 
 def trains(hosts: Hosts, then: str, *, timeout_s: float = 600, program: str = LAUNCHER) -> None:
-    """Real Pythons in the place of the stand-ins; ranks that have met wait so long for others."""
+    """Use real Pythons instead of the stand-ins; ranks that have met wait this long for others."""
     env = stand_in_trainer(hosts.root / "trainer", program)
     env |= {"THEN": then, "TIMEOUT": str(timeout_s), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     for name in NAMES:

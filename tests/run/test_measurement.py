@@ -1,4 +1,4 @@
-"""A run that is over leaves what it measured, beside what was predicted of it."""
+"""A finished run leaves what it measured, beside what was predicted for it."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ STEP_S = 4.0
 
 @pytest.fixture
 def plan() -> Plan:
-    """One that takes 4 s a step, give or take a tenth."""
+    """A plan with 4 s per step, give or take a tenth."""
     found = replace(predict(SPEC, {"backend": "mca", "tp": 8, "micro_batch_size": 1}), trainer="llamafactory")
     return replace(found, time=replace(found.time, step_s=STEP_S, band_s=(0.9 * STEP_S, 1.1 * STEP_S)))
 

@@ -1,4 +1,4 @@
-"""Jobs on hosts that are logged in to."""
+"""Jobs on hosts over SSH connections."""
 
 import contextlib
 import hashlib
@@ -84,7 +84,7 @@ printf '\033]0;a title, and no end of a line\007'
 case $SSH_ORIGINAL_COMMAND in *$'\n'* | *[\!\\]*) echo "Unmatched quote." >&2; exit 1 ;; esac
 exec bash -c "$SSH_ORIGINAL_COMMAND"
 """
-# Start-up files that print, and a shell that takes less in quotes than bash does, as tcsh.
+# Start-up files that print, and a shell such as tcsh that quotes differently than bash.
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ class TestFollowing:
         assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 11)
         alpha.run(["touch", f"{run_dir}/go"], deadline_s=30)
         assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).state == "ended")
-        # Whatever has come since is not counted.
+        # Whatever has arrived since is not counted.
         offsets = tail_offsets(alpha, run_dir, (0, 1, 2, 9), log_bytes=11, deadline_s=30)
         assert offsets == [11, 8, 4, 0]
         assert tail_offsets(alpha, f"{run_dir}/absent", (1, 2), log_bytes=0, deadline_s=30) == [0, 0]
@@ -335,7 +335,7 @@ class TestStopping:
         assert (again.was_running, again.left, again.code) == (False, (), 137)
 
     def test_leaves_a_run_of_the_same_name_on_another_host_alone(self, bed: Bed, alpha: Connection, home: str) -> None:
-        # The hosts of the bed share one table of processes, as containers of one machine may.
+        # The hosts of the bed share one process table, as containers of one machine may.
         with connect(bed.target("beta"), Access(), deadline_s=30) as beta:
             for host, place in ((alpha, "a"), (beta, "b")):
                 start(host, f"{home}/{place}/run", "setsid sleep 44 & sleep 45")
@@ -346,7 +346,7 @@ class TestStopping:
 
 
 class TestRefusals:
-    """One clear message each."""
+    """Each refusal has one clear message."""
 
     def test_no_such_directory(self, alpha: Connection, home: str) -> None:
         with pytest.raises(HostError) as caught:

@@ -1,4 +1,4 @@
-"""The programs themselves, in the shells that hosts have, without SSH in between."""
+"""The host programs themselves, in the shells that hosts have, without SSH in between."""
 
 import contextlib
 import os
@@ -79,7 +79,7 @@ class TestStart:
     @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
     def test_lets_every_signal_to_the_group_through_to_the_job(self, host: Host, name: str) -> None:
         number = signal.Signals[f"SIG{name}"]
-        # `sleep` traps nothing and ends by the signal: nothing is ignored on the way down. (bash itself ignores QUIT.)
+        # `sleep` traps nothing and ends by the signal, so no parent ignores it. (bash itself ignores QUIT.)
         record = host.start("exec sleep 30")
         assert eventually(lambda: "sleep 30" in programs_in(host.run_dir))
         os.killpg(record["pid"], number)
@@ -118,7 +118,7 @@ class TestStart:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(starter.pid, signal.SIGKILL)
             starter.communicate()
-        # Who was not killed gets to the end of what it does.
+        # A process that was not killed gets to the end of its work.
         places = list(host.run_dir.glob("*-run"))
         assert eventually(lambda: all((place / "ran").exists() or not processes_in(place) for place in places))
         ran = [place for place in places if (place / "ran").exists()]
@@ -215,7 +215,7 @@ class TestWhatRunsIsWhatWasPut:
     def test_what_a_file_system_makes_of_owners_and_modes_is_not_held_against_it(
         self, host: Host, tmp_path: Path, what: str
     ) -> None:
-        """NFS takes root for nobody; some volumes keep no modes. What is made there shows it."""
+        """NFS maps root to nobody; some volumes keep no modes. A directory created there shows it."""
         host.run_dir.mkdir()
         subprocess.run([*what.split(), str(host.run_dir)], check=True)
         made = f'made=$({shutil.which("mktemp")} "$@") && {what} "$made" && echo "$made"'

@@ -1,4 +1,4 @@
-"""The trainer's own lines say how far it is; recorded output, and lines that people have posted."""
+"""The trainer's own lines show its progress; on recorded output, and on lines that users have posted."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ LOG = "{{'loss': {loss}, 'grad_norm': 1.4, 'learning_rate': 2e-05, 'epoch': 0.01
 
 
 def read(name: str, progress: Progress, node: int = 0) -> list[Status]:
-    """What is shown while a recorded output comes."""
+    """Return what is shown while recorded output arrives."""
     shown = []
     for line in (RECORDED / f"progress-{name}.txt").read_text(encoding="utf-8").splitlines():
         at_s, _, text = line.partition(" ")

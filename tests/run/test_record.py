@@ -243,7 +243,7 @@ def test_a_process_that_was_killed_while_it_wrote_leaves_nothing_that_stays(stat
 
 @pytest.fixture
 def full(state: Path) -> Iterator[Callable[[], None]]:
-    """Fills the disk that the records are on."""
+    """Yield a function that fills the disk with the records."""
     state.mkdir(parents=True)
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", state], capture_output=True, check=False)
     if made.returncode:

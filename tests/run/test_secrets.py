@@ -1,4 +1,4 @@
-"""Secrets of a run on this side; that they arrive, and where they do not, is in test_run.py."""
+"""Secrets of a run on the client's side; tests of where they arrive on hosts, and where not, are in test_launch.py."""
 
 from typing import Any, cast
 

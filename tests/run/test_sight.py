@@ -6,7 +6,7 @@ from topoplan.run.sight import REMIND_S, TOGETHER_S, Sight, age, looks_offline
 
 
 class Seen:
-    """A sight of some hosts whose clock is turned by hand, and what it says."""
+    """A `Sight` of some hosts with a manual clock, and its events."""
 
     def __init__(self, count: int = 3) -> None:
         self.now_s, self.events = 1000.0, list[Event]()
@@ -18,7 +18,7 @@ class Seen:
             self.sight.lose(name, HostError("no answer", host=name, problem=problem))
 
     def after(self, seconds: float, *, any_seen: bool = True, silent_s: float = 0.0) -> list[Event]:
-        """What is said then, in looks eight times a second."""
+        """Return the events of a period with eight checks per second."""
         self.events.clear()
         running = {name: silent_s for name in self.names if name not in self.sight._unseen}
         for _ in range(round(seconds * 8)):
@@ -98,7 +98,7 @@ def test_the_time_offline_counts_against_no_host() -> None:
     seen.after(5)
     assert seen.sight.offline_s == 0
     assert seen.sight.unseen_s("n1") == pytest.approx(5)
-    # It is told, as the others were back when it was not.
+    # It is reported, because the others were back while it was not.
     assert [event.node for event in seen.events if event.data.get("state") == "lost"] == ["n1", "n2"]
 
 

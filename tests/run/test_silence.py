@@ -1,4 +1,4 @@
-"""When a run has gone quiet, and what is said of it, on a clock of our own."""
+"""When a run has gone quiet, and what is reported, on a manual clock."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from topoplan.run.silence import Silence
 
 
 class Run:
-    """Two nodes of two ranks that take 20 s a step."""
+    """Two nodes with two ranks each that take 20 s per step."""
 
     def __init__(self, **progress: float) -> None:
         self.now_s = 1000.0
@@ -24,7 +24,7 @@ class Run:
         self.says(0, f"[default0]:  1%|1 | {step}/100 [00:01<00:10, 1.0s/it]")
 
     def passes(self, seconds: float, *, at_most_s: float | None = None) -> list[Event]:
-        """Looked at each second."""
+        """Let time pass with a check each second; return the events."""
         found = []
         for _ in range(round(seconds)):
             self.now_s += 1.0

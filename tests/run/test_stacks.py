@@ -1,4 +1,4 @@
-"""Whose place in the program differs from that of the others."""
+"""Which rank is at another place in the program than the others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ending a job by the programs themselves, without SSH in between: all of it, and nothing else."""
+"""Ending a job with the host programs themselves, without SSH in between: all of it, and nothing else."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ for beat in range(1000):
 
 @contextlib.contextmanager
 def _reforker(host: Host, *, ignores: bool, leaves: bool) -> Iterator[str]:
-    """The command of a process that goes on as its child, 50 times a second, for 20 s."""
+    """Yield the command of a process that continues as its child, 50 times a second, for 20 s."""
     host.run_dir.mkdir()
     (host.run_dir / "refork.py").write_text(REFORKER)
     try:
@@ -74,11 +74,11 @@ LOST: dict[str, Callable[[Path], object]] = {
 
 
 class TestWithoutWhatItNotedThere:
-    """The run directory is deleted, or what is in it is not what the job wrote."""
+    """The run directory is deleted, or its contents are not what the job wrote."""
 
     def job(self, host: Host) -> tuple[str, str, str]:
         record = host.start("setsid sleep 31 & sleep 30")
-        # The first process, the script and both of these, and nothing that is still on its way to become one of them.
+        # The first process, the script and these two, but nothing that is still about to become one of them.
         sleepers = {"sleep 30", "sleep 31"}
         assert eventually(lambda: sleepers <= set(programs_in(host.run_dir)) and len(processes_in(host.run_dir)) == 4)
         return told(record)
@@ -186,11 +186,11 @@ time.sleep(33)
 
 
 class TestWhatMayBeOfIt:
-    """What has left session, parents and environment behind, and holds something of the run or a GPU."""
+    """A process that has left session, parents and environment behind, and holds a file of the run or a GPU."""
 
     @contextlib.contextmanager
     def daemon(self, host: Host, how: str) -> Iterator[int]:
-        """A job that leaves one, and its process id. The mark is dropped before Python begins, which keeps it else."""
+        """Start a job that leaves such a process, and yield its id. The mark is dropped before Python starts."""
         host.run_dir.mkdir()
         (host.run_dir / "daemon.py").write_text(DAEMON)
         host.start(f"env -i {sys.executable} daemon.py {how}; exit 3")
@@ -235,7 +235,7 @@ class TestWhatMayBeOfIt:
                 os.killpg(client.pid, signal.SIGKILL)
 
     def test_is_nothing_that_ends_while_it_is_looked_at(self, host: Host, tmp_path: Path) -> None:
-        """Which shows neither a mark nor a parent then."""
+        """Such a process shows neither a mark nor a parent then."""
         with self.daemon(host, "fd") as pid:
             ends = f'case $* in *"^TOPOPLAN_RUN= {pid}/environ") kill -KILL {pid}; sleep 0.1 ;; esac'
             grep = f'{ends}\nexec {shutil.which("grep")} "$@"'
@@ -306,7 +306,7 @@ class TestStop:
             """
         )
         sleepers = {f"sleep {number}" for number in range(31, 36)}
-        # Those, what waits for them, and nothing that is still on its way to become one of them.
+        # These, what waits for them, and nothing that is still about to become one of them.
         assert eventually(lambda: sleepers <= set(programs_in(host.run_dir)) and len(processes_in(host.run_dir)) == 9)
         assert set(host.state()["pids"].split()) == {str(pid) for pid in processes_in(host.run_dir)}
         assert host.stop(grace_s=0.3)["left"] == ""
@@ -366,7 +366,7 @@ class TestStop:
     def test_leaves_alone_a_session_with_a_leader_of_its_own_that_one_process_with_the_mark_is_in(
         self, host: Host
     ) -> None:
-        """Such as the shell of someone who has copied the environment of a job to look for a mistake."""
+        """For example the shell of somebody who has copied the environment of a job for debugging."""
         record = host.start("sleep 30")
         mark = f"{host.run_dir.name}/{record['pid']}/{record['start_ticks']}"
         shell = f"env TOPOPLAN_RUN={mark} sleep 30 & echo up; sleep 30"

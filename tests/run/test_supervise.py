@@ -1,4 +1,4 @@
-"""Jobs of one run that look after each other, in the shells of this machine: nobody watches them."""
+"""Jobs of one run that supervise each other, in the shells of this machine, without a watching client."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class Run:
     peers: Peers
 
     def start(self, *scripts: str, lacking: int | None = None) -> None:
-        """All at once, but for one that never comes."""
+        """Start all nodes concurrently, except for one that never comes."""
 
         def one(node: int) -> None:
             host = self.hosts[node]
@@ -45,7 +45,7 @@ class Run:
         return eventually(lambda: all("begun" in self.log(node) for node in nodes))
 
     def ends(self, node: int) -> tuple[str, str]:
-        """Its exit code, and why its host ended it, once nothing of it is left."""
+        """Return a node's exit code, and why its host ended it, once nothing of it is left."""
         host = self.hosts[node]
         assert eventually(lambda: (said := host.state())["state"] in ("ended", "gone") and not said.get("pids"))
         return host.state()["code"], host.state().get("stopped", "")
@@ -72,9 +72,9 @@ FAILS = "echo begun; sleep 0.2; exit 7"
     [
         ((LONG, FAILS, LONG), [("143", "node-01 failed"), ("7", ""), ("143", "node-01 failed")]),
         ((FAILS, LONG, LONG), [("7", ""), ("143", "node-00 failed"), ("143", "node-00 failed")]),
-        # One that ends well is no reason, be it the one in the middle of all.
+        # A good end is no reason, even that of the node to which all are connected.
         (("echo begun", "sleep 1.2", FAILS.replace("7", "0")), [("0", ""), ("0", ""), ("0", "")]),
-        # It is the first that counts; the others had the time to end by themselves.
+        # Only the first failure counts; the others had the time to end by themselves.
         ((LONG, FAILS, FAILS.replace("0.2", "0.5")), [("143", "node-01 failed"), ("7", ""), ("7", "")]),
     ],
 )
@@ -94,10 +94,10 @@ def test_a_node_on_which_all_was_killed_ends_the_others(run: Run, victim: int) -
 
 
 def kill_at_once(host: Host) -> None:
-    """As when the power goes: all are held first, so that none sees another die and tells of it."""
+    """Kill all processes as a power failure would: all are stopped first, so that none sees another die."""
     for held in (signal.SIGSTOP, signal.SIGKILL):
         for pid in host.state()["pids"].split():
-            with contextlib.suppress(ProcessLookupError):  # one that lived for a moment
+            with contextlib.suppress(ProcessLookupError):  # a process that lived only for a moment
                 os.kill(int(pid), held)
 
 
@@ -108,7 +108,7 @@ def test_a_supervisor_that_is_killed_alone_ends_nobody(run: Run, code: int) -> N
     assert run.begun(0, 1, 2)
     os.kill(supervisor(run.hosts[1]), signal.SIGKILL)
     assert run.ends(1) == (str(code), "")
-    # The others hear of its end all the same.
+    # The others still learn of its end.
     assert run.ends(0) == (("0", "") if well else ("143", "node-01 failed"))
     if well:
         assert run.hosts[2].state()["state"] == "running"

@@ -24,9 +24,9 @@ from topoplan.trainers.case import case_of
 from topoplan.units import GIB
 
 HIDDEN = {KNOBS[0].name: 1.25, KNOBS[1].name: 1.4, KNOBS[2].name: 2.6, KNOBS[3].name: 0.8}
-"""What the machines take longer by than the catalog says."""
+"""Factors by which the machines are slower than the catalog says."""
 MORE_MEMORY, CARD = 1.19, 79.1 * GIB
-"""What torch holds there, over what is predicted; and what there is."""
+"""PyTorch's memory relative to the prediction, and the memory of the card."""
 TRAINER = r"""
 bundle=$(printf '%s\n' "$@" | grep train.yaml)
 bundle=${bundle%/train.yaml}
@@ -48,18 +48,18 @@ awk -v step_s="$step_s" -v log_file="$output/trainer_log.jsonl" 'BEGIN {
 }'
 sleep 600
 """
-"""As LLaMA-Factory logs. A step is long on its clock, which costs nothing."""
+"""Logs like LLaMA-Factory. A step takes long on its clock, but no real time."""
 
 
 class Bench:
-    """The hosts, and what is true of them."""
+    """The hosts, and the hidden truth about them."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self.spec: Spec = hosts.bundle.draft.spec
         self.tuning = Tuning(self.spec, rank(self.spec))
         self.faults: dict[int, str] = {}
-        """By trial: what its trainer says in place of steps."""
+        """By trial: what its trainer prints instead of steps."""
         self.hung: set[str] = set()
         hosts.does(TRAINER.replace("ROOT", str(hosts.root)))
 
@@ -67,7 +67,7 @@ class Bench:
         return predicted_s(self.spec, layout, HIDDEN)
 
     def tell(self, event: Event) -> None:
-        """Say to the stand-ins what the trial that begins will be like."""
+        """Tell the stand-ins how the trial that begins will behave."""
         if "trial" not in event.data:
             return
         standing, number = self.tuning.standing, event.data["trial"]
@@ -92,7 +92,7 @@ class Bench:
         ).run(self.tuning, plans)
 
     def lost(self) -> float:
-        """By how much the chosen plan is slower than the truly best of those that have room, by what was learnt."""
+        """Return how much slower the chosen plan is than the truly best one that was not found to hang or overflow."""
         standing = self.tuning.standing
         assert standing.leader.is_measured
         rest = [self.true_s(one) for one in self.tuning.ranking.plans.layouts if one.id not in self.hung]
@@ -100,7 +100,7 @@ class Bench:
 
 
 def out_of_memory(spec: Spec, layout: Layout) -> str:
-    """What PyTorch says where it does not fit, for all that is predicted."""
+    """Return PyTorch's message for a layout that does not fit although it was predicted to."""
     memory, tried = memory_of(case_of(spec, layout.backend), layout), 4.0
     held = memory.reserved_bytes * MORE_MEMORY
     if memory.device_bytes - memory.reserved_bytes + held <= CARD:
@@ -143,7 +143,7 @@ def test_finds_the_hidden_best(bench: Bench) -> None:
 
 
 def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
-    """The first ends out of memory, the second hangs, and a host of the third dies."""
+    """The first runs out of memory, the second hangs, and a host of the third dies."""
     bench.faults = {2: "hangs", 3: "dies"}
 
     def on(event: Event) -> None:

@@ -185,7 +185,7 @@ class TestTheCopy:
         with jobs.watch(jobs.node("alpha")) as watch:
             assert sees(watch, lambda: len(jobs.of("line")) == 500)
         with jobs.copy("alpha").open("r+b") as file:
-            file.truncate(1000)  # where a client was killed
+            file.truncate(1000)  # as if a client had been killed there
         with jobs.watch(jobs.node("alpha", tail_lines=2)) as watch:
             assert sees(watch, lambda: jobs.of("line"))
             jobs.go("alpha")
@@ -265,7 +265,7 @@ class TestWhatIsSaid:
             end = Path(jobs.run_dir(name)) / ".topoplan" / "exit"
             code, up_s = end.read_text().split()
             end.write_text(f"{code} {float(up_s) - ago_s}\n")
-            subprocess.run(["touch", "-d", clock, str(end)], check=True)  # it is wrong there
+            subprocess.run(["touch", "-d", clock, str(end)], check=True)  # with a wrong modification time on the host
         with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
             assert ends(watch)
         alpha, beta = (node.trouble_at for node in watch.nodes)

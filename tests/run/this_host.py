@@ -1,4 +1,4 @@
-"""This machine as a host, for tests of the programs that run there."""
+"""This machine as a host, for tests of the programs that run on hosts."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ WHOLE = f"{programs.WHOLE}\n".encode()
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
 OTHER_USER = 4242
-"""Of no account on this machine."""
+"""A user id that does not exist on this machine."""
 
 
 def eventually(condition: Callable[[], object], limit_s: float = 20) -> bool:
@@ -43,7 +43,7 @@ def is_alive(pid: int) -> bool:
 
 
 def stat_field(pid: int, number: int) -> str:
-    """A field of proc_pid_stat(5), from 3 on."""
+    """Return a field of proc_pid_stat(5), from 3 on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number - 3]
 
 
@@ -53,7 +53,7 @@ class Host:
 
     run_dir: Path
     sh: str = "sh"
-    """What runs the first process of a job, which is `sh` on a host; programs of clients are run by bash."""
+    """The shell of a job's first process, which is `sh` on a host; programs of clients are run by bash."""
 
     def program(self, text: str, *words: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
         command = ["bash", "-c", text, "bash", *words]
@@ -77,7 +77,7 @@ class Host:
         **options: Any,
     ) -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
+        # In one step, as with an upload: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
         words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums, "")
@@ -107,18 +107,18 @@ class Host:
         return (self.run_dir / ".topoplan" / "log").read_bytes()
 
     def recorded(self, **changes: Any) -> None:
-        """Say something else in started.json."""
+        """Change values in started.json."""
         path = self.run_dir / ".topoplan" / "started.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes) + "\n")
 
 
 def told(record: dict[str, Any]) -> tuple[str, str, str]:
-    """What the client knows of a job once it is started, as the last words of a program."""
+    """Return what the client knows of a started job, as the last arguments of a program."""
     return str(record["pid"]), str(record["start_ticks"]), str(record["boot_id"])
 
 
 def instead(directory: Path, **programs: str) -> dict[str, str]:
-    """An environment in which shell scripts take the place of programs."""
+    """Return an environment in which shell scripts replace programs."""
     directory.mkdir()
     for name, text in programs.items():
         (directory / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -135,7 +135,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     shell = getattr(request, "param", "sh")
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    # All hosts of all tests on this machine see the same processes, so no two runs have the same name.
+    # All hosts of all tests on this machine see the same processes, so no two runs may have the same name.
     place = tmp_path / f"run-{secrets.token_hex(8)}"
     yield Host(place, shell)
     end = time.monotonic() + 10
@@ -150,7 +150,7 @@ in_each_shell = pytest.mark.parametrize("host", ["bash", "dash"], indirect=True)
 
 
 def programs_in(place: Path) -> list[str]:
-    """What they run."""
+    """Return the command lines of the processes of a place."""
     found = []
     for pid in processes_in(place):
         with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ def programs_in(place: Path) -> list[str]:
 
 
 def processes_of(place: Path) -> list[int]:
-    """The same, and those that have its name, which must be like no other, in words or variables."""
+    """Return the processes below `place`, and those with its unique name in their arguments or environment."""
     assert re.fullmatch("run-[0-9a-f]{16}", place.name)
     found = processes_in(place)
     for entry in Path("/proc").glob("[0-9]*"):
@@ -170,7 +170,7 @@ def processes_of(place: Path) -> list[int]:
 
 
 def processes_in(place: Path) -> list[int]:
-    """Processes whose working directory is below `place`."""
+    """Return the processes whose working directory is below `place`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -5,8 +5,8 @@
     python tests/soak/soak.py --faults offline,cut     only faults with these words in their names
 
 Each run is a `python -m topoplan launch` process on four hosts in network namespaces, with a stand-in for the trainer.
-Checked are the exit code, the node that is blamed, and the processes on all hosts, after `runs stop` from another process
-if the client was killed or a host was out of reach. The exit code is 1 if anything was not as it should be.
+Checked are the exit code, the node that is blamed, and the processes on all hosts, after `runs stop` from another
+process if the client was killed or a host was out of reach. The exit code is 1 if anything was not as it should be.
 """
 
 from __future__ import annotations

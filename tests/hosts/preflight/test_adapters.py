@@ -76,7 +76,7 @@ def test_gpudirect(peermem: bool | None, kernel: str, expected: str) -> None:
 
 
 def roce_scene(*classes: int | None, of: Cluster | None = None, **changes: Any) -> Scene:
-    """Hosts whose adapters have these traffic classes set."""
+    """Return hosts whose adapters have these traffic classes set."""
     of = of or cluster(nodes=len(classes), kind="roce")
     said = [
         facts(n, adapters=(roce(0, traffic_class=one), roce(1, traffic_class=one)), **changes)

@@ -34,7 +34,7 @@ LOST = HostError("the connection was lost", host="n1", problem="lost", remedy="c
 
 
 def results(of: Scene = PLANNED, **failed: str) -> dict[str, dict[Peer, str]]:
-    """What each host found; `n1_n2="timed out"` says that n1 has no connection to n2, `n1_master` to the rendezvous."""
+    """Return each host's results; `n1_n2="timed out"` means no connection from n1 to n2, `n1_master` to node 0."""
     found = {}
     for node in of.nodes:
         found[node.name] = {

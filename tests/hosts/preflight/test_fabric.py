@@ -1,4 +1,4 @@
-"""Machines of clouds, composed from their vendors' documents: see recorded/README.md."""
+"""Cloud machines, composed from their vendors' documents: see recorded/README.md."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ def of(machine: str, **changes: Any) -> HostFacts:
 
 
 def hosts(machine: str, place: Cluster, there: tuple[str, ...] = (), **changes: Any) -> Scene:
-    """Two of that machine, where of all that the network needs these paths exist."""
+    """Return two such machines on which, of all paths that the network needs, these exist."""
     asked = [one for need in fabric_needs(place) for one in need.paths]
     found = {one: path(one, exists=one in there) for one in asked}
     return scene(*(of(machine, paths=found, **changes) for _ in range(place.nodes)), of=place)
@@ -59,7 +59,7 @@ def test_a_spec_that_knows_its_machines_is_fine(machine: str, keys: dict[str, st
 
 
 def test_a_topology_file_that_nccls_own_file_names_is_enough() -> None:
-    """As Azure's HPC images have it in /etc/nccl.conf."""
+    """As in Azure's HPC images, which have it in /etc/nccl.conf."""
     settings = {"NCCL_TOPO_FILE": "/opt/microsoft/ndv5/topo.xml"}
     assert outcome(looks.cloud, hosts("azure-nd-h100-v5", with_fabric(), nccl_settings=settings)) == "ok"
     by_env = cluster(env={"NCCL_TOPO_FILE": TOPOLOGY})

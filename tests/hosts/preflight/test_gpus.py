@@ -57,7 +57,7 @@ def test_the_driver_name_is_matched_with_the_spec_name(driver: str, name: str, e
 
 
 def test_every_card_of_the_catalog_is_its_own_kind_alone() -> None:
-    """By its name in capitals, as drivers write it: no name of another model matches."""
+    """By its name in capitals, as drivers write it: the name of no other model matches."""
     models = {name.split("-")[0] for name in catalog.gpu_names()}
     for model in models:
         for other in catalog.gpu_names():

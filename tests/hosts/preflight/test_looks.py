@@ -59,7 +59,7 @@ NAMED: Mapping[str, st.SearchStrategy[str]] = {
 
 
 def any_of(kind: Any, name: str = "") -> st.SearchStrategy[Any]:
-    """Any value of a type, of the words that mean something to the checks."""
+    """Return a strategy for any value of a type, made of words that mean something to the checks."""
     if get_origin(kind) in (types.UnionType, typing.Union):
         return st.one_of(*(any_of(one, name) for one in get_args(kind)))
     if get_origin(kind) is tuple:

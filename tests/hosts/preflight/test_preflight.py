@@ -34,7 +34,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ready(directory: Path) -> Iterator[Bed]:
     if probe()[0] != "namespaces":
-        # Hosts on loopback addresses share their interfaces and their ports.
+        # Hosts on loopback addresses share their interfaces and ports.
         pytest.skip(f"no network namespaces here: {probe()[1]}")
     with ready_hosts(directory) as bed:
         yield bed
@@ -66,7 +66,7 @@ def one(checks: tuple[Result, ...], name: str, host: str) -> Result:
 
 
 def listeners(bed: Bed) -> list[str]:
-    """Programs of the second stage that still run."""
+    """Return the programs of the second stage that are still running."""
     return [line for name in NAMES for line in bed.processes(name).values() if "topoplan preflight of" in line]
 
 
@@ -78,7 +78,7 @@ def test_hosts_that_are_ready_pass(
     asked = {check.name for check in checks}
     rdma = {"memlock", "rdma-adapters", "roce-gid", "roce-traffic-class", "gpudirect"}
     of_others = {*rdma, "fabric-files", "gpu-peer-access"}  # networks with files of their own, consumer cards
-    of_this_machine = {"cloud"}  # that the tests run on
+    of_this_machine = {"cloud"}  # where the tests run
     assert asked | of_this_machine == {"reachable", *LOOKS, MASTER_REACHABLE, PORTS_OPEN} - of_others
     assert listeners(ready) == []
 

@@ -13,7 +13,7 @@ SAVES = "/work/saves/a-run"
 
 
 def spoilt(name: str, **changes: Any) -> Scene:
-    """The second of three hosts differs."""
+    """Return a scene in which the second of three hosts differs."""
     return scene(facts(0), with_path(facts(1), name, **changes), facts(2), wanted=needs())
 
 
@@ -111,7 +111,7 @@ def test_checkpoints_that_cannot_be_resumed_from_are_in_the_way() -> None:
 
 
 def test_own_disks_take_a_share_of_a_checkpoint_each() -> None:
-    """100 GiB a checkpoint over two nodes: 60 GiB are enough for a part, and not for those that are kept."""
+    """100 GiB per checkpoint over two nodes: 60 GiB are enough for one part, but not for those that are kept."""
     local = everywhere(SAVES, file_system="ext4", free_bytes=60 * GIB)
     assert outcome(disk, local) == "warning"
     shared = everywhere(SAVES, free_bytes=60 * GIB)

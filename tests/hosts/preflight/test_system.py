@@ -70,7 +70,7 @@ def test_locked_memory_counts_for_rdma(limit: int | None, expected: str) -> None
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
 def test_the_limit_is_the_one_that_a_node_script_leaves(shell: str) -> None:
-    """Node scripts raise it where the system lets them: only what stays after that stops a run."""
+    """Node scripts raise the limit if the system lets them: only what remains after that stops a run."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
 
