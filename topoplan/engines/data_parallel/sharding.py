@@ -20,8 +20,8 @@ class Sharding:
     divides_gradients: bool = False
     divides_weights: bool = False
     unit: Literal["gradients", "bucket", "submodule", "block"]
-    """What one collective carries: DDP's gradient buckets, ZeRO's buckets, a submodule's weights, or a layer's
-    weights."""
+    """What one collective carries: DDP's buckets, which are separate from the gradients; ZeRO's buckets; a submodule's
+    weights; or a layer's weights."""
     half_model: bool = False
     """Whether the model is in 16 bits and the optimizer keeps fp32 copies of trained weights (DeepSpeed)."""
     fp32_frozen: bool = False

@@ -235,7 +235,7 @@ class _Shape:
     def _lightest(
         self, layout: Layout, modes: tuple[Recompute, ...], memory: Memory
     ) -> tuple[tuple[Recompute, ...], _Fit]:
-        """Return the first of the `lighter_modes` with which a layout fits, and the modes before it, which do not fit.
+        """Return (the `lighter_modes` that do not fit, the layout under the first mode that fits).
 
         The layout fits with the last mode, as `memory` says. All modes after one that fits do so too: what they keep
         shrinks, and what the backward of a recomputed layer needs on top is largest when all layers are recomputed.
