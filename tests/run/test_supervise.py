@@ -124,12 +124,16 @@ def test_the_first_one_that_is_killed_is_started_again_and_passes_on_who_failed(
 
 
 def supervisor(host: Host) -> int:
-    found = []
-    for pid in host.state()["pids"].split():
-        with contextlib.suppress(OSError):  # one that lived for a moment
-            if b"python3\0-I\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    [only] = found
+    def found() -> list[int]:
+        pids = []
+        for pid in host.state().get("pids", "").split():
+            with contextlib.suppress(OSError):  # one that lived for a moment
+                if b"python3\0-I\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    pids.append(int(pid))
+        return pids
+
+    assert eventually(found)
+    [only] = found()
     return only
 
 
