@@ -22,6 +22,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
+from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.layout_keys import key_line
 from topoplan.trainers.recognisers import codec_of
 
@@ -58,14 +59,19 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
         )
         return Prediction(configuration=configuration, translation=translation, reason=refusal.what), (*found, refused)
     prediction = against.once(translation, lambda: _with_best(translation, cluster, against))
-    of_layout = translation.codec.findings(setup, configuration, translation.spec, translation.layout)
     return prediction, (
         *found,
         *samples_finding(translation),
         *legality_findings(translation),
         *verdict(prediction),
-        *of_layout,
+        *_faults(setup, configuration, translation),
     )
+
+
+def _faults(setup: Setup, configuration: Configuration, translation: Translation) -> Iterator[Finding]:
+    """The known faults of packages that the layout meets, where the trainer's `check` tells them."""
+    if translation.codec.tells_faults:
+        yield from fault_findings(setup, configuration, translation.spec, translation.layout)
 
 
 def _of_bundle(translation: Translation, setup: Setup) -> Translation:
@@ -130,7 +136,7 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
     if plan is None:
         yield from _illegal(translation)
         return
-    yield from translation.codec.findings(setup, configuration, translation.spec, translation.layout)
+    yield from _faults(setup, configuration, translation)
     yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
     # A larger card may still hold a configuration whose activations are what makes it too large.
     if translation.codec.shards and nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from topoplan.reading.parts import Part
+if TYPE_CHECKING:
+    from topoplan.reading.parts import Part
 
 Severity = Literal["error", "warning", "note"]
 """error: training will not start, or does something other than what is written. warning: it works, but worse than it

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
-from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.values import as_whole
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Configuration, Launch, Setup
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from topoplan.errors import SpecError
 from topoplan.reading.interpolation import filled
-from topoplan.reading.parts import Part
 from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
 from topoplan.specs.source import KeyPath, Source, at, path_of
 
 if TYPE_CHECKING:
+    from topoplan.reading.parts import Part
     from topoplan.reading.session import Script
 
 Trainer = str

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from topoplan.errors import SpecError
-from topoplan.reading.setup import Configuration
 from topoplan.specs.source import KeyPath, plain_scalar
 from topoplan.specs.source import at as at
 from topoplan.units import shown
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Configuration
 
 FALSE_WORDS = frozenset({"no", "off", "false", "f", "n", "0"})
 _YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}

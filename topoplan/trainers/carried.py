@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
+
+if TYPE_CHECKING:
+    from topoplan.reading.values import Keys
 
 
 def common(keys: Keys, _: Job) -> Mapping[str, Any]:

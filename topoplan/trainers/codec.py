@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.finding import Finding
-from topoplan.reading.setup import Configuration, Launch, Setup
-from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
@@ -21,6 +18,10 @@ from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.yaml_text import Entry
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Configuration, Launch, Setup
+    from topoplan.reading.values import Keys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,8 +161,8 @@ class Codec:
     """Further keys for a spec's job that do not affect the layout."""
     refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
     """Jobs that the trainer refuses to run from its files."""
-    findings: Callable[[Setup, Configuration, Spec, Layout], Iterator[Finding]] = none
-    """Findings of rules that need the whole layout."""
+    tells_faults: bool = False
+    """Whether `check` reports the known faults of packages that its layouts meet (`fault_rules.py`)."""
     follows: tuple[str, ...] = ()
     """Keys, besides the rows, whose right value depends on the layout and that are emitted with it."""
     assumptions: Callable[[Reading, Layout, Job], Iterator[str]] = none

@@ -10,14 +10,16 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_number, as_whole, at
 from topoplan.specs.source import below
 from topoplan.trainers.sharding import Sharding
 from topoplan.units import shown
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Configuration, Setup
 
 FILE = "ds_config.json"
 
@@ -154,11 +156,16 @@ def of_document(document: Mapping[str, Any], keys: Keys, key: str) -> Sharding:
 
 def document_of(name: str, configuration: Configuration, setup: Setup) -> Mapping[str, Any] | None:
     """Return the configuration that a key names, from the given files or from disk."""
-    if name.lstrip().startswith("{"):  # ms-swift also accepts JSON text
-        return _json(name)
     for one in setup.of("deepspeed"):
         if PurePath(one.part.file or one.part.name).name == PurePath(name).name:
             return one.source.data
+    return document_on_disk(name, configuration)
+
+
+def document_on_disk(name: str, configuration: Configuration) -> Mapping[str, Any] | None:
+    """Return the configuration that a key names, from the working directory or from beside the key's own file."""
+    if name.lstrip().startswith("{"):  # ms-swift also accepts JSON text
+        return _json(name)
     for base in (Path.cwd(), Path(configuration.part.name).parent):
         try:
             found = _json(below(base, name).read_text(encoding="utf-8"))

@@ -6,17 +6,19 @@ Sources: accelerate commands/config/config_args.py (ClusterConfig), utils/launch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
 from topoplan.specs.source import plain_scalar
 from topoplan.specs.spec import Spec
-from topoplan.trainers.deepspeed_file import document_of, of_document, of_name
+from topoplan.trainers.deepspeed_file import document_on_disk, of_document, of_name
 from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Configuration, Setup
 
 ACCELERATE_FILE = "accelerate.yaml"
 """Identical on every node: the node's rank and the address of the first one are options in the node scripts."""
@@ -100,14 +102,12 @@ def of_keys(written: Any, keys: Keys) -> Sharding:
         return Sharding(backend="fsdp2", checkpoints=True)
     config = keys.given("fsdp_config")
     if is_swift:
-        found = (
-            written if isinstance(written, Mapping) else document_of(str(written), keys.configuration, Setup(parts=()))
-        )
+        found = written if isinstance(written, Mapping) else document_on_disk(str(written), keys.configuration)
         if found is None:
             keys.not_predicted(("fsdp",))
         written, config = found.get("fsdp", "full_shard auto_wrap"), found.get("fsdp_config", {})
     elif isinstance(config, str):
-        config = document_of(config, keys.configuration, Setup(parts=()))
+        config = document_on_disk(config, keys.configuration)
     words = [str(word) for word in written] if isinstance(written, list) else str(written).split()
     config = config if isinstance(config, Mapping) else {}
     if not {"full_shard", "hybrid_shard"} & set(words) or config.get("reshard_after_forward") is False:

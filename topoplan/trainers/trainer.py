@@ -7,13 +7,12 @@ is dealing with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.reading.recogniser import Recogniser
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -27,6 +26,9 @@ from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.requirements import Requirement, Versions
 from topoplan.trainers.trials import Trial
+
+if TYPE_CHECKING:
+    from topoplan.reading.recogniser import Recogniser
 
 MAIN_FILE = "train.yaml"
 """The configuration file that the trainer reads first; every bundle has it."""
@@ -192,7 +194,7 @@ class Trainer:
     """The training paths, Megatron first if the trainer has it; each backend belongs to at most one of them."""
     log: Log
     versions: Versions
-    recognisers: tuple[Recogniser, ...] = ()
+    recognisers: Sequence[Recogniser] = ()
     """How `check` recognizes the trainer's files and commands."""
     rules: str = ""
     """Module with the rules on the trainer's files, imported only by `check`: `findings(setup)` and the table RULES."""

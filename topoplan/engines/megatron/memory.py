@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter, mul
+from typing import NamedTuple
 
 from topoplan.engines.megatron.communicators import communicators_bytes
 from topoplan.engines.megatron.moments import Kept, chunk_kept_bytes, kept_of, stage_moments
@@ -51,8 +51,7 @@ def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: floa
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Passing:
+class Passing(NamedTuple):
     """What a stage holds during a part of the step only; it does not depend on where the optimizer states are."""
 
     activations_bytes: float
@@ -111,8 +110,7 @@ def margin_bytes(case: Case, device_bytes: float, band: float) -> float:
     return stated_margin_bytes(case.cluster, device_bytes * band)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShapeStates:
+class ShapeStates(NamedTuple):
     """What layouts that differ only in micro-batch, recompute mode or offload share."""
 
     stages: tuple[StageStates, ...]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.engines.megatron.states import chunk_layers, distinct_layers, rank_kinds
 from topoplan.layout.layout import Layout, Recompute, stages_of
@@ -25,8 +25,7 @@ ForwardBackward = tuple[float, float]
 """Seconds of a forward and of its backward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTime:
+class StageTime(NamedTuple):
     """Seconds of one micro-batch on one pipeline rank."""
 
     forward_s: tuple[float, ...]
@@ -42,8 +41,7 @@ class StageTime:
         return sum(self.forward_s) + sum(self.backward_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """Times of the pieces that the stages of a layout consist of, for one micro-batch."""
 
     shard: Shard

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.engines.megatron.communicators import embedding_ranks
 from topoplan.engines.megatron.microbatch import (
@@ -43,8 +43,7 @@ HOST_ADAM_STEP_BYTES = 34
 """Bytes moved per element by fp32 Adam on the host, counted as in `adam_step_bytes`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataParallel:
+class DataParallel(NamedTuple):
     """Communication among data-parallel ranks in a step."""
 
     rank: int
@@ -123,8 +122,7 @@ def _without_step(layout: Layout) -> Layout:
 _Calls = tuple[tuple[str, Collective], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _RankCalls:
+class _RankCalls(NamedTuple):
     """What one pipeline rank communicates with its data-parallel ranks in a step, regardless of its micro-batches."""
 
     rank: int
@@ -247,8 +245,7 @@ def adam_step_bytes(job: Job, layout: Layout) -> int:
     return 2 * taken + 2 * sum(states) + BF16 + halves + 7 * FP32 * len(copied)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineWork:
+class PipelineWork(NamedTuple):
     """The work of the pipeline stages in a step."""
 
     times: MicroBatch
@@ -278,8 +275,7 @@ def pipeline_work(case: Case, layout: Layout, times: MicroBatch | None = None) -
     return PipelineWork(times=times, stages=stages, rank=busiest, microbatches=layout.gradient_accumulation_steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTerms:
+class StepTerms(NamedTuple):
     """The terms of a step: the parts of `Time` other than the work of one stage."""
 
     work: PipelineWork

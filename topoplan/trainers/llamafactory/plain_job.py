@@ -28,7 +28,6 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
-from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.llamafactory.carried import carried
 from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_job import of_stage
@@ -172,6 +171,6 @@ CODEC = Codec(
     layout=_layout,
     job=_job,
     carries=carried,
-    findings=fault_findings,
+    tells_faults=True,
     assumptions=_assumptions,
 )

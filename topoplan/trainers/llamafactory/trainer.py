@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from topoplan.on_demand import OnDemand
 from topoplan.trainers.llamafactory.common import VERSIONS
 from topoplan.trainers.llamafactory.mca import MEGATRON
 from topoplan.trainers.llamafactory.plain import PLAIN
-from topoplan.trainers.llamafactory.reading import LLAMAFACTORY
 from topoplan.trainers.log import Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.trainer import Trainer
 
@@ -36,7 +36,7 @@ LLAMA_FACTORY = Trainer(
     ways=(MEGATRON, PLAIN),
     log=_LOG,
     versions=VERSIONS,
-    recognisers=(LLAMAFACTORY,),
+    recognisers=OnDemand("topoplan.trainers.llamafactory.reading:LLAMAFACTORY"),
     rules="topoplan.trainers.llamafactory.rules",
     usual_for=("full", "freeze", "qlora"),
 )

@@ -16,7 +16,6 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, Write, by_key, flag, layout_of, nothing
 from topoplan.trainers.data_parallel import refuse
-from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.megatron_keys import (
     CP,
     DEGREES,
@@ -313,6 +312,6 @@ CODEC = Codec(
     view=grpo.with_answers,
     layout=_layout,
     job=_job,
-    findings=fault_findings,  # for LLaMA-Factory, they are reported even without a cluster
+    tells_faults=True,  # for LLaMA-Factory, they are reported even without a cluster
     assumptions=_assumptions,
 )

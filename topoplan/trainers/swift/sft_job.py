@@ -27,7 +27,6 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
-from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.megatron_keys import check_something_trained, targets
 from topoplan.trainers.swift import grpo
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
@@ -232,6 +231,6 @@ CODEC = Codec(
     view=grpo.with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
-    findings=fault_findings,
+    tells_faults=True,
     assumptions=lambda reading, *_: grpo.assumptions(reading),
 )
