@@ -69,7 +69,7 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
 
 
 def _faults(setup: Setup, configuration: Configuration, translation: Translation) -> Iterator[Finding]:
-    """The known faults of packages that the layout meets, where the trainer's `check` tells them."""
+    """Report known faults of packages that the layout triggers, if the codec reports faults."""
     if translation.codec.tells_faults:
         yield from fault_findings(setup, configuration, translation.spec, translation.layout)
 
