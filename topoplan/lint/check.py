@@ -121,7 +121,9 @@ def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checke
         choice=choice,
         ignored=sum(not choice.takes(one, setup) for one in dict.fromkeys(found)),
         not_understood=tuple(
-            part for part in setup.parts if part.kind != "shell" and not part.is_piece and id(part) not in used
+            part
+            for part in setup.parts
+            if part.kind not in ("shell", "hosts") and not part.is_piece and id(part) not in used
         ),
     )
 

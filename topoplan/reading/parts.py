@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-PartKind = Literal["yaml", "json", "shell", "log"]
+PartKind = Literal["yaml", "json", "shell", "log", "hosts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

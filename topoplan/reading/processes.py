@@ -42,14 +42,17 @@ class Processes:
 
 
 def processes_for(setup: Setup, configuration: Configuration) -> Processes | None:
-    """Return what the launch of a configuration starts; None if no command for it was found."""
+    """Return what the launch of a configuration starts, or None if no command for it was found."""
     launch = launch_of(setup, configuration)
-    if launch is None:
-        return None
+    return None if launch is None else started_by(setup, launch)
+
+
+def started_by(setup: Setup, launch: Launch) -> Processes:
+    """Return what a command starts, with what its options leave to the file of `accelerate launch`."""
     found, files = processes_of(launch), list(setup.of("accelerate"))
     if launch.starter != "accelerate" or len(files) != 1:
         return found
-    # The file of `accelerate launch` supplies what the options omit; num_processes is the total over all machines.
+    # num_processes counts those of all machines.
     machines, total = (as_whole(files[0].get(key)) for key in ("num_machines", "num_processes"))
     nodes = found.nodes if "num_machines" in launch.options else machines or found.nodes
     if found.gpus_per_node is None and total and nodes and 0 < nodes <= total:

@@ -13,6 +13,7 @@ from typing import Literal
 from topoplan.errors import SpecError
 from topoplan.reading.comments import commands_in_comments
 from topoplan.reading.here_documents import here_documents
+from topoplan.reading.hostfile import is_hostfile
 from topoplan.reading.kinds import names_a_job, sets_variables, starts_training
 from topoplan.reading.markdown import is_markdown, markdown_parts
 from topoplan.reading.parts import Part, PartKind
@@ -107,6 +108,8 @@ def _kind_by_content(text: str, keys: Collection[str]) -> PartKind | Literal["do
     """Determine the kind of a file without a distinctive suffix, or of pasted text."""
     if text.lstrip().startswith("{"):
         return "json"
+    if is_hostfile(text):
+        return "hosts"
     if is_markdown(text):
         return "document"
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

@@ -10,6 +10,7 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.reading.configurations import READ, UnknownKindError, configuration_of
+from topoplan.reading.hostfile import Hostfile, hostfile_of
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
@@ -70,12 +71,15 @@ class _Reader:
         self.launches: list[Launch] = []
         self.variables: list[Variable] = []
         self.pins: list[Pin] = []
+        self.hostfiles: list[Hostfile] = []
         self._by_path: dict[Path, Configuration] = {}
 
     def read(self, parts: Sequence[Part], beside: Collection[str] = ()) -> Setup:
         """Read the parts. Files in `beside` are dropped if they are about something else. Raises SpecError."""
         for part in parts:
-            if part.kind != "shell" and not part.is_piece:
+            if part.kind == "hosts":
+                self.hostfiles.append(hostfile_of(part))
+            elif part.kind != "shell" and not part.is_piece:
                 try:
                     self._add(configuration_of(part, self.recognisers))
                 except SpecError as error:
@@ -109,6 +113,7 @@ class _Reader:
             scripts=tuple(self.scripts),
             variables=tuple(self.variables),
             pins=tuple(self.pins),
+            hostfiles=tuple(self.hostfiles),
             recognisers=self.recognisers,
             unread=tuple(self.unread),
         )
@@ -150,6 +155,8 @@ class _Reader:
             if launch.starter == "accelerate" and option in launch.options:
                 self._follow(launch.options[option].value, bases)
         self._follow(deepspeed_file(launch), bases)
+        if launch.starter == "deepspeed" and "hostfile" in launch.options:
+            self._follow_hostfile(launch.options["hostfile"].value, bases)
         if not launch.config_file:
             return launch
         of = of_program(self.recognisers, launch.program)
@@ -164,6 +171,17 @@ class _Reader:
             self._follow(value, _bases(configuration.part))
         elif isinstance(value, dict):
             self._inline(configuration, value)
+
+    def _follow_hostfile(self, name: str, bases: Iterable[Path]) -> None:
+        """Read a host file that a command names, if it exists."""
+        name = _without_expansions(name)
+        paths = [below(base, name) for base in bases] if name else []
+        known = {_resolved(Path(one.part.name)) for one in self.hostfiles}
+        path = next((one for one in paths if is_there(one, Path.is_file)), None)
+        if path is not None and _resolved(path) not in known:
+            part = Part(kind="hosts", name=shown_path(path), text=read_text(path, wanted=READ))
+            self.hostfiles.append(hostfile_of(part))
+            self.parts.append(part)
 
     def _inline(self, configuration: Configuration, value: dict[str, Any]) -> None:
         """Add a DeepSpeed configuration that is embedded in another one, with its lines there."""

@@ -13,6 +13,7 @@ from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
 from topoplan.specs.source import KeyPath, Source, at, path_of
 
 if TYPE_CHECKING:
+    from topoplan.reading.hostfile import Hostfile
     from topoplan.reading.parts import Part
     from topoplan.reading.session import Script
 
@@ -145,6 +146,7 @@ class Setup:
     """Versions that scripts install with `pip install`."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package -> version that the files are meant for, as far as it is stated anywhere."""
+    hostfiles: tuple[Hostfile, ...] = ()
     bundles: tuple[Path, ...] = ()
     """Bundle directories, written by `topoplan generate`, among the given paths."""
     recognisers: Recognisers = ()
@@ -161,6 +163,12 @@ class Setup:
         return tuple(
             dict.fromkeys(one.program for one in launches if of_program(self.recognisers, one.program) is None)
         )
+
+    def hostfile_of(self, launch: Launch) -> Hostfile | None:
+        """Return the host file that the `deepspeed` of a command reads, where it was found."""
+        option = launch.options.get("hostfile") if launch.starter == "deepspeed" else None
+        name = Path(option.value).name if option else ""
+        return next((one for one in self.hostfiles if name and Path(one.part.name).name == name), None)
 
     def bundle_of(self, configuration: Configuration) -> Path | None:
         """Return the bundle directory that contains a configuration's file, if any."""

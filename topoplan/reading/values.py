@@ -23,7 +23,7 @@ _YAML_1_1 = {"yes": True, "on": True, "no": False, "off": False}
 """Bare words that PyYAML and OmegaConf read as booleans; both read y and n as text."""
 
 _MARKS_OF_A_JOB = ("model_name_or_path", "dataset", "stage", "do_train", "finetuning_type", "template", "output_dir")
-_MARKS_OF_TRAINING = frozenset(["dataset", "stage", "do_train", "do_eval", "do_predict", "eval_dataset", "output_dir"])
+MARKS_OF_TRAINING = frozenset(["dataset", "stage", "do_train", "do_eval", "do_predict", "eval_dataset", "output_dir"])
 
 
 def value_of(configuration: Configuration, key: str, default: Any = None) -> Any:
@@ -107,7 +107,7 @@ def texts(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 def is_for_training(configuration: Configuration) -> bool:
     """Whether a LLaMA-Factory configuration is for `train` rather than `export`, `chat` or `api`."""
     keys = configuration.source.data.keys()
-    return bool(keys & _MARKS_OF_TRAINING) or not keys & {"export_dir", "infer_backend", "adapter_name_or_path"}
+    return bool(keys & MARKS_OF_TRAINING) or not keys & {"export_dir", "infer_backend", "adapter_name_or_path"}
 
 
 def is_complete(configuration: Configuration) -> bool:

@@ -223,7 +223,7 @@ def _with_trainer(setup: Setup, configuration: Configuration, trainer: Configura
     if configuration.get("distributed_type") != "FSDP":
         return
     if model := model_at_hand(trainer.get(setup.model_key(trainer)), trainer.part):
-        yield from _layers(configuration, model)
+        yield from _layers(setup, configuration, model)
     checkpoints = _setting(configuration, _FSDP, "activation_checkpointing")[1]
     if checkpoints is True and flag(trainer, "gradient_checkpointing"):
         yield RULES["accelerate-two-checkpointings"].at(trainer, "gradient_checkpointing", file=configuration.part.name)
@@ -239,15 +239,24 @@ def _other_values(configuration: Configuration, trainer: Configuration) -> Itera
             )
 
 
-def _layers(configuration: Configuration, model: Model) -> Iterator[Finding]:
+def _layers(setup: Setup, configuration: Configuration, model: Model) -> Iterator[Finding]:
     """Report a layer class of another model; a class that this model has besides its layers is not a mistake."""
+    path, written = _setting(configuration, _FSDP, "transformer_layer_cls_to_wrap")
+    options = [(one, one.options.get("fsdp_transformer_layer_cls_to_wrap")) for one in setup.launches]
+    told = [(launch, option) for launch, option in options if launch.starter == "accelerate" and option is not None]
+    for launch, option in told:
+        for name, own in _layers_of_others(option.value, model):
+            yield RULES["accelerate-wrong-layer"].on(launch, option, name=shown(name), model=model.name, own=own)
+    for name, own in _layers_of_others(written, model) if not told else ():
+        yield RULES["accelerate-wrong-layer"].at(configuration, path, name=shown(name), model=model.name, own=own)
+
+
+def _layers_of_others(written: Any, model: Model) -> Iterator[tuple[str, str]]:
+    """Yield each class that is another model's, or misspelled, with the classes of this model."""
     layers: Mapping[str, str] = key_list("accelerate")["layers"]
     own = layers.get(model.model_type, "").split()
-    path, written = _setting(configuration, _FSDP, "transformer_layer_cls_to_wrap")
     others = {name for names in layers.values() for name in names.split()} - set(own)
     names = written if isinstance(written, list) else str(written or "").split(",")
     for name in [str(one).strip() for one in names]:
         if own and (name in others or (name not in own and nearest(name, own))):
-            yield RULES["accelerate-wrong-layer"].at(
-                configuration, path, name=shown(name), model=model.name, own=", ".join(own)
-            )
+            yield name, ", ".join(own)

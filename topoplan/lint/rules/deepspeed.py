@@ -36,10 +36,16 @@ _SAME: tuple[tuple[KeyPath, str], ...] = (
     (("optimizer", "params", "eps"), "adam_epsilon"),
     (("optimizer", "params", "weight_decay"), "weight_decay"),
     (("scheduler", "params", "warmup_max_lr"), "learning_rate"),
+    (("scheduler", "params", "warmup_num_steps"), "warmup_steps"),
+    (("scheduler", "params", "total_num_steps"), "max_steps"),
     (("fp16", "enabled"), "fp16"),
     (("bf16", "enabled"), "bf16"),
 )
 """DeepSpeed keys that HfTrainerDeepSpeedConfig.trainer_config_process compares with the trainer's arguments."""
+
+_GPU_OPTIMIZERS = ("adafactor", "sgd", "rmsprop")
+"""Values of transformers' `optim` that accelerate maps to none of DeepSpeed's CPU optimizers."""
+_STEPS = ("warmup_steps", "max_steps")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -126,6 +132,9 @@ def _argument(trainer: Configuration, key: str) -> Any:
         if trainer.trainer == "swift" and given is None:
             return None
         return flag(trainer, key)
+    if key in _STEPS:
+        steps = as_number(given)
+        return steps if steps is not None and steps >= 1 else None  # else they follow from the data or a ratio
     if given is None:
         return plain_keys()[key].default if trainer.trainer == "llamafactory" else None
     return as_number(given)
@@ -154,9 +163,22 @@ def _offload(document: Document) -> Iterator[Finding]:
             yield document.finding("offload-without-stage", path, stage=stage, stages=works_with)
         elif device == "nvme" and stage == 3 and not at(block, ("nvme_path",)):
             yield document.finding("nvme-path", path)
+    if at(document.get(ZERO, "offload_optimizer"), ("device",)) in ("cpu", "nvme"):
+        yield from _optimizer(document)
     ratio = as_number(at(document.get(ZERO, "offload_optimizer"), ("ratio",)))
     if ratio is not None and 0 <= ratio < 1 and stage != 3:
         yield document.finding("partial-offload", (ZERO, "offload_optimizer", "ratio"), ratio=ratio, stage=stage)
+    elif ratio is not None and 0 <= ratio < 1 and at(document.get(ZERO, "offload_optimizer"), ("device",)) == "nvme":
+        yield document.finding("partial-offload.nvme", (ZERO, "offload_optimizer", "ratio"), ratio=ratio)
+
+
+def _optimizer(document: Document) -> Iterator[Finding]:
+    """Report an optimizer of the trainer that DeepSpeed does not run on the CPU."""
+    name = document.trainer.get("optim") if document.trainer else None
+    is_allowed = document.get("zero_force_ds_cpu_optimizer") is False
+    if document.trainer is None or document.get("optimizer") is not None or is_allowed or name not in _GPU_OPTIMIZERS:
+        return
+    yield RULES["deepspeed-offloaded-optimizer"].at(document.trainer, "optim", name=name)
 
 
 def _stages(document: Document) -> Iterator[Finding]:

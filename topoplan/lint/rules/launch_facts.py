@@ -15,6 +15,13 @@ from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain
 RULES = read_rules(__package__, "launch.toml")
 
 LAST_PORT = 65535
+_OF_ACCELERATE = {
+    "nnodes": "num_machines",
+    "node_rank": "machine_rank",
+    "master_addr": "main_process_ip",
+    "master_port": "main_process_port",
+}
+"""torchrun's options, as accelerate names them."""
 _YES = frozenset(["1", "true", "y"])
 _SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
 
@@ -50,7 +57,8 @@ def is_port(text: str) -> bool:
 def setting_of(launch: Launch, option: str) -> Option | Variable | None:
     """Return where a launch sets an option: torchrun's option, or the variable that trainers read instead."""
     if launch.starter:
-        return launch.options.get(option)
+        of_accelerate = _OF_ACCELERATE.get(option, option) if launch.starter == "accelerate" else option
+        return launch.options.get(of_accelerate)
     return launch.variable(option.upper())
 
 

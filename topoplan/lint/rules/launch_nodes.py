@@ -27,7 +27,7 @@ from topoplan.lint.rules.launch_facts import (
     setting_of,
 )
 from topoplan.reading.finding import Edit, Finding, Severity
-from topoplan.reading.processes import processes_for, processes_of
+from topoplan.reading.processes import started_by
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 
 _DEVICE = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
@@ -149,16 +149,15 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
 def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
     nodes, setting = nodes_of(launch), setting_of(launch, "node_rank")
     rank = count_of(setting)
-    if setting is None or rank is None or nodes is None or rank < nodes:
-        return
+    if setting is None or rank is None or nodes is None or rank < nodes or launch.starter == "accelerate":
+        return  # of accelerate's, another rule tells
     counted = "1 node" if nodes == 1 else f"{nodes} nodes"
     yield RULES["launch-node-rank-too-high"].on(launch, setting, rank=rank, nodes=counted, last=nodes - 1)
 
 
 def _port(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report invalid port numbers."""
-    of_accelerate = launch.starter == "accelerate"
-    setting = setting_of(launch, "main_process_port" if of_accelerate else "master_port")
+    setting = setting_of(launch, "master_port")
     port = known(setting)
     if setting is None:
         setting, (_, port) = launch.options.get("rdzv_endpoint"), endpoint(launch)
@@ -205,8 +204,7 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
     count, name = count_of(setting), "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
     if launch.starter == "accelerate":
         setting, name = launch.options.get("num_processes"), "num_processes on each machine"
-        started = processes_for(setup, launch.reads) if launch.reads else processes_of(launch)
-        count = started.gpus_per_node if started else None
+        count = started_by(setup, launch).gpus_per_node
     if launch.starter == "deepspeed" or count is None or visible is None or not re.fullmatch(r"\d+(?:,\d+)*", visible):
         return
     devices = len(visible.split(","))

@@ -91,7 +91,7 @@ def _of_sbatch(script: Script, number: int, line: str) -> Iterator[Finding]:
 
 def _node_list(launch: Launch) -> Iterator[Finding]:
     """Report the list of all nodes used as the address of one."""
-    written = (_setting(launch, "master_addr", "main_process_ip"), launch.variable("MASTER_ADDR"))
+    written = (setting_of(launch, "master_addr"), launch.variable("MASTER_ADDR"))
     for setting in written:
         if setting is not None and _NODE_LIST.fullmatch(setting.value):
             yield RULES["launch-slurm-node-list"].on(launch, setting, value=setting.value)
@@ -105,7 +105,7 @@ def _starts_processes(launch: Launch) -> bool:
 
 def _first_node_alone(launch: Launch) -> Iterator[Finding]:
     """Report a job of several nodes whose script starts the launcher without srun, and so on the first node only."""
-    nodes, setting = job_of(launch).nodes, _setting(launch, "nnodes", "num_machines")
+    nodes, setting = job_of(launch).nodes, setting_of(launch, "nnodes")
     if nodes is None or nodes < 2 or setting is None or is_remote(launch):
         return
     count = count_of(setting)
@@ -119,7 +119,7 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     backend = launch.options.get("rdzv_backend")
     if "srun" not in launch.wrappers or (backend is not None and backend.value != "static"):
         return  # c10d assigns the node ranks itself
-    setting = _setting(launch, "node_rank", "machine_rank")
+    setting = setting_of(launch, "node_rank")
     if setting is None:
         for number, line in lines_of(launch):
             if found := _RANK.search(_IN_SINGLE_QUOTES.sub("", line)):
@@ -133,7 +133,15 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
         text = "\n".join(line for _, line in lines_of(launch))
         if not re.search(r"\s-\w*c\s+\"", text) or not _OF_A_TASK.search(text):
             return  # single-quoted or escaped: the shell on the node expands it
+    elif _SHELLS.intersection(after) and _is_escaped(launch, setting):
+        return
     yield RULES["launch-slurm-node-rank"].on(launch, setting, variable=variable[0])
+
+
+def _is_escaped(launch: Launch, setting: Option | Variable) -> bool:
+    """Whether a value set in an earlier variable is written for a later shell: `LAUNCHER="... \\$SLURM_PROCID"`."""
+    lines = launch.part.text.split("\n")[setting.line - 1 : setting.line]
+    return any(re.search(r"\\\$\{?SLURM_", line) for line in lines)
 
 
 def _several_tasks(launch: Launch) -> Iterator[Finding]:
@@ -150,7 +158,7 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
 
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
     """Report a job whose number of nodes differs from that of the command."""
-    nodes, setting = job_of(launch).nodes, _setting(launch, "nnodes", "num_machines")
+    nodes, setting = job_of(launch).nodes, setting_of(launch, "nnodes")
     wanted = count_of(setting)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
         return  # not known, or reported by another rule
@@ -176,10 +184,6 @@ def _other_gpus(launch: Launch) -> Iterator[Finding]:
         return
     rule = RULES["launch-slurm-gpus" if wanted > gpus else "launch-slurm-gpus.idle"]
     yield rule.on(launch, setting, wanted=wanted, gpus=gpus, idle=gpus - wanted)
-
-
-def _setting(launch: Launch, option: str, of_accelerate: str) -> Option | Variable | None:
-    return setting_of(launch, of_accelerate if launch.starter == "accelerate" else option)
 
 
 _RULES: tuple[Callable[[Launch], Iterator[Finding]], ...] = (

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from topoplan.lint.rules.launch_facts import RULES, configurations_of, count_of, known, nodes_of, setting_of
 from topoplan.lint.rules.launch_nodes import LOCAL_ADDRESS
 from topoplan.reading.finding import Finding
+from topoplan.reading.processes import started_by
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.units import shown
 
@@ -46,7 +47,7 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
         launches = sorted(of_job, key=lambda one: (count_of(setting_of(one, "node_rank")) or 0, one.part.name))
         alike = len({re.sub(r"\d+", "", one.part.name) for one in launches}) == 1
         ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
-        several = any((nodes_of(one) or 1) > 1 for one in launches)
+        several = any((_nodes(setup, one) or 1) > 1 for one in launches)
         if several and len(launches) > 1 and (alike or len(ranks) == len(launches)):
             yield launches
 
@@ -54,8 +55,12 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
 def _is_of_a_node(setup: Setup, launch: Launch) -> bool:
     """Whether a launch is the only command of its file and says which node it is for."""
     is_alone = sum(one.part.name == launch.part.name for one in setup.launches) == 1
-    rank, nodes = count_of(setting_of(launch, "node_rank")), nodes_of(launch)
+    rank, nodes = count_of(setting_of(launch, "node_rank")), _nodes(setup, launch)
     return is_alone and rank is not None and nodes is not None
+
+
+def _nodes(setup: Setup, launch: Launch) -> int | None:
+    return started_by(setup, launch).nodes if launch.starter == "accelerate" else nodes_of(launch)
 
 
 def _job(launch: Launch) -> tuple[str, str, str]:

@@ -14,7 +14,16 @@ from typing import Any
 from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import flag, is_complete, is_for_training, number, value_of, whole, words
+from topoplan.reading.values import (
+    MARKS_OF_TRAINING,
+    flag,
+    is_complete,
+    is_for_training,
+    number,
+    value_of,
+    whole,
+    words,
+)
 from topoplan.reading.words import is_open
 from topoplan.trainers.around import around
 from topoplan.trainers.llamafactory.key_list import listed_template, newer_than, templates
@@ -188,7 +197,8 @@ def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     works = trains or flag(configuration, "do_eval") or flag(configuration, "do_predict")
     evaluates = _strategy(configuration, "eval_strategy", "no") != "no"
     trains_anyway = {"mca": configuration.get("stage") != "pt", "bridge": True}
-    if not works and not evaluates and not trains_anyway.get(setup.path_of(configuration) or ""):
+    is_job = bool(have.keys() & MARKS_OF_TRAINING) or any(one.reads is configuration for one in setup.launches)
+    if is_job and not works and not evaluates and not trains_anyway.get(setup.path_of(configuration) or ""):
         yield RULES["llamafactory-nothing-to-do"].at(configuration, "do_train" if "do_train" in have else None)
     if trains and have.get("output_dir") is None:
         yield RULES["llamafactory-missing-key.output"].at(configuration, None)

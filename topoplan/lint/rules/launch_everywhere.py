@@ -1,0 +1,146 @@
+"""Commands that srun and mpirun run on several nodes: what has to differ from node to node, and what must not.
+
+What stands in single quotes for a shell behind the wrapper is worked out on each node; everything else once, by the
+shell that starts the wrapper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from topoplan.lint.rules.launch_facts import RULES, count_of, from_outside, lines_of, nodes_of, setting_of
+from topoplan.reading.finding import Finding
+from topoplan.reading.mpi import WRAPPERS, mpi_of
+from topoplan.reading.setup import Launch, Option, Setup, Variable
+from topoplan.reading.slurm import directives, own_of, step_of
+
+_SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
+_VARIABLE = {"srun": "$SLURM_NODEID", "mpirun": "$OMPI_COMM_WORLD_RANK"}
+_OF_MPI = re.compile(r"\$\{?(?:OMPI_COMM_WORLD_\w*RANK|PMIX?_RANK|PMI_LOCAL_RANK|MPI_LOCALRANKID)\}?")
+_OWN_HOST = re.compile(r"(?:\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?HOSTNAME\}?)")
+_DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b")
+_BINDS_NONE = re.compile(r"--(?:gpu|tres)-bind[= ]\S*none")
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """Report what is alike on all nodes and has to differ, or differs and has to be alike."""
+    for launch in setup.launches:
+        for rule in _RULES:
+            yield from rule(setup, launch)
+
+
+def _wrapper(launch: Launch) -> tuple[str, int] | None:
+    """Return the wrapper that runs a command on several nodes, and how many there are."""
+    if "srun" in launch.wrappers:
+        nodes = step_of(launch).nodes
+        return ("srun", nodes) if nodes and nodes > 1 else None
+    started = mpi_of(launch)
+    if started is None or started.count is None:
+        return None
+    nodes = started.count // started.per_node if started.per_node else nodes_of(launch)
+    return ("mpirun", nodes) if nodes and nodes > 1 and started.count > 1 else None
+
+
+def _is_worked_out_there(launch: Launch, setting: Option | Variable) -> bool:
+    """Whether a shell on the node works a value out."""
+    names = [at for at, name in enumerate(launch.wrappers) if name in ("srun", *WRAPPERS)]
+    if not names or not _SHELLS.intersection(launch.wrappers[names[0] + 1 :]):
+        return False
+    return launch.first_line <= setting.line <= launch.last_line and not _in_double_quotes(launch)
+
+
+def _in_double_quotes(launch: Launch) -> bool:
+    return re.search(r"\s-\w*c\s+\"", "\n".join(line for _, line in lines_of(launch))) is not None
+
+
+def _same_rank(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """A rank that is the same on all nodes."""
+    everywhere, setting = _wrapper(launch), setting_of(launch, "node_rank")
+    if everywhere is None or launch.starter not in ("torchrun", "accelerate") or "standalone" in launch.options:
+        return
+    wrapper, nodes = everywhere
+    backend = launch.options.get("rdzv_backend")
+    if (backend is not None and backend.value != "static") or "rdzv_endpoint" in launch.options:
+        return  # the nodes are numbered by the rendezvous
+    rank = count_of(setting)
+    if rank is not None and (nodes_of(launch) or 2) > 1:
+        said = {"wrapper": wrapper, "nodes": nodes, "rank": rank, "variable": _VARIABLE[wrapper]}
+        yield RULES["launch-same-rank-everywhere"].on(launch, setting, **said)
+    elif (
+        launch.starter == "accelerate" and setting is None and (nodes_of(launch) or 1) > 1 and not from_outside(launch)
+    ):
+        said = {"wrapper": wrapper, "nodes": nodes, "variable": _VARIABLE[wrapper]}
+        yield RULES["launch-same-rank-everywhere.default"].on(launch, **said)
+
+
+def _rank_of_the_caller(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """A variable that mpirun sets, read before mpirun runs."""
+    setting = setting_of(launch, "node_rank")
+    if mpi_of(launch) is None or setting is None or launch.variable(setting.value.strip("${}")) is not None:
+        return
+    found = _OF_MPI.search(setting.value)
+    if found is not None and not _SHELLS.intersection(launch.wrappers):
+        yield RULES["launch-mpirun-rank"].on(launch, setting, variable=found[0])
+
+
+def _launchers(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """More than one launcher a node."""
+    started, nodes = mpi_of(launch), nodes_of(launch)
+    if started is None or started.count is None or nodes is None or launch.starter not in ("torchrun", "accelerate"):
+        return
+    if started.count > nodes:
+        called = launch.called or launch.starter
+        yield RULES["launch-mpirun-launchers"].on(launch, started=started.count, starter=called, nodes=nodes)
+
+
+def _variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Megatron-LM's script as the processes of mpirun."""
+    started, configuration = mpi_of(launch), launch.configuration
+    if started is None or (started.count or 1) < 2 or launch.starter or from_outside(launch):
+        return
+    if configuration is None or configuration.trainer != "megatron-lm" or _SHELLS.intersection(launch.wrappers):
+        return
+    if launch.variable("RANK") is None:
+        yield RULES["launch-mpirun-variables"].on(launch, program=launch.program, count=started.count)
+
+
+def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """An address or a port that each node works out for itself."""
+    everywhere = _wrapper(launch)
+    if everywhere is None:
+        return
+    _, nodes = everywhere
+    host = setting_of(launch, "master_addr") or launch.options.get("rdzv_endpoint")
+    if host is not None and _OWN_HOST.search(host.value) and _is_worked_out_there(launch, host):
+        yield RULES["launch-own-address"].on(launch, host, value=host.value.partition(":")[0], nodes=nodes)
+    port = launch.variable("MASTER_PORT")
+    if (
+        port is not None
+        and port.part is launch.part
+        and _DRAWN.search(port.value)
+        and _is_worked_out_there(launch, port)
+    ):
+        yield RULES["launch-own-address.port"].on(launch, port, value=port.value, nodes=nodes)
+
+
+def _gpu_of_a_task(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """One GPU bound to each task, and a device counted as if a task saw all of them."""
+    step, rank = step_of(launch), launch.variable("LOCAL_RANK")
+    if launch.starter or step.gpus_per_task != 1 or rank is None or "SLURM_LOCALID" not in rank.value:
+        return
+    asked = " ".join([directives(launch.part.text), *(launch.words_of("srun") or ())])
+    is_several = step.tasks_per_node is not None and step.tasks_per_node > 1
+    trains = launch.configuration is not None and launch.configuration.trainer == "megatron-lm"
+    if is_several and trains and own_of(launch).is_asked and not _BINDS_NONE.search(asked):
+        yield RULES["launch-gpu-of-a-task"].on(launch, rank, gpus=1)
+
+
+_RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
+    _same_rank,
+    _rank_of_the_caller,
+    _launchers,
+    _variables,
+    _address,
+    _gpu_of_a_task,
+)
