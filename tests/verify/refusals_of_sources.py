@@ -29,7 +29,9 @@ class Refusal:
     conditions: tuple[str, ...]
     """Outermost first."""
     keys: frozenset[str]
-    """Of the innermost condition that reads any."""
+    """Keys that the innermost condition reads; conditions without keys are passed over."""
+    alternatives: tuple[frozenset[str], ...]
+    """The same keys by the operands of the condition, if it is an `or`."""
     says: str
 
 
@@ -64,10 +66,18 @@ def _below(node: ast.AST, place: str, around: tuple[ast.expr, ...], known: froze
 def _told(
     kind: str, says: ast.expr, place: str, around: tuple[ast.expr, ...], known: frozenset[str]
 ) -> Iterator[Refusal]:
-    reads = next((keys for test in reversed(around) if (keys := names(test) & known)), frozenset())
-    if reads:
-        shown = tuple(ast.unparse(test) for test in around)
-        yield Refusal(place=place, kind=kind, conditions=shown, keys=reads, says=ast.unparse(says))
+    inner = next((test for test in reversed(around) if names(test) & known), None)
+    if inner is None:
+        return
+    operands = inner.values if isinstance(inner, ast.BoolOp) and isinstance(inner.op, ast.Or) else [inner]
+    yield Refusal(
+        place=place,
+        kind=kind,
+        conditions=tuple(ast.unparse(test) for test in around),
+        keys=names(inner) & known,
+        alternatives=tuple(keys for one in operands if (keys := names(one) & known)),
+        says=ast.unparse(says),
+    )
 
 
 def names(node: ast.AST) -> frozenset[str]:
@@ -130,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
             for one in refusals(path, known):
                 row = next((what for what, reads in tables if one.keys <= reads), "")
+                parts = [next((what for what, reads in tables if keys <= reads), "") for keys in one.alternatives]
+                row = row or (" | ".join(parts) if all(parts) else "")
                 if given.all or not row:
                     print(f"{one.kind} {one.place}\n    {' && '.join(one.conditions)}\n    {one.says}\n    {row}")
 
