@@ -89,7 +89,7 @@ def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: 
 
 
 def test_a_host_that_goes_away_once_more_is_waited_for(hosts: Hosts) -> None:
-    """What its disk has lost is reported too: it resumes from another step than the others."""
+    """Its disk has lost a checkpoint, so it resumes from another step than the others, which is reported."""
     step = "[ $HOSTNAME = three ] && step=10 || step=20\n"
     goes_on = 'echo "node-00.sh: the trainer goes on from out/checkpoint-$step"; sleep 1'
     begins = f'[ ! -e "{hosts.root}/$HOSTNAME.begun" ] || {{ {goes_on}; }}\n'
@@ -119,7 +119,7 @@ def test_who_stops_the_run_meanwhile_is_heard(hosts: Hosts) -> None:
 
 
 def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
-    """It leaves failures to the launch."""
+    """The attached session leaves failures to the launch."""
     does(hosts, f"echo loss; until [ -e {hosts.root}/go ]; do sleep 0.1; done; kill -KILL $$")
     watched: list[Outcome] = []
     client: list[Client] = []

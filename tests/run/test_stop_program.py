@@ -235,7 +235,7 @@ class TestWhatMayBeOfIt:
                 os.killpg(client.pid, signal.SIGKILL)
 
     def test_is_nothing_that_ends_while_it_is_looked_at(self, host: Host, tmp_path: Path) -> None:
-        """Such a process shows neither a mark nor a parent then."""
+        """A process that is ending shows neither a mark nor a parent."""
         with self.daemon(host, "fd") as pid:
             ends = f'case $* in *"^TOPOPLAN_RUN= {pid}/environ") kill -KILL {pid}; sleep 0.1 ;; esac'
             grep = f'{ends}\nexec {shutil.which("grep")} "$@"'

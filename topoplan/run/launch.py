@@ -292,7 +292,7 @@ class LaunchSession(Session):
             self._step("stop", f"stopping {_hosts(len(self._nodes))}; Ctrl-C again leaves at once")
         return super()._stop_all(watch, grace_s=grace_s, only=only)
 
-    # ----------------------------------------------------------------------------------------------------- small things
+    # ---------------------------------------------------------------------------------------------------------- helpers
 
     def _on_all(self, job: Callable[[NodeRecord, Connection], None], deadline_s: float) -> dict[str, HostError | None]:
         places = {place.label: place for place in self._record.nodes}

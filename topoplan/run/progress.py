@@ -127,7 +127,7 @@ class Progress:
         for line in found[-_AT_ONCE:]:
             for part in pieces(line):
                 seen = self._read(node, part, at_s) or seen
-        # The aside may come after the step that ended the last interval: then it belongs to the next one.
+        # The line of an evaluation or checkpoint may follow the step that ends an interval: it counts for the next.
         self._aside = self._aside or aside
         return self.status() if seen and (self._step, self._loss) != before else None
 

@@ -145,7 +145,7 @@ class Session(ABC):
         errors = {name: self._mask.error(error) for name, error in outcome.errors.items()}
         return replace(outcome, failure=self._mask.value(outcome.failure), errors=errors)
 
-    # ------------------------------------------------------------------------------------------- what begins it differs
+    # ---------------------------------------------------------------------------------------- implemented by subclasses
 
     @abstractmethod
     def _begin(self) -> Outcome | None:
@@ -164,7 +164,7 @@ class Session(ABC):
         """Whether the run may be left running now, as the user requested."""
         return False
 
-    # ------------------------------------------------------------------------------------------------------- to its end
+    # ---------------------------------------------------------------------------------------------- watching to the end
 
     def _watch(self) -> Outcome:
         progress, drift = self._expected()
@@ -343,7 +343,7 @@ class Session(ABC):
             if not any(one.step >= found.since_step for one in same):
                 records.update(self._run, drifts=(*known, found))
 
-    # ----------------------------------------------------------------------------------------------------- small things
+    # ---------------------------------------------------------------------------------------------------------- helpers
 
     @property
     def _run(self) -> str:
