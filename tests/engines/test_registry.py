@@ -7,7 +7,7 @@ import pytest
 from tests.engines.samples import spec_of
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.layout.forms import layout_from_dict
-from topoplan.layout.layout import BACKENDS, USUAL
+from topoplan.layout.layout import BACKENDS, DEFAULTS
 from topoplan.specs.constants import BANDS
 from topoplan.trainers.case import case_of
 
@@ -29,8 +29,8 @@ def test_an_engine_answers_for_its_layouts(backend: str) -> None:
     assert engine.time(case, layout).step_s > 0
     assert engine.place(memory.by_stage[0]) in ("stage 0", "a GPU")
     assert set(engine.bands(case)) <= set(BANDS)
-    assert {key for _, key in engine.choices} - {"recompute.granularity"} <= set(USUAL)
-    assert set(engine.misses_by) <= set(USUAL)
+    assert {key for _, key in engine.choices} - {"recompute.granularity"} <= set(DEFAULTS)
+    assert set(engine.miss_keys) <= set(DEFAULTS)
     assert [name for name, other in engine.changes(layout) if other != layout]
 
 

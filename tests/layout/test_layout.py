@@ -3,9 +3,9 @@ from dataclasses import fields
 import pytest
 
 from topoplan.layout.layout import (
+    DEFAULTS,
     KEYS,
     PART_OF,
-    USUAL,
     Degrees,
     Layout,
     Recompute,
@@ -23,7 +23,7 @@ LAYOUT = Layout.of(tp=4, pp=2, dp=4, gradient_accumulation_steps=8, sequence_par
 def test_every_key_of_a_part_is_read_by_its_name_alone() -> None:
     parts = (Degrees, Step, Sharding, Switches)
     assert set(KEYS) == {"backend", "recompute"} | {key.name for part in parts for key in fields(part)}
-    assert {key: getattr(LAYOUT, key) for key in KEYS} == {**USUAL, "tp": 4, "pp": 2, "dp": 4} | {
+    assert {key: getattr(LAYOUT, key) for key in KEYS} == {**DEFAULTS, "tp": 4, "pp": 2, "dp": 4} | {
         "gradient_accumulation_steps": 8,
         "sequence_parallel": True,
     }

@@ -122,7 +122,7 @@ def test_stages_that_need_the_same_are_one() -> None:
 
 def test_the_slowest_stage_is_the_one_that_takes_longest() -> None:
     _, _, time = account_of(LATENT, {"pp": 4, "ep": 8, "pipeline_layout": "Et*15|t*15|t*15|t*16L"})
-    assert time.slowest in max(time.stages, key=lambda one: one.value).facts["stages"]
+    assert time.slowest_stage in max(time.stages, key=lambda one: one.value).facts["stages"]
 
 
 def test_full_recomputation_repeats_every_forward_and_a_block_only_its_own_layers() -> None:

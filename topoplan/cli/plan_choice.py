@@ -57,7 +57,7 @@ def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     from topoplan.trainers.registry import backends_of
 
     if backend := keys.get("backend"):
-        return engine_of(backend).unsaid(case_of(spec, backend), keys)
+        return engine_of(backend).defaults_not_in_ids(case_of(spec, backend), keys)
     searched = (*spec.backends, *backends_of(spec.trainer, spec.job.finetuning))
     unnamed = [backend for backend in searched if not engine_of(backend).ids_name_backend]
     return {"backend": unnamed[0]} if unnamed else {}

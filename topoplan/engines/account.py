@@ -52,28 +52,28 @@ class TimeAccount:
     step: Term
     """The step by part, then by layer and operator."""
     microbatches: int
-    slowest: int
+    slowest_stage: int
     """The pipeline stage whose work the terms of the step describe; 0 without a pipeline."""
     stages: tuple[Term, ...]
     """Seconds of one micro-batch on each pipeline stage; consecutive stages with equal times are merged into one."""
     layers: tuple[Term, ...]
     """Each kind of layer by operator: the terms of `step`, grouped by layer instead of by part."""
-    sent: tuple[Sent, ...]
+    sent: tuple[Flow, ...]
     copied_s: float = 0.0
     """All PCIe copies of a step, hidden or not."""
 
 
-SentAt = Literal["forward", "backward", "last", "after", "layers", "stages"]
+FlowMoment = Literal["forward", "backward", "last", "after", "layers", "stages"]
 """When in a step the ranks send: in every forward, in every backward, in the last backward, after the step, within
 layers, or between stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Flow:
     """What the ranks of a group send each other at one kind of moment of a step."""
 
     name: str
-    moment: SentAt
+    moment: FlowMoment
     times: int
     """How often this moment occurs in a step; for traffic within layers or between stages, the number of
     micro-batches."""
@@ -130,7 +130,7 @@ _COLLECTIVES: Mapping[str, Callable[..., float]] = {
 
 def sent_in_layers(
     runs: Iterable[tuple[Kernel, float, float]], microbatches: int, gpus_per_node: int
-) -> Iterator[Sent]:
+) -> Iterator[Flow]:
     """Yield what the operators of layers send.
 
     `runs` has (operator, forwards, backwards): how often the layers with this operator run in one micro-batch.
@@ -141,7 +141,7 @@ def sent_in_layers(
             number = forwards * call.forward_calls + backwards * call.backward_calls
             calls[operator.name, call] = calls.get((operator.name, call), 0.0) + number
     for (name, call), number in calls.items():
-        yield Sent(
+        yield Flow(
             name=name, moment="layers", times=microbatches, number=number, call=call, gpus_per_node=gpus_per_node
         )
 

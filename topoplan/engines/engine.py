@@ -70,13 +70,13 @@ class TooLarge:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class TooSlow:
     """Candidates that are certain to be slower than the limit."""
 
     count: int
 
 
-Outcome = Refused | Fastest | TooLarge | Behind
+Outcome = Refused | Fastest | TooLarge | TooSlow
 
 
 class Engine(ABC):
@@ -94,7 +94,7 @@ class Engine(ABC):
     one."""
     choices: ClassVar[tuple[tuple[str, str], ...]]
     """The degrees and switches that people weigh up: (display name, attribute of the layout)."""
-    misses_by: ClassVar[tuple[str, ...]]
+    miss_keys: ClassVar[tuple[str, ...]]
     """Keys of the layout that distinguish layouts which do not fit; of those with equal keys, only one is named."""
 
     ids_name_backend: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class Engine(ABC):
         With `every`, all layouts that do not fit are named; otherwise one may stand for others.
         """
 
-    def promise(self, case: Case, family: Family) -> float:
+    def search_priority(self, case: Case, family: Family) -> float:
         """Return the sort key of a family in a search for the best plan alone: the least value comes first."""
         return 0.0
 
@@ -138,20 +138,20 @@ class Engine(ABC):
 
     def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         """Return where `memory` goes, term by term; `memory` must list every stage with its peak candidates."""
-        found: MemoryAccount = self._looked_at("memory_account", case, layout, memory)
+        found: MemoryAccount = self._call_lazy("memory_account", case, layout, memory)
         return found
 
     def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
         """Return where `time` goes, term by term."""
-        found: TimeAccount = self._looked_at("time_account", case, layout, time)
+        found: TimeAccount = self._call_lazy("time_account", case, layout, time)
         return found
 
     def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
         """Return the step as events in time."""
-        found: Timeline = self._looked_at("timeline", case, layout, time)
+        found: Timeline = self._call_lazy("timeline", case, layout, time)
         return found
 
-    def _looked_at(self, name: str, *prediction: Any) -> Any:
+    def _call_lazy(self, name: str, *prediction: Any) -> Any:
         return getattr(import_module(f"{self.package}.{name}"), name)(*prediction)
 
     @abstractmethod
@@ -182,6 +182,6 @@ class Engine(ABC):
         """Return the assumptions behind the prediction of a layout."""
         return []
 
-    def unsaid(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults_not_in_ids(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that a search would choose for keys that ids do not mention."""
         return {}

@@ -67,7 +67,7 @@ class Memory:
     @property
     def band_bytes(self) -> tuple[float, float]:
         """Interval in which device_bytes is expected."""
-        return around(self.device_bytes, self.band)
+        return band_interval(self.device_bytes, self.band)
 
     @property
     def excess_bytes(self) -> float:
@@ -92,7 +92,7 @@ class Memory:
         return self.excess_bytes <= 0.0 and not self.host_excess_bytes
 
 
-def around(value: float, band: float) -> tuple[float, float]:
+def band_interval(value: float, band: float) -> tuple[float, float]:
     """Return the interval around `value` whose half width is the fraction `band` of it."""
     return value * (1.0 - band), value * (1.0 + band)
 

@@ -29,13 +29,13 @@ class Phase:
     """What all ranks do before or after the pipeline."""
 
     name: str
-    """reference, gradient reduce, optimizer or parameter gather; in a `Talk`, also layer collectives."""
+    """reference, gradient reduce, optimizer or parameter gather; in a `CommunicationSpans`, also layer collectives."""
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class CommunicationSpans:
     """When one rank communicates, whether or not computation hides it."""
 
     name: str
@@ -73,7 +73,7 @@ class Timeline:
     total_s: float
     closed_form_s: float
     """Seconds of the pipeline by the closed form, which the ranking uses."""
-    talks: tuple[Talk, ...] = ()
+    communications: tuple[CommunicationSpans, ...] = ()
     """Collectives beside a pipeline, of its busiest rank; with lanes, collectives are among the events instead."""
     lanes: tuple[str, ...] = ()
     """For data-parallel engines, the parts of a GPU and its host that `rank` indexes, and the pipeline is the whole

@@ -155,7 +155,7 @@ _flat = [name for name in vars(Layout) if name in _FIELDS]
 _place = _flat.index("distributed_optimizer")
 KEYS = ("backend", *_flat[:_place], "recompute", *_flat[_place:])
 """Keys of all layouts, in the order of the JSON form."""
-USUAL: Mapping[str, Any] = {key: getattr(Layout(), key) for key in KEYS}
+DEFAULTS: Mapping[str, Any] = {key: getattr(Layout(), key) for key in KEYS}
 """Default value of each key."""
 
 

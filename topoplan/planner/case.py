@@ -6,7 +6,7 @@ from typing import Any
 
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.errors import listed
-from topoplan.layout.layout import USUAL, pinned_keys_of
+from topoplan.layout.layout import DEFAULTS, pinned_keys_of
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
@@ -86,4 +86,4 @@ def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:
     if not spec.job.pin:
         return {}
     known = {key for one in engine_of(backend).backends for key in pinned_keys_of(one)}
-    return {key: value for key, value in spec.job.pin.items() if key not in known and value != USUAL.get(key)}
+    return {key: value for key, value in spec.job.pin.items() if key not in known and value != DEFAULTS.get(key)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from topoplan.engines.account import Sent
+from topoplan.engines.account import Flow
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import member_bytes_per_s
@@ -81,7 +81,7 @@ class StepFlow:
 
     group: str
     """Name of the group in `GroupLinks`, or `embd`: the stages that hold the tied embedding."""
-    flow: Sent
+    flow: Flow
     member_bytes: float
     """Bytes that one GPU sends in a step."""
     link_bytes: Mapping[LinkKind, float]
@@ -114,7 +114,7 @@ _GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas", "tp")
 """Groups that communicate at all other moments; tp for adapters that are replicated on all of its ranks."""
 
 
-def _row_of(flow: Sent, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
+def _row_of(flow: Flow, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
     """Return the group that a flow belongs to. Groups of one shape are the same ranks, whatever their names."""
     exchanges = flow.call.kind == "all-to-all"
     for row in rows:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from topoplan.engines.engine import Behind, Fastest, Outcome, Refused, TooLarge
+from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge, TooSlow
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.engines.rule import Broken
 from topoplan.errors import LayoutError
@@ -85,7 +85,7 @@ def rank(
         (backend, *family) for backend, case in cases.items() for family in engine_of(backend).families(case, backend)
     ]
     if best_only:
-        families.sort(key=lambda one: 0.0 if one[2] else engine_of(one[0]).promise(cases[one[0]], one[1]))
+        families.sort(key=lambda one: 0.0 if one[2] else engine_of(one[0]).search_priority(cases[one[0]], one[1]))
     searched = len(families)
     for position, (backend, layouts, broken) in enumerate(families):
         if progress is not None and progress(position, len(families)):
@@ -161,7 +161,7 @@ class _Search:
                 self.plans.append(plan := _Found(outcome.layout, outcome.memory, speed, caveats))
                 if not self.with_room or has_room(plan):
                     self.fastest = max(self.fastest, worth(plan))
-            case Behind():
+            case TooSlow():
                 self.dominated += outcome.count
             case TooLarge():
                 self.out_of_memory += outcome.count
@@ -187,7 +187,7 @@ class _Search:
         """
         self.misses += 1
         self.legal.add(layout.backend)
-        degrees = (layout.backend, *(getattr(layout, key) for key in engine_of(layout.backend).misses_by))
+        degrees = (layout.backend, *(getattr(layout, key) for key in engine_of(layout.backend).miss_keys))
         effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
         _keep_least(self.simplest, degrees, (effort, self.misses, layout))
         if self.plans and not self.keep_rejected:

@@ -8,7 +8,7 @@ from typing import Any
 
 from topoplan.engines.registry import engine_of
 from topoplan.layout.forms import layout_to_dict
-from topoplan.layout.layout import USUAL
+from topoplan.layout.layout import DEFAULTS
 from topoplan.planner.account import memory_account, time_account
 from topoplan.planner.plan import Plan
 from topoplan.planner.rank import TIE, ranked
@@ -75,7 +75,7 @@ def _differs(one: Mapping[str, Any], two: Mapping[str, Any], key: str) -> bool:
     """Return whether a key differs; a key of only one of the backends differs if it is not at its default."""
     if key in one and key in two:
         return bool(one[key] != two[key])
-    return bool(one.get(key, two.get(key)) != USUAL[key])
+    return bool(one.get(key, two.get(key)) != DEFAULTS[key])
 
 
 def _purposes(device: Term) -> list[Term]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from topoplan.engines.account import Sent, TimeAccount
+from topoplan.engines.account import Flow, TimeAccount
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import rounded
 from topoplan.report.dump import picked, plain
@@ -38,7 +38,7 @@ def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
     return {
         "step": plain(account.step),
         "band_s": plain(plan.time.band_s),
-        **picked(account, "microbatches slowest_stage=slowest stages layers"),
+        **picked(account, "microbatches slowest_stage stages layers"),
         "sent": [picked(one, _SENT) | {"call_bytes": rounded(one.call.sent_bytes)} for one in account.sent],
         "copied_s": plain(account.copied_s),
     }
@@ -79,8 +79,8 @@ def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
 def _slowest(account: TimeAccount) -> tuple[int, ...]:
     """Return the stages that determine the step, including those that take equally long."""
     if len(account.stages) == 1:
-        return (account.slowest,)
-    return next(stages for one in account.stages if account.slowest in (stages := one.facts["stages"]))
+        return (account.slowest_stage,)
+    return next(stages for one in account.stages if account.slowest_stage in (stages := one.facts["stages"]))
 
 
 def _share(term: Term, step: Term) -> str:
@@ -112,7 +112,7 @@ def _stages(account: TimeAccount) -> Table:
             str(one.facts["layers"]),
             *(_ms(half.value) for half in one.children),
             _ms(one.value),
-            style="bold" if account.slowest in stages else None,
+            style="bold" if account.slowest_stage in stages else None,
         )
     return table
 
@@ -161,7 +161,7 @@ def _hidden_words(account: TimeAccount) -> str:
     )
 
 
-def _sent(rows: Sequence[Sent]) -> Table:
+def _sent(rows: Sequence[Flow]) -> Table:
     table = table_of("what", "kind", right=("ranks", "nodes", "calls\na step", "MiB", "ms", "GB/s", "s\na step"))
     for one in rows:
         table.add_row(

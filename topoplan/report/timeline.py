@@ -64,7 +64,7 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
             ),
             "phases": [picked(phase, "name start_s end_s") for phase in drawn.phases],
             "ranks": [{"rank": rank, "seconds": seconds[rank], "bubble": idle[rank]} for rank in range(drawn.ranks)],
-            "collectives": [picked(talk, "name rank") | {"seconds": plain(talk.seconds)} for talk in drawn.talks],
+            "collectives": [picked(one, "name rank") | {"seconds": plain(one.seconds)} for one in drawn.communications],
         }
     return {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}
 
@@ -94,7 +94,7 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
         who = "one GPU" if gpus == 1 else f"one of {gpus:,} GPUs, which all do the same"
     paragraph(console, f"Plan {layout_label(plan.layout)}: {who}, {batches} a step.")
     names, idle = lane_names(drawn), idle_name(drawn)
-    label = max(map(len, (*names, *(talk.name for talk in drawn.talks))))
+    label = max(map(len, (*names, *(one.name for one in drawn.communications))))
     columns = console.width - label - len(" bubble") - 2
     shown, column_s = windows(drawn, columns - len(_CUT), _PER_FORWARD)
     counts = [max(1, round((window.end_s - window.start_s) / column_s)) for window in shown]
@@ -107,9 +107,9 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
         line.append(" " * (label + 1 + columns - len(line)))
         line.append(f" {100 * shares[rank]:5.1f}%", style="bold" if rank == marked else "")
         console.print(line)
-    for talk in drawn.talks:
-        spans = [(span.name, span.start_s, span.end_s) for span in talk.spans]
-        console.print(_line(f"{talk.name:>{label}} ", spans, shown, counts))
+    for communication in drawn.communications:
+        spans = [(span.name, span.start_s, span.end_s) for span in communication.spans]
+        console.print(_line(f"{communication.name:>{label}} ", spans, shown, counts))
     apart(console, _legend(drawn, shown, column_s), style="dim")
     paragraph(console, totals_line(plan, drawn))
 
@@ -145,7 +145,7 @@ def idle_name(drawn: Timeline) -> str:
 
 def talks_words(drawn: Timeline) -> str:
     """Describe the communication lines below the ranks."""
-    ranks = dict.fromkeys(talk.rank for talk in drawn.talks)
+    ranks = dict.fromkeys(one.rank for one in drawn.communications)
     who = " and ".join(f"rank {rank}" for rank in ranks) if drawn.ranks > 1 else "a GPU"
     return f"Lower lines: what {who} sends, hidden behind its work or not"
 
@@ -200,7 +200,7 @@ def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
     if len(shown) > 1:
         left_out_s = shown[1].start_s - shown[0].end_s
         text += f" At ~ {significant(left_out_s)} s of the steady state are left out."
-    if drawn.talks:
+    if drawn.communications:
         text += f" {talks_words(drawn)}."
     if drawn.lanes:
         return f"{text} idle: share of the step in which there is nothing to do."
@@ -210,4 +210,6 @@ def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
 def kinds_of(drawn: Timeline) -> set[str]:
     """Return all kinds of event that appear in the drawing."""
     kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
-    return kinds | {span.name for spans in (drawn.phases, *(talk.spans for talk in drawn.talks)) for span in spans}
+    return kinds | {
+        span.name for spans in (drawn.phases, *(one.spans for one in drawn.communications)) for span in spans
+    }

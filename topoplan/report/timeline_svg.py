@@ -41,7 +41,7 @@ _PLAIN = {
 def svg(title: str, plan: Plan, drawn: Timeline) -> str:
     """Return the drawing as text; it depends only on the timeline."""
     shown, pixel_s = windows(drawn, _DRAWN - _CUT, _PER_FORWARD)
-    lanes = _lane(drawn.ranks + len(drawn.talks))
+    lanes = _lane(drawn.ranks + len(drawn.communications))
     width, height = _LEFT + _DRAWN + _RIGHT, lanes + 118
     out = [
         MARK,
@@ -58,8 +58,8 @@ def svg(title: str, plan: Plan, drawn: Timeline) -> str:
         name = lane_names(drawn)[rank]
         out.append(_text(_LEFT - 8, middle, name if drawn.lanes else f"rank {name}", 'text-anchor="end"'))
         out.append(_text(_LEFT + _DRAWN + 10, middle, f"{100 * idle:.1f}%"))
-    for number, talk in enumerate(drawn.talks, start=drawn.ranks):
-        out.append(_text(_LEFT - 8, _lane(number) + _LANE / 2 + 4, talk.name, 'text-anchor="end"'))
+    for number, communication in enumerate(drawn.communications, start=drawn.ranks):
+        out.append(_text(_LEFT - 8, _lane(number) + _LANE / 2 + 4, communication.name, 'text-anchor="end"'))
     left = float(_LEFT)
     for number, window in enumerate(shown):
         if number:
@@ -125,9 +125,9 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
     for phase in drawn.phases:
         for rank in range(drawn.ranks):
             box(rank, phase.start_s, phase.end_s, _PLAIN[phase.name])
-    for lane, talk in enumerate(drawn.talks, start=drawn.ranks):
+    for lane, communication in enumerate(drawn.communications, start=drawn.ranks):
         box(lane, 0.0, drawn.total_s, _PLAIN["idle"])
-        for span in talk.spans:
+        for span in communication.spans:
             if span.end_s > window.start_s and span.start_s < window.end_s:
                 box(lane, span.start_s, span.end_s, _PLAIN[span.name])
     return out
@@ -175,7 +175,7 @@ def _legend(drawn: Timeline, y: int) -> list[str]:
         out.append(_text(x + 6, y + 11, name))
         x += 6 + len(name) * _CHARACTER + 18
     notes = "Numbers in boxes: micro batches, from 1."
-    if drawn.talks:
+    if drawn.communications:
         notes += f" {talks_words(drawn)}."
     out.append(_text(_LEFT, y + 32, notes, 'fill="#555"'))
     return out

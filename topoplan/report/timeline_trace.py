@@ -48,11 +48,11 @@ def _events(plan: Plan, drawn: Timeline) -> list[dict[str, Any]]:
         found.append(_complete(event.kind, event.rank, event.start_s, event.end_s) | {"args": details})
     for phase in drawn.phases:
         found += [_complete(phase.name, rank, phase.start_s, phase.end_s) for rank in range(drawn.ranks)]
-    for number, talk in enumerate(drawn.talks, start=drawn.ranks):
-        name = {"name": f"{talk.name}, rank {talk.rank}"}
+    for number, communication in enumerate(drawn.communications, start=drawn.ranks):
+        name = {"name": f"{communication.name}, rank {communication.rank}"}
         found.append({"ph": "M", "pid": 0, "tid": number, "name": "thread_name", "args": name})
         found.append({"ph": "M", "pid": 0, "tid": number, "name": "thread_sort_index", "args": {"sort_index": number}})
-        found += [_complete(span.name, number, span.start_s, span.end_s) for span in talk.spans]
+        found += [_complete(span.name, number, span.start_s, span.end_s) for span in communication.spans]
     return found
 
 

@@ -14,7 +14,7 @@ from topoplan.engines.data_parallel.layouts import MIN_TOKENS_PER_ULYSSES_RANK, 
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
-from topoplan.layout.layout import SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
+from topoplan.layout.layout import DEFAULTS, SHARDED_BACKENDS, Layout, Recompute, changed
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
@@ -121,7 +121,7 @@ def test_what_is_refused_breaks_the_rule_that_is_named(backend: str) -> None:
 @pytest.mark.parametrize("backend", SHARDED_BACKENDS)
 def test_layouts_of_a_family_differ_in_what_a_search_may_choose_for_them(backend: str) -> None:
     chosen = ("recompute", "expandable_segments", "offload", "offload_optimizer", "offload_param")
-    usual = {name: USUAL[name] for name in chosen}
+    usual = {name: DEFAULTS[name] for name in chosen}
     for family, _ in sharded_families(case_of(spec_with(host_memory=True), backend), backend):
         assert len({changed(layout, **usual) for layout in family}) == 1
 

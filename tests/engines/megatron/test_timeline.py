@@ -58,18 +58,18 @@ def test_what_is_sent_is_that_of_the_account(model: str, job: dict[str, Any], fo
         if one.moment != "stages":
             kinds = {"layers": "layer collectives", "last": "gradient reduce", "after": "parameter gather"}
             sent[kinds[one.moment]] = sent.get(kinds[one.moment], 0.0) + one.step_s
-    drawn = {kind: seconds for talk in line.talks for kind, seconds in talk.seconds.items()}
+    drawn = {kind: seconds for one in line.communications for kind, seconds in one.seconds.items()}
     assert drawn == pytest.approx(sent)
-    assert {talk.rank for talk in line.talks if talk.name == "in layers"} <= {account.slowest}
-    for span in (span for talk in line.talks for span in talk.spans):
+    assert {one.rank for one in line.communications if one.name == "in layers"} <= {account.slowest_stage}
+    for span in (span for one in line.communications for span in one.spans):
         assert line.pipeline_start_s - 1e-9 <= span.start_s < span.end_s <= line.total_s + 1e-9
 
 
 def test_collectives_in_layers_are_within_the_work_of_their_rank() -> None:
     _, line = drawn(DENSE, {}, {"tp": 2, "pp": 2})
-    talk = next(talk for talk in line.talks if talk.name == "in layers")
-    work = [event for event in line.events if event.rank == talk.rank]
-    for span in talk.spans:
+    in_layers = next(one for one in line.communications if one.name == "in layers")
+    work = [event for event in line.events if event.rank == in_layers.rank]
+    for span in in_layers.spans:
         assert any(event.start_s - 1e-9 <= span.start_s and span.end_s <= event.end_s + 1e-9 for event in work)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from topoplan.engines.data_parallel.parameter_bytes import HALF, parameter_bytes, shards_of
+from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes, shards_of
 from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.states import BUCKET, reduced_bytes, wire_bytes
 from topoplan.layout.layout import Layout
@@ -15,7 +15,7 @@ from topoplan.network.placement import Group
 from topoplan.operators.finetuning import Elements
 from topoplan.operators.linears import layer_linears
 from topoplan.operators.machine import elementwise_s
-from topoplan.operators.op import Collective
+from topoplan.operators.op import BF16, Collective
 from topoplan.specs.case import Case
 from topoplan.specs.model import Model, Moe
 
@@ -119,7 +119,7 @@ def communication_of(case: Case, layout: Layout, elements: Elements) -> Communic
         return Sending(name=name, when=when, calls=pieces, call=call)
 
     whole = wire_bytes(elements, each)
-    gradients = HALF * elements.trained
+    gradients = BF16 * elements.trained
     reduced = reduced_bytes(job, layout) * elements.trained
     unit = 1.0 / (model.num_layers + 1)
     reduced_in: When

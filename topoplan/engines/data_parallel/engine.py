@@ -13,7 +13,7 @@ from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.step import sharded_time
-from topoplan.engines.engine import Behind, Engine, Family, Fastest, Limit, Outcome, Refusal, Refused, TooLarge
+from topoplan.engines.engine import Engine, Family, Fastest, Limit, Outcome, Refusal, Refused, TooLarge, TooSlow
 from topoplan.engines.prediction import Memory, StageMemory
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
 from topoplan.network.placement import Group
@@ -34,7 +34,7 @@ class DataParallel(Engine):
         ("micro batch", "micro_batch_size"),
         ("recompute", "recompute.granularity"),
     )
-    misses_by = ("cp", "zero_stage", "ulysses")
+    miss_keys = ("cp", "zero_stage", "ulysses")
     package = "topoplan.engines.data_parallel"
     families, changes = staticmethod(sharded_families), staticmethod(milder_first)
     memory, time = staticmethod(sharded_memory), staticmethod(sharded_time)
@@ -51,7 +51,7 @@ class DataParallel(Engine):
         needed: dict[Layout, Memory] = {}
         for step_s, layout in runnable:
             if step_s > limit():
-                yield Behind(len(runnable))
+                yield TooSlow(len(runnable))
                 return
             needed[layout] = memory = self.memory(case, layout)
             if memory.fits:
@@ -105,7 +105,7 @@ class DataParallel(Engine):
             looped, other = "in grouped products, as transformers 5 runs them", "eager for transformers 4"
         return [f"assumes that experts run {looped} (experts_impl: {other})"]
 
-    def unsaid(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults_not_in_ids(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the dtype in which gradients are reduced, which ids with a sharding do not mention."""
         if "sharding" not in keys:
             return {}

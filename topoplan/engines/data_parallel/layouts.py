@@ -9,7 +9,7 @@ from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, chosen, divisors
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.layout.forms import recompute_from_value
-from topoplan.layout.layout import FULL, USUAL, Layout, Recompute, changed
+from topoplan.layout.layout import DEFAULTS, FULL, Layout, Recompute, changed
 from topoplan.specs.case import Case
 
 MIN_TOKENS_PER_ULYSSES_RANK = 1024
@@ -60,7 +60,7 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
         If none does, return the pin itself, so that a rule reports what is wrong.
         """
         pinned = {key: pin[key] for key in keys if key in pin}
-        fits = [one for one in options if all(one.get(key, USUAL[key]) == value for key, value in pinned.items())]
+        fits = [one for one in options if all(one.get(key, DEFAULTS[key]) == value for key, value in pinned.items())]
         return fits or [pinned]
 
     world, batch = case.cluster.world_size, case.job.global_batch_size

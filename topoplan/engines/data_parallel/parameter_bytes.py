@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
+from topoplan.operators.op import BF16, FP32
 from topoplan.specs.job import Job
 
-HALF, SINGLE = 2, 4
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per weight in NF4 with double quantization: blocks of 64, one 8-bit scale per block, and one fp32 scale per 256
 block scales (Dettmers et al. 2023, "QLoRA", arXiv 2305.14314, section 3)."""
@@ -38,7 +38,7 @@ class ParameterBytes:
     """Adam's moments, and the fp32 copy of the weight if there is one."""
 
 
-def _trains_in_half(job: Job) -> bool:
+def _trains_in_bf16(job: Job) -> bool:
     return job.pure_bf16 and job.finetuning not in ("lora", "qlora")
 
 
@@ -46,7 +46,7 @@ def moment_bytes(job: Job) -> float:
     """Return the bytes per parameter of Adam's two moments."""
     if job.optimizer == "adamw_8bit":
         return 2.0
-    return 2.0 * (HALF if _trains_in_half(job) else SINGLE)
+    return 2.0 * (BF16 if _trains_in_bf16(job) else FP32)
 
 
 def autocasts(job: Job, layout: Layout) -> bool:
@@ -63,20 +63,20 @@ def adapter_input_bytes(job: Job, layout: Layout) -> int:
     The result is 0 if all dtypes are equal and there is no copy.
     """
     if job.pure_bf16:
-        return 0 if sharding_of(layout).half_model else SINGLE
-    return HALF if sharding_of(layout).autocasts else 0
+        return 0 if sharding_of(layout).has_16_bit_model else FP32
+    return BF16 if sharding_of(layout).autocasts else 0
 
 
 def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
     """Return the bytes that a backend keeps per parameter."""
     packed = INT8_BYTES if job.quantization_bit == 8 else NF4_BYTES
     how = sharding_of(layout)
-    if how.half_model:
+    if how.has_16_bit_model:
         return ParameterBytes(
-            trained=HALF, frozen=HALF, quantised=packed, gradient=HALF, optimizer=SINGLE + moment_bytes(job)
+            trained=BF16, frozen=BF16, quantised=packed, gradient=BF16, optimizer=FP32 + moment_bytes(job)
         )
-    own = HALF if _trains_in_half(job) else SINGLE
-    frozen = SINGLE if how.fp32_frozen and not job.pure_bf16 else HALF
+    own = BF16 if _trains_in_bf16(job) else FP32
+    frozen = FP32 if how.fp32_frozen and not job.pure_bf16 else BF16
     return ParameterBytes(trained=own, frozen=frozen, quantised=packed, gradient=own, optimizer=moment_bytes(job))
 
 

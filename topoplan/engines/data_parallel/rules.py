@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.engines.rule import Rule
 from topoplan.layout.batch import batch_remedy, undivided
-from topoplan.layout.layout import USUAL, Layout, keys_of
+from topoplan.layout.layout import DEFAULTS, Layout, keys_of
 from topoplan.operators.divisors import attention_heads
 from topoplan.specs.case import Case
 from topoplan.specs.model import Model
@@ -37,7 +37,7 @@ def _offload(case: Case, layout: Layout) -> str | None:
 def _states(case: Case, layout: Layout) -> str | None:
     for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload", "sync_each_batch"):
         value = getattr(layout, key)
-        if key not in keys_of(layout.backend) and value != USUAL[key]:
+        if key not in keys_of(layout.backend) and value != DEFAULTS[key]:
             return f"{key} {str(value).lower()} with backend {layout.backend}"
     return None
 

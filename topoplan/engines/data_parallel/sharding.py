@@ -22,7 +22,7 @@ class Sharding:
     unit: Literal["gradients", "bucket", "submodule", "block"]
     """What one collective carries: DDP's buckets, which are separate from the gradients; ZeRO's buckets; a submodule's
     weights; or a layer's weights."""
-    half_model: bool = False
+    has_16_bit_model: bool = False
     """Whether the model is in 16 bits and the optimizer keeps fp32 copies of trained weights (DeepSpeed)."""
     fp32_frozen: bool = False
     """Whether frozen weights are kept in fp32 as well (accelerate's FSDP2)."""
@@ -41,7 +41,7 @@ ZERO = {
         divides_gradients=stage >= 2,
         divides_weights=stage == 3,
         unit="submodule" if stage == 3 else "bucket",
-        half_model=True,
+        has_16_bit_model=True,
         keeps_gradients=stage == 3,
         own_group=True,
     )

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from topoplan.engines.data_parallel.parameter_bytes import (
-    HALF,
-    SINGLE,
     ParameterBytes,
     autocasts,
     moment_bytes,
@@ -18,6 +16,7 @@ from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
 from topoplan.operators.finetuning import Elements, elements_of
 from topoplan.operators.linears import layer_linears
+from topoplan.operators.op import BF16, FP32
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.specs.case import Case
 from topoplan.specs.job import Job
@@ -84,35 +83,35 @@ def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
 
     bitsandbytes stores packed weights in 16-bit elements, so that they can be sharded (bnb_4bit_quant_storage).
     """
-    return HALF * (elements.total - elements.quantised) + each.quantised * elements.quantised
+    return BF16 * (elements.total - elements.quantised) + each.quantised * elements.quantised
 
 
 def _gathered(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
     model, job = case.model, case.job
-    unpacked = float(HALF * _largest_linear(model)) if elements.quantised else 0.0
+    unpacked = float(BF16 * _largest_linear(model)) if elements.quantised else 0.0
     how = sharding_of(layout)
     if how.unit == "submodule":
-        return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
+        return min(wire_bytes(elements, each), BF16 * LIVE_PARAMETERS) + unpacked
     if how.unit == "block":
         # The current layer, the prefetched one, and the last unit, which is not packed.
-        blocks = float(HALF * largest_layer(model))
+        blocks = float(BF16 * largest_layer(model))
         if elements.quantised:
-            blocks *= wire_bytes(elements, each) / (HALF * elements.total)
-        return 2 * blocks + HALF * root_elements(case) + unpacked
+            blocks *= wire_bytes(elements, each) / (BF16 * elements.total)
+        return 2 * blocks + BF16 * root_elements(case) + unpacked
     if unpacked:
         return unpacked
     if autocasts(job, layout):
         # Autocast's 16-bit copies, which the products keep for backward; with full recomputation those of one layer at
         # a time.
         layers = largest_layer(model) + root_elements(case)
-        return HALF * (min(elements.trained, layers) if layout.recompute.granularity == "full" else elements.trained)
+        return BF16 * (min(elements.trained, layers) if layout.recompute.granularity == "full" else elements.trained)
     return 0.0
 
 
 def reduced_bytes(job: Job, layout: Layout) -> int:
     """Return the bytes per element of a gradient on its way to its shard."""
     in_fp32 = sharding_of(layout).unit == "block" and layout.grad_reduce_in_fp32 and not job.pure_bf16
-    return SINGLE if in_fp32 else HALF
+    return FP32 if in_fp32 else BF16
 
 
 def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
@@ -131,10 +130,10 @@ def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: Param
     share = elements.trained / elements.total
     size = max(largest_layer(model), root_elements(case)) * share
     if unit == "bucket":
-        return HALF * (size + 2 * min(BUCKET, elements.trained))
+        return BF16 * (size + 2 * min(BUCKET, elements.trained))
     if unit == "block":
-        return (HALF + reduced_bytes(job, layout)) * size
-    return HALF * 3 * size
+        return (BF16 + reduced_bytes(job, layout)) * size
+    return BF16 * 3 * size
 
 
 def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
@@ -144,7 +143,7 @@ def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
     `distributed/fsdp/_fully_shard/_fsdp_param_group.py::post_backward` without `reduce_grads`.
     """
     sums = not layout.sync_each_batch and layout.gradient_accumulation_steps > 1
-    return float(HALF * elements.trained) if sums else 0.0
+    return float(BF16 * elements.trained) if sums else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
     elements, each = elements_of(model, job), parameter_bytes(job, layout)
     shares, trained = shards_of(layout, case.cluster.gpus_per_node), elements.trained
     how = sharding_of(layout)
-    is_stage_3 = how.half_model and how.divides_weights
+    is_stage_3 = how.has_16_bit_model and how.divides_weights
     weights_away = layout.offload or (layout.offload_param and is_stage_3)
     adam_away = layout.offload or layout.offload_optimizer
     own = "adapters" if elements.adapters else "trained"
@@ -189,19 +188,19 @@ def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
         State("weights", "packed", elements.quantised, each.quantised, shares.weights, weights_away),
     ]
     if job.keeps_reference:
-        found.append(State("weights", "reference model", elements.total, HALF, shares.weights, weights_away))
+        found.append(State("weights", "reference model", elements.total, BF16, shares.weights, weights_away))
     if whole_gradients_bytes(layout, elements):
-        found.append(State("gradients", "whole gradients, summed over micro batches", trained, HALF, 1, False))
+        found.append(State("gradients", "whole gradients, summed over micro batches", trained, BF16, 1, False))
     if not layout.offload_optimizer:
         gradients = State("gradients", "gradients", trained, each.gradient, shares.gradients, layout.offload)
         found.append(replace(gradients, name="gradients for Adam on the host") if layout.offload else gradients)
     else:
         if not how.divides_gradients:
-            found.append(State("gradients", "gradients", trained, HALF, 1, False))
-        size = SINGLE + (HALF if is_stage_3 else 0)
+            found.append(State("gradients", "gradients", trained, BF16, 1, False))
+        size = FP32 + (BF16 if is_stage_3 else 0)
         found.append(State("gradients", "gradients for Adam on the host", trained, size, shares.optimizer, True))
     moments = moment_bytes(job)
-    copy = State("optimizer", "fp32 copy of the weights", trained, SINGLE, shares.optimizer, adam_away)
+    copy = State("optimizer", "fp32 copy of the weights", trained, FP32, shares.optimizer, adam_away)
     found += [copy] if each.optimizer > moments else []
     found.append(State("optimizer", "Adam's moments", trained, moments, shares.optimizer, adam_away))
     return tuple(one for one in found if one.held_bytes)
@@ -224,7 +223,7 @@ def sharded_states(case: Case, layout: Layout) -> ShardedStates:
         optimizer_bytes=on_gpu["optimizer"],
         host_bytes=host,
         gathered_bytes=_gathered(case, layout, elements, each),
-        cast_bytes=HALF * elements.trained if autocasts(job, layout) else 0.0,
+        cast_bytes=BF16 * elements.trained if autocasts(job, layout) else 0.0,
         layer_gradients_bytes=_layer_gradients(case, layout, elements, each),
         step_bytes=_step_bytes(case, layout, elements),
     )
@@ -235,6 +234,6 @@ def _step_bytes(case: Case, layout: Layout, elements: Elements) -> float:
     if layout.offload or layout.offload_optimizer:
         return 0.0
     own, how = elements.trained / shards_of(layout, case.cluster.gpus_per_node).optimizer, sharding_of(layout)
-    if how.half_model:
-        return SINGLE * (min(own, SUB_GROUP) if how.divides_weights else own)
+    if how.has_16_bit_model:
+        return FP32 * (min(own, SUB_GROUP) if how.divides_weights else own)
     return case.traits.adam_bytes * own

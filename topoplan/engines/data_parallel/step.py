@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from topoplan.engines.data_parallel.communication import Communication, communication_of, gathered_linears
 from topoplan.engines.data_parallel.memory import layer_uses
-from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
+from topoplan.engines.data_parallel.parameter_bytes import moment_bytes, parameter_bytes, shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import LIVE_PARAMETERS, kept_bytes, largest_layer, wire_bytes
-from topoplan.engines.prediction import Time, around
+from topoplan.engines.prediction import Time, band_interval
 from topoplan.layout.layout import Layout
 from topoplan.operators.eager import LayerUse, eager_case
 from topoplan.operators.finetuning import Elements, elements_of
 from topoplan.operators.machine import elementwise_s, gemm_s
-from topoplan.operators.op import PARTS
+from topoplan.operators.op import BF16, PARTS
 from topoplan.operators.padding import load_of
 from topoplan.operators.shard import Shard
 from topoplan.operators.times import eager_time
@@ -94,8 +94,8 @@ def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[fl
     moved = FUSED_MOVED if fused or loss is None else (loss.forward_moved_bytes, loss.backward_moved_bytes)
     forward += elementwise_s(moved[0] * rows * columns, gpu, profile, kernels=6)
     backward += elementwise_s(moved[1] * rows * columns, gpu, profile, kernels=4)
-    lookup = 3 * HALF * rows * hidden
-    table = HALF * 3 * model.vocab_size * hidden if trained else 0
+    lookup = 3 * BF16 * rows * hidden
+    table = BF16 * 3 * model.vocab_size * hidden if trained else 0
     return forward + elementwise_s(lookup, gpu, profile), backward + elementwise_s(lookup + table, gpu, profile)
 
 
@@ -157,8 +157,8 @@ def _copies_s(case: Case, layout: Layout, elements: Elements) -> tuple[float, fl
         # micro-batch.
         micro = 2 * weights + each.gradient * elements.trained / shares.gradients
     if layout.offload_optimizer:
-        micro = HALF * elements.trained / shares.optimizer
-        step = HALF * elements.trained / shares.optimizer
+        micro = BF16 * elements.trained / shares.optimizer
+        step = BF16 * elements.trained / shares.optimizer
     if layout.offload_param:
         micro += 2 * wire_bytes(elements, each) / shares.weights
     return micro / rate, step / rate
@@ -291,4 +291,4 @@ def sharded_time(case: Case, layout: Layout) -> Time:
     if any(isinstance(layer.ffn, Moe) for layer in model.layers):
         # The runs behind the band are of dense models.
         band = min(WIDER_FOR_NONE * band, WIDEST)
-    return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)
+    return Time(step_s=step_s, band_s=band_interval(step_s, band), parts_s=parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topoplan.engines.account import BANDS, Sent, TimeAccount, by_part, end_term, operator_term, sent_in_layers
+from topoplan.engines.account import BANDS, Flow, TimeAccount, by_part, end_term, operator_term, sent_in_layers
 from topoplan.engines.data_parallel.step import (
     LayerPass,
     ShardedTerms,
@@ -49,7 +49,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     return TimeAccount(
         step=sum_of("step", parts, source_of(sharded_time, BANDS), "s"),
         microbatches=terms.count,
-        slowest=0,
+        slowest_stage=0,
         stages=(),
         layers=layers,
         sent=tuple(_sent(case, terms, kinds, operators)),
@@ -151,7 +151,7 @@ def _exposed(terms: ShardedTerms) -> list[tuple[str, float]]:
 
 def _sent(
     case: Case, terms: ShardedTerms, kinds: list[LayerPass], operators: list[tuple[Kernel, ...]]
-) -> Iterator[Sent]:
+) -> Iterator[Flow]:
     """Yield weights and gradients sent among the ranks that share them, and what layers send.
 
     Layers send by Ulysses or ring attention.
@@ -159,7 +159,7 @@ def _sent(
     gpus = case.cluster.gpus_per_node
     for one in terms.communication.sendings:
         times = terms.count if one.when in ("forward", "backward") else 1
-        yield Sent(name=one.name, moment=one.when, times=times, number=one.calls, call=one.call, gpus_per_node=gpus)
+        yield Flow(name=one.name, moment=one.when, times=times, number=one.calls, call=one.call, gpus_per_node=gpus)
     runs = (
         (operator, kind.count * (1 + kind.repeated), kind.count * kind.has_backward)
         for kind, found in zip(kinds, operators, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.engines.engine import Engine
 from topoplan.engines.megatron.changes import milder_first
-from topoplan.engines.megatron.fastest import outcomes_of_shape, promise_of
+from topoplan.engines.megatron.fastest import outcomes_of_shape, rough_step_s
 from topoplan.engines.megatron.layouts import shapes
 from topoplan.engines.megatron.memory import predict_memory
 from topoplan.engines.megatron.rules import (
@@ -42,12 +42,12 @@ class Megatron(Engine):
         ("micro batch", "micro_batch_size"),
         ("recompute", "recompute.granularity"),
     )
-    misses_by = ("tp", "pp", "cp", "ep", "etp")
+    miss_keys = ("tp", "pp", "cp", "ep", "etp")
     ids_name_backend = False
     package = "topoplan.engines.megatron"
     families, outcomes = staticmethod(shapes), staticmethod(outcomes_of_shape)
     memory, time = staticmethod(predict_memory), staticmethod(predict_time)
-    changes, promise = staticmethod(milder_first), staticmethod(promise_of)
+    changes, search_priority = staticmethod(milder_first), staticmethod(rough_step_s)
 
     def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
         """Return the groups of the two grids: dense gradients are reduced over dp_cp, expert gradients over edp."""

@@ -11,9 +11,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 
-from topoplan.engines.engine import Behind, Family, Fastest, Limit, Outcome, Refusal, Refused, TooLarge
+from topoplan.engines.engine import Family, Fastest, Limit, Outcome, Refusal, Refused, TooLarge, TooSlow
 from topoplan.engines.megatron.layouts import lighter_modes, offloaded, steps
-from topoplan.engines.megatron.memory import PassingOf, ShapeStates, predict_memory, resident_excess_bytes, shape_states
+from topoplan.engines.megatron.memory import (
+    ShapeStates,
+    TransientMemories,
+    predict_memory,
+    resident_excess_bytes,
+    shape_states,
+)
 from topoplan.engines.megatron.microbatch import MicroBatch, micro_batch
 from topoplan.engines.megatron.step import PipelineWork, optimizer_time, pipeline_work, step_terms
 from topoplan.engines.prediction import Memory
@@ -39,21 +45,21 @@ def outcomes_of_shape(case: Case, family: Family, refusal: Refusal, limit: Limit
             continue
         near = search.within(layouts, limit())
         if len(near) < len(layouts):
-            yield Behind((len(layouts) - len(near)) * (1 + len(modes)))
+            yield TooSlow((len(layouts) - len(near)) * (1 + len(modes)))
         if near:
             yield search.fastest(near, modes)
 
 
-def promise_of(case: Case, family: Family) -> float:
+def rough_step_s(case: Case, family: Family) -> float:
     """Return a rough estimate of the step's seconds, without considering activations."""
     first = family[0]
     work = pipeline_work(case, first)
     each = case.job.global_batch_size / first.dp + (first.pp - 1) / first.vpp
-    promised = work.stages[work.rank].total_s * each
+    step_s = work.stages[work.rank].total_s * each
     if ways := offloaded(case, first):
         least = _least_offloaded(case, (first, *ways), shape_states(case, first))
-        promised += sum(seconds for _, seconds in optimizer_time(case, least))
-    return promised
+        step_s += sum(seconds for _, seconds in optimizer_time(case, least))
+    return step_s
 
 
 def _least_offloaded(case: Case, ways: Sequence[Layout], states: ShapeStates) -> Layout:
@@ -74,7 +80,7 @@ class _Shape:
     def _begin(self, layout: Layout) -> None:
         """Reset what layouts with the same micro-batch size and sequence-parallel switch share."""
         self._step, self._shard = layout.step, shard_of(self.case, layout)
-        self._passing: PassingOf = {}
+        self._transient: TransientMemories = {}
         self._times: dict[Recompute, MicroBatch] = {}
 
     def work(self, layout: Layout) -> PipelineWork:
@@ -90,7 +96,9 @@ class _Shape:
         if layout.step is not self._step:
             self._begin(layout)
         states = self.states[layout.pipeline_layout]
-        return predict_memory(self.case, layout, states=states, shard=self._shard, known=self._passing, until_over=True)
+        return predict_memory(
+            self.case, layout, states=states, shard=self._shard, known=self._transient, until_over=True
+        )
 
     @cached_property
     def states(self) -> dict[str | None, ShapeStates]:

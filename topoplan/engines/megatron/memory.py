@@ -51,7 +51,7 @@ def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: floa
     )
 
 
-class Passing(NamedTuple):
+class TransientMemory(NamedTuple):
     """What a stage holds during a part of the step only; it does not depend on where the optimizer states are."""
 
     activations_bytes: float
@@ -61,11 +61,11 @@ class Passing(NamedTuple):
     """Name and bytes of the largest of `moments`."""
 
 
-PassingOf = dict[tuple[int, tuple[Chunk, ...], Recompute], Passing]
+TransientMemories = dict[tuple[int, tuple[Chunk, ...], Recompute], TransientMemory]
 """By stage, the stage's chunks and recompute mode, for layouts that otherwise differ only in offload."""
 
 
-def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept: Kept) -> Passing:
+def transient_memory(case: Case, layout: Layout, states: StageStates, shard: Shard, kept: Kept) -> TransientMemory:
     """Return the activations in flight and the peak candidates of a pipeline stage.
 
     `shard` and `kept` are those of the layout.
@@ -75,7 +75,7 @@ def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept:
     activations, vision = _activations_in_flight(layout, states.rank, chunks_kept, tower)
     moments = stage_moments(case, layout, shard, states, kept, chunks_kept, activations + vision)
     totals = [(moment.name, moment.total_bytes) for moment in moments]
-    return Passing(
+    return TransientMemory(
         activations_bytes=activations,
         vision_bytes=vision,
         moments=tuple(moments),
@@ -83,7 +83,9 @@ def passing(case: Case, layout: Layout, states: StageStates, shard: Shard, kept:
     )
 
 
-def stage_memory(case: Case, layout: Layout, states: StageStates, held: Passing, *, with_moments: bool) -> StageMemory:
+def stage_memory(
+    case: Case, layout: Layout, states: StageStates, held: TransientMemory, *, with_moments: bool
+) -> StageMemory:
     """Return the peak memory of one pipeline stage.
 
     It is the sum of what stays for the whole step, activations in flight, and the worst peak candidate.
@@ -118,7 +120,7 @@ class ShapeStates(NamedTuple):
     """Memory that torch's allocator holds beyond live tensors, as a fraction of them."""
     band: float
     """Half width of the error band of memory, as a fraction."""
-    beside_bytes: tuple[float, float]
+    non_torch_bytes: tuple[float, float]
     """Bytes of the CUDA context and NCCL's buffers, which torch does not see: (without, with) sequence parallelism."""
 
 
@@ -134,7 +136,7 @@ def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> Sha
         stages=stage_states(case, layout, ranks),
         fragmentation=profile.fragmentation if is_regular else profile.irregular_fragmentation,
         band=getattr(profile, band_keys(case.model, case.job)[0]),
-        beside_bytes=(without, with_it),
+        non_torch_bytes=(without, with_it),
     )
 
 
@@ -145,16 +147,16 @@ def resident_excess_bytes(case: Case, layout: Layout, states: ShapeStates) -> fl
     """
     cluster, job = case.cluster, case.job
     allocated = max(sum(resident_parts(job, layout, one).values()) for one in states.stages)
-    _, device, margin = _on_card(case, states, min(states.beside_bytes), allocated)
+    _, device, margin = _on_card(case, states, min(states.non_torch_bytes), allocated)
     return device + margin - cluster.gpu.memory_bytes
 
 
 def _on_card(
-    case: Case, states: ShapeStates, beside_bytes: float, allocated_bytes: float
+    case: Case, states: ShapeStates, non_torch_bytes: float, allocated_bytes: float
 ) -> tuple[float, float, float]:
     """Return (reserved bytes, device bytes, margin in bytes) for some allocated bytes."""
     reserved = allocated_bytes * (1.0 + states.fragmentation)
-    device = reserved + beside_bytes
+    device = reserved + non_torch_bytes
     return reserved, device, margin_bytes(case, device, states.band)
 
 
@@ -165,7 +167,7 @@ def predict_memory(
     all_stages: bool = False,
     states: ShapeStates | None = None,
     shard: Shard | None = None,
-    known: PassingOf | None = None,
+    known: TransientMemories | None = None,
     until_over: bool = False,
 ) -> Memory:
     """Return the memory of the worst GPU of a layout.
@@ -181,18 +183,18 @@ def predict_memory(
     shard, known = shard or shard_of(case, layout), {} if known is None else known
     kept: Kept | None = None
     stages: list[StageMemory] = []
-    beside, allocated = states.beside_bytes[layout.sequence_parallel], 0.0
-    beside += user_buffer_bytes(shard, model.hidden_size)
+    non_torch, allocated = states.non_torch_bytes[layout.sequence_parallel], 0.0
+    non_torch += user_buffer_bytes(shard, model.hidden_size)
     reserved = device = margin = 0.0
     for one in states.stages:
         key = one.rank, one.chunks, layout.recompute
         if (held := known.get(key)) is None:
             kept = kept or kept_of(model, case.job.mtp_num_layers, shard, layout.recompute)
-            held = known[key] = passing(case, layout, one, shard, kept)
+            held = known[key] = transient_memory(case, layout, one, shard, kept)
         stages.append(stage_memory(case, layout, one, held, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
-            reserved, device, margin = _on_card(case, states, beside, allocated)
+            reserved, device, margin = _on_card(case, states, non_torch, allocated)
             if until_over and device + margin > cluster.gpu.memory_bytes:
                 break
     return Memory(

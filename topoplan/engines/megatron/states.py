@@ -278,7 +278,7 @@ def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_
 def optimizer_element_bytes(job: Job, layout: Layout) -> float:
     """Return the bytes on the card per element of this rank's optimizer shard."""
     offloaded = layout.optimizer_offload_fraction
-    adam = sum(adam_bytes(job, layout))
+    adam = sum(adam_state_bytes(job, layout))
     # Offloading copies the fp32 weights, so the originals stay, unless the fp32 weights are the optimizer's own
     # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
     left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
@@ -295,7 +295,7 @@ def keeps_own_weights(job: Job, layout: Layout) -> bool:
     return layout.precision_aware_optimizer and not is_low
 
 
-def adam_bytes(job: Job, layout: Layout) -> tuple[int, int, int]:
+def adam_state_bytes(job: Job, layout: Layout) -> tuple[int, int, int]:
     """Return the bytes per element of the main weight, of the first moment and of the second moment."""
     weight = DTYPE_BYTES[layout.main_params_dtype]
     # Remainders require that the bf16 weight is the one trained, and that the whole optimizer is TE's.

@@ -17,14 +17,14 @@ from topoplan.engines.megatron.microbatch import (
 from topoplan.engines.megatron.pipeline import schedule_s
 from topoplan.engines.megatron.states import (
     REMAINDER_BYTES,
-    adam_bytes,
+    adam_state_bytes,
     chunk_layers,
     distinct_ranks,
     keeps_own_weights,
     stage_parameters,
     states_in_copies,
 )
-from topoplan.engines.prediction import Time, around
+from topoplan.engines.prediction import Time, band_interval
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.network.placement import Group, group
@@ -109,7 +109,7 @@ def data_parallel(case: Case, layout: Layout, stages: Sequence[StageTime]) -> Da
 
     The norm of all gradients makes every rank wait for it.
     """
-    ranks = _of_all_batches(case, _without_step(layout))
+    ranks = _rank_calls(case, _without_step(layout))
     found = [_data_parallel(case, layout, stages[calls.rank], calls) for calls in ranks]
     return max(found, key=lambda one: one.exposed_s)
 
@@ -152,7 +152,7 @@ def _data_parallel(case: Case, layout: Layout, stage: StageTime, calls: _RankCal
 
 
 @lru_cache(maxsize=1 << 12)
-def _of_all_batches(case: Case, layout: Layout) -> tuple[_RankCalls, ...]:
+def _rank_calls(case: Case, layout: Layout) -> tuple[_RankCalls, ...]:
     """Return a rank's gradient reductions, weight gathers and tied embedding's all-reduce, for each distinct rank."""
     cluster, profile, stages = case.cluster, case.profile, stages_of(case.model, case.job, layout)
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
@@ -237,7 +237,7 @@ def adam_step_bytes(job: Job, layout: Layout) -> int:
     copy is read and the copy written; afterward the copy's maximum is computed, and the copy is scaled and cast.
     """
     taken = BF16 if keeps_own_weights(job, layout) and not layout.grad_reduce_in_fp32 else FP32
-    states = adam_bytes(job, layout)
+    states = adam_state_bytes(job, layout)
     halves = BF16 if states[0] == REMAINDER_BYTES and layout.main_params_dtype == "fp32" else 0
     copied = states_in_copies(layout)
     # In addition to the state's own two passes: the copy is written, stepped (read, written), read, scaled (read,
@@ -340,4 +340,4 @@ def predict_time(case: Case, layout: Layout) -> Time:
     if is_routing_assumed(case, layout):
         # Nearly all of the runs behind the band used forced load balancing.
         band = min(WIDER_FOR_FEW * band, WIDEST)
-    return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)
+    return Time(step_s=step_s, band_s=band_interval(step_s, band), parts_s=parts)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from topoplan.engines.account import (
     BANDS,
-    Sent,
-    SentAt,
+    Flow,
+    FlowMoment,
     TimeAccount,
     by_part,
     end_term,
@@ -65,7 +65,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     kinds = layer_counts(case, layout, chunks[work.rank])
     operators = {layer: layer_kernels(case, layer, work.times.shard) for layer in kinds}
     layers = tuple(_layer_term(layout, work, layer, *counts, operators[layer]) for layer, counts in kinds.items())
-    talk = data_parallel(case, layout, work.stages)
+    communication = data_parallel(case, layout, work.stages)
     optimizer_source = source_of(optimizer_time, "Megatron optimizer/distrib_optimizer.py")
     parts = [
         *by_part(layers, _WHAT, source_of(layer_time, "arXiv 2205.05198, section 5")),
@@ -74,7 +74,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
             Term(name, time.parts_s.get(name, 0.0), "s", source, what=what)
             for name, (what, source) in _PIPELINE.items()
         ),
-        _exposed(talk),
+        _exposed(communication),
         sum_of(
             "optimizer",
             [Term(name, seconds, "s", optimizer_source) for name, seconds in optimizer_time(case, layout)],
@@ -86,13 +86,13 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     return TimeAccount(
         step=sum_of("step", parts, source_of(predict_time, BANDS), "s"),
         microbatches=work.microbatches,
-        slowest=work.rank,
+        slowest_stage=work.rank,
         stages=merged_stages(
             (_stage_term(rank, chunks[rank], one) for rank, one in enumerate(work.stages)),
             lambda one: (one.facts["layers"], *(child.value for child in one.children)),
         ),
         layers=layers,
-        sent=tuple(_sent(case, layout, work, kinds, operators, talk)),
+        sent=tuple(_sent(case, layout, work, kinds, operators, communication)),
     )
 
 
@@ -127,13 +127,13 @@ def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
     return sum_of("ends", rows, source, "s", what="embedding, output layer, loss, vision tower")
 
 
-def _exposed(talk: DataParallel) -> Term:
+def _exposed(communication: DataParallel) -> Term:
     """Return the communication of gradients and weights that lengthens the step."""
     source = source_of(data_parallel, "Megatron param_and_grad_buffer.py, finalize_model_grads.py")
     rows = [
-        ("gradients, not hidden", talk.exposed_reduce_s),
-        ("weights, not hidden", talk.exposed_gather_s),
-        *((name, one.call_s) for name, one in talk.afterwards),
+        ("gradients, not hidden", communication.exposed_reduce_s),
+        ("weights, not hidden", communication.exposed_gather_s),
+        *((name, one.call_s) for name, one in communication.afterwards),
     ]
     terms = [Term(name, seconds, "s", source) for name, seconds in rows]
     return sum_of("dp_comm", terms, source, "s", what="gradients and weights, what is not hidden")
@@ -155,8 +155,8 @@ def _sent(
     work: PipelineWork,
     kinds: dict[Layer, tuple[int, float]],
     operators: dict[Layer, tuple[Kernel, ...]],
-    talk: DataParallel,
-) -> Iterator[Sent]:
+    communication: DataParallel,
+) -> Iterator[Flow]:
     """Yield everything that a rank of the slowest stage sends in a step."""
     # A reference model processes every micro-batch too, forward only.
     forwards, gpus = 1 + case.job.forwards_beside, case.cluster.gpus_per_node
@@ -169,17 +169,17 @@ def _sent(
     # Hidden states to the next stage, their gradients to the previous one; the first and the last stage send one way
     # only.
     messages = forwards * (layout.vpp - (work.rank == layout.pp - 1)) + layout.vpp - (work.rank == 0)
-    rows: list[tuple[str, SentAt, int, float, Collective]] = [
+    rows: list[tuple[str, FlowMoment, int, float, Collective]] = [
         ("stage to stage", "stages", work.microbatches, messages, pipeline_send(case, layout, work.times.shard)),
         *(
             (f"{kind} gradients", "last", 1, 1.0, one)
             if one.kind == "all-reduce"
             else (f"{kind} gradients to their shards", "last", 1, 1.0, replace(one, kind="reduce-scatter"))
-            for kind, one in talk.reduces
+            for kind, one in communication.reduces
         ),
-        *((f"{kind} weights after the step", "after", 1, 1.0, one) for kind, one in talk.gathers),
-        *((f"gradients of {name}", "last", 1, 1.0, one) for name, one in talk.afterwards),
+        *((f"{kind} weights after the step", "after", 1, 1.0, one) for kind, one in communication.gathers),
+        *((f"gradients of {name}", "last", 1, 1.0, one) for name, one in communication.afterwards),
     ]
     for name, moment, times, number, call in rows:
         if call.group.size > 1:
-            yield Sent(name=name, moment=moment, times=times, number=number, call=call, gpus_per_node=gpus)
+            yield Flow(name=name, moment=moment, times=times, number=number, call=call, gpus_per_node=gpus)

@@ -9,7 +9,7 @@ from topoplan.engines.megatron.simulate import simulate
 from topoplan.engines.megatron.step import DataParallel, StepTerms, data_parallel, step_terms
 from topoplan.engines.megatron.time_account import layer_counts
 from topoplan.engines.prediction import Time
-from topoplan.engines.timeline import BACKWARD, FORWARD, RECOMPUTE, Event, Phase, Talk, Timeline
+from topoplan.engines.timeline import BACKWARD, FORWARD, RECOMPUTE, CommunicationSpans, Event, Phase, Timeline
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.stages import Chunk
 from topoplan.operators.shard import Shard
@@ -48,7 +48,7 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
     events = run.events
     if start:
         events = tuple(replace(one, start_s=start + one.start_s, end_s=start + one.end_s) for one in events)
-    talks = (_in_layers(case, layout, terms, events), _of_states(states, start, phases))
+    communications = (_in_layers(case, layout, terms, events), _of_states(states, start, phases))
     return Timeline(
         ranks=layout.pp,
         chunks=layout.vpp,
@@ -59,11 +59,11 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
         pipeline_end_s=start + run.total_s,
         total_s=end,
         closed_form_s=terms.pipeline_s,
-        talks=tuple(talk for talk in talks if talk.spans),
+        communications=tuple(communication for communication in communications if communication.spans),
     )
 
 
-def _in_layers(case: Case, layout: Layout, terms: StepTerms, events: Iterable[Event]) -> Talk:
+def _in_layers(case: Case, layout: Layout, terms: StepTerms, events: Iterable[Event]) -> CommunicationSpans:
     """Return the collectives of tensor, context and expert parallelism, spread evenly over the layers of each pass."""
     rank = terms.work.rank
     chunks = stages_of(case.model, case.job, layout)[rank]
@@ -76,7 +76,7 @@ def _in_layers(case: Case, layout: Layout, terms: StepTerms, events: Iterable[Ev
             each_s = (event.end_s - event.start_s) / layers
             ends = [event.start_s + number * each_s for number in range(1, layers + 1)]
             spans += [Phase(name=LAYERS, start_s=end - sent_s / layers, end_s=end) for end in ends]
-    return Talk(name="in layers", rank=rank, spans=tuple(spans))
+    return CommunicationSpans(name="in layers", rank=rank, spans=tuple(spans))
 
 
 def _seconds_in(case: Case, layout: Layout, shard: Shard, chunk: Chunk) -> dict[str, float]:
@@ -92,7 +92,7 @@ def _seconds_in(case: Case, layout: Layout, shard: Shard, chunk: Chunk) -> dict[
     return seconds
 
 
-def _of_states(states: DataParallel, start_s: float, phases: Iterable[Phase]) -> Talk:
+def _of_states(states: DataParallel, start_s: float, phases: Iterable[Phase]) -> CommunicationSpans:
     """Return the collectives of gradients and weights.
 
     The hidden part of the reductions is drawn at the end of the pipeline, the hidden part of the gathers at its start.
@@ -107,4 +107,6 @@ def _of_states(states: DataParallel, start_s: float, phases: Iterable[Phase]) ->
         replace(reduce, start_s=reduce.start_s - hidden_reduce_s),
         gather,
     )
-    return Talk(name="of states", rank=states.rank, spans=tuple(one for one in spans if one.end_s > one.start_s))
+    return CommunicationSpans(
+        name="of states", rank=states.rank, spans=tuple(one for one in spans if one.end_s > one.start_s)
+    )
