@@ -150,7 +150,7 @@ STILL_ASKS_A_TRAINER = {
     *("reading/markdown.py", "reading/processes.py", "lint/rules/deepspeed.py"),
     *(f"lint/rules/launch{name}.py" for name in ("", "_facts", "_megatron", "_nodes")),
 }
-STILL_ASKS_AN_ENGINE = {"lint/offload.py", "lint/verdict.py", "run/bundle_reader.py"}
+STILL_ASKS_AN_ENGINE = {"lint/offload.py", "lint/prediction_findings.py", "run/bundle_reader.py"}
 
 
 def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:

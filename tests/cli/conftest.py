@@ -23,7 +23,7 @@ from topoplan.planner.validate import Validation
 from topoplan.specs.gpu_profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import writer_of
-from topoplan.trainers.trainer import Trainer, Way
+from topoplan.trainers.trainer import Trainer, TrainingPath
 
 SPEC = """\
 name: test-2x8
@@ -128,7 +128,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    def counting_writer(*arguments: Any) -> tuple[Trainer, Way]:
+    def counting_writer(*arguments: Any) -> tuple[Trainer, TrainingPath]:
         trainer, way = writer_of(*arguments)
         return trainer, replace(way, files=counted("files", way.files))
 

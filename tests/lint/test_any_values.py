@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.reading.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
 from tests.samples import no_search
 from tests.sizes import examples
-from topoplan.lint.against import Against
-from topoplan.lint.compare import predicted
+from topoplan.lint.compare import predict_configuration
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules import deepspeed
 from topoplan.reading.edits import applied
 from topoplan.reading.setup import Setup, Trainer
@@ -113,7 +113,9 @@ def test_a_prediction_of_odd_values_ends_calmly(odd: tuple[Trainer, dict[str, An
     trainer, values = odd
     base = {"llamafactory": {"model_name_or_path": "Qwen/Qwen3-8B", "bf16": True}, "swift": {"model": "Qwen/Qwen3-8B"}}
     setup = make_values(base.get(trainer, {}) | values, trainer)
-    predicted(setup.configurations[0], setup, Against(cluster=A100S, search=no_search, model="Qwen/Qwen3-8B"))
+    predict_configuration(
+        setup.configurations[0], setup, PredictionTarget(cluster=A100S, search=no_search, model="Qwen/Qwen3-8B")
+    )
 
 
 A100S = load_cluster("cluster_specs/a100-1x8.yaml")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.lint.against import Against
 from topoplan.lint.check import check
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.specs.load import load_cluster
 
 TRAIN = """\
@@ -63,7 +63,9 @@ def test_what_a_script_installs_says_the_version(tmp_path: Path, install: str, s
 def test_the_spec_has_the_last_word(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("pip install ms-swift==3.9.3\n" + OLD_SWIFT)
-    against = Against(cluster=load_cluster("cluster_specs/a100-1x8.yaml", overrides=["software={ms-swift: 4.6.0}"]))
+    against = PredictionTarget(
+        cluster=load_cluster("cluster_specs/a100-1x8.yaml", overrides=["software={ms-swift: 4.6.0}"])
+    )
     assert {one.rule: one.severity for one in check([str(script)], against).findings}[RENAMED] == "error"
 
 

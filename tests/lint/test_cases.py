@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from topoplan.lint.against import Against
 from topoplan.lint.check import Checked, check, fix
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.registry import all_rules
 from topoplan.reading.edits import applied
 
@@ -129,7 +129,7 @@ def meant(value: Any) -> Any:
 
 
 def assert_trains_the_same(checked: Checked) -> None:
-    corrected = fix(checked, Against())
+    corrected = fix(checked, PredictionTarget())
     done = [finding for copy in corrected.copies for one in copy.corrections for finding in one.findings]
     if not done or {one.rule for one in done} & ABOUT_KEYS_WITHOUT_EFFECT:
         return

@@ -15,8 +15,8 @@ from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import InputError, SpecError
 from topoplan.lint import check as whole
-from topoplan.lint.against import Against
 from topoplan.lint.check import check, check_setup, fix
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.reading.finding import Edit, Finding
@@ -52,9 +52,9 @@ def train(tmp_path: Path) -> Path:
     return path
 
 
-def against() -> Against:
+def against() -> PredictionTarget:
     """Four H100 machines."""
-    return Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
+    return PredictionTarget(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
 
 
 LISTED = whole.rule_modules
@@ -109,7 +109,7 @@ def test_two_layouts_of_one_job_are_searched_once_and_not_again_for_their_copies
         text = FULL_YAML.replace("parallel_size: 4 ", f"parallel_size: {tp} ")
         text = text.replace("accumulation_steps: 8", f"accumulation_steps: {steps}")
         (tmp_path / f"{name}.yaml").write_text(text)
-    held = Against(cluster=against().cluster, search=search)
+    held = PredictionTarget(cluster=against().cluster, search=search)
     checked = check([str(tmp_path / f"{name}.yaml") for name in "abc"], held)
 
     asked = [(spec.job.global_batch_size, spec.job.pin["backend"]) for spec in searched]
@@ -138,7 +138,7 @@ def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(
 
 def test_what_large_cards_cannot_hold_needs_no_cluster_to_be_told() -> None:
     _, where = swift_zero2()
-    checked = check_setup(where, Against())
+    checked = check_setup(where, PredictionTarget())
 
     (finding,) = checked.findings
     assert (finding.rule, finding.severity) == ("plan-does-not-fit", "warning")
@@ -146,16 +146,16 @@ def test_what_large_cards_cannot_hold_needs_no_cluster_to_be_told() -> None:
     assert checked.predictions == ()
     assert finding.why.endswith("no cluster was given: these are cards of 80 GB")
     _, small = swift_zero2(model="Qwen/Qwen3-0.6B")
-    assert check_setup(small, Against()).findings == ()
+    assert check_setup(small, PredictionTarget()).findings == ()
     # Only the activations make it too large, which larger cards can hold.
     _, long = swift_zero2(model="Qwen/Qwen3-8B", max_length=65536)
-    assert check_setup(long, Against()).findings == ()
-    assert check_setup(replace(where, bundles=(Path("bundle"),)), Against()).findings == ()
+    assert check_setup(long, PredictionTarget()).findings == ()
+    assert check_setup(replace(where, bundles=(Path("bundle"),)), PredictionTarget()).findings == ()
 
 
 def test_what_is_offloaded_needs_no_cluster_to_be_told_either() -> None:
     _, where = swift_zero2(deepspeed="zero3_offload")
-    (finding,) = check_setup(where, Against()).findings
+    (finding,) = check_setup(where, PredictionTarget()).findings
 
     assert (finding.rule, finding.severity) == ("layout-host-memory", "note")
     assert "of host memory on each node of 5 GPUs" in finding.what
@@ -182,7 +182,7 @@ def test_a_key_that_every_command_says_otherwise_is_not_judged_in_the_file(
 
 def test_a_part_without_keys_of_a_trainer_is_named() -> None:
     stray = Part(kind="json", name="x.json", text="{}")
-    checked = check_setup(Setup(parts=(stray,)), Against())
+    checked = check_setup(Setup(parts=(stray,)), PredictionTarget())
 
     assert checked.not_understood == (stray,)
 
@@ -206,17 +206,17 @@ def test_without_edits_there_is_nothing_to_write(train: Path) -> None:
     train.write_text(FULL_YAML.replace("sequence_parallel: false", "sequence_parallel: true"))
     checked = check([str(train)])
 
-    assert fix(checked, Against()).copies == ()
+    assert fix(checked, PredictionTarget()).copies == ()
 
 
 def test_a_profile_of_another_card_is_refused(train: Path) -> None:
     profile = OwnProfile(gpu="a100-sxm-80gb", constants={}, source="", path="own.yaml")
     with pytest.raises(InputError, match=r"own.yaml: the profile is of a100-sxm-80gb"):
-        check([str(train)], Against(cluster=against().cluster, profile=profile))
+        check([str(train)], PredictionTarget(cluster=against().cluster, profile=profile))
 
 
 def test_an_empty_setup_is_calm() -> None:
-    assert check_setup(all_of(), Against()).findings == ()
+    assert check_setup(all_of(), PredictionTarget()).findings == ()
 
 
 def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
@@ -249,7 +249,7 @@ def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Pat
     ranking = rank(spec)
     plan = ranking.plans[0]
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
-    against = Against(cluster=spec.cluster, search=lambda spec: ranking)
+    against = PredictionTarget(cluster=spec.cluster, search=lambda spec: ranking)
     (prediction,) = check([str(tmp_path / "bundle")], against).predictions
     assert prediction.plan.id == plan.id
     assert prediction.plan.memory.device_bytes == plan.memory.device_bytes
@@ -260,7 +260,7 @@ def test_a_bundle_of_trinity_is_predicted_as_it_was_planned(tmp_path: Path) -> N
     spec = replace(load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B"), trainer="trinity")
     plan = rank(spec).plans[0]
     write_bundle(generate(spec, plan, trainer="trinity"), tmp_path / "bundle")
-    (prediction,) = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster)).predictions
+    (prediction,) = check([str(tmp_path / "bundle")], PredictionTarget(cluster=spec.cluster)).predictions
     assert prediction.plan.memory.device_bytes == pytest.approx(plan.memory.device_bytes, rel=0.02)
     assert prediction.plan.time.step_s == pytest.approx(plan.time.step_s, rel=0.02)
 
@@ -270,7 +270,7 @@ def test_a_bundle_is_predicted_for_the_lengths_that_it_was_planned_for(tmp_path:
     spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", overrides=overrides)
     plan = rank(spec).plans[0]
     write_bundle(generate(spec, plan), tmp_path / "bundle")
-    against = Against(cluster=spec.cluster)
+    against = PredictionTarget(cluster=spec.cluster)
     checked = check([str(tmp_path / "bundle")], against)
     (prediction,) = checked.predictions
     assert (prediction.plan.id, prediction.plan.time.step_s) == (plan.id, plan.time.step_s)

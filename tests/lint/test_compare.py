@@ -6,10 +6,10 @@ import pytest
 
 from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca
 from tests.samples import no_search
-from topoplan.lint.against import Against
-from topoplan.lint.compare import predicted
+from topoplan.lint.compare import predict_configuration
 from topoplan.lint.prediction import Prediction
-from topoplan.lint.verdict import A_LITTLE_FASTER
+from topoplan.lint.prediction_findings import A_LITTLE_FASTER
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.reading.finding import Finding
@@ -39,7 +39,7 @@ def ranking() -> Ranking:
 def compared(
     one: Configuration, cluster: Cluster | None, where: Setup | None = None, **options: Any
 ) -> tuple[Prediction, dict[str, Finding]]:
-    prediction, found = predicted(one, where or all_of(one), Against(cluster=cluster, **options))
+    prediction, found = predict_configuration(one, where or all_of(one), PredictionTarget(cluster=cluster, **options))
     return prediction, {finding.rule: finding for finding in found}
 
 
@@ -51,12 +51,12 @@ def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(
     assert prediction.best is not None
     assert prediction.plan.id == "tp4-pp1-dp8-mbs1-nosp"
     assert prediction.plan.fits
-    assert prediction.faster is not None
-    assert prediction.faster > 1.15
+    assert prediction.speedup is not None
+    assert prediction.speedup > 1.15
     assert found.keys() == {"plan-slower"}
     finding = found["plan-slower"]
     assert finding.severity == "warning"
-    assert finding.what == f"the best plan for this job on these GPUs is {prediction.faster - 1:.0%} faster"
+    assert finding.what == f"the best plan for this job on these GPUs is {prediction.speedup - 1:.0%} faster"
     assert (
         prediction.best.layout.dp
         * prediction.best.layout.micro_batch_size
@@ -91,7 +91,7 @@ def test_the_plan_that_generate_writes_is_found_to_be_right(ranking: Ranking) ->
     prediction, found = compared(one, ranking.spec.cluster)
 
     assert found == {}
-    assert prediction.faster == pytest.approx(1.0)
+    assert prediction.speedup == pytest.approx(1.0)
 
 
 def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster) -> None:
@@ -135,8 +135,8 @@ def test_small_gains_are_not_worth_a_word(ranking: Ranking) -> None:
     one = configuration(trainer_file(ranking.spec, second.layout).text)
     prediction, found = compared(one, ranking.spec.cluster)
 
-    assert prediction.faster is not None
-    assert ("plan-slower" in found) == (prediction.faster - 1 >= A_LITTLE_FASTER)
+    assert prediction.speedup is not None
+    assert ("plan-slower" in found) == (prediction.speedup - 1 >= A_LITTLE_FASTER)
 
 
 @pytest.mark.parametrize(

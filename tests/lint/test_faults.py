@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from topoplan.errors import InputError
-from topoplan.lint.against import Against
 from topoplan.lint.check import check
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.planner.search import rank
 from topoplan.report.check import checked_to_dict
 from topoplan.specs.load import load_cluster
@@ -35,10 +35,10 @@ TRUE_WARNINGS = {"fault-checkpoint-plan"}
 
 def findings(folder: Path, cluster: list[str] | None = None) -> list[Found]:
     """Return the findings on the files of `folder`, excluding its data, with `folder` as the working directory."""
-    against = Against(model=None, seq_len=2048)
+    against = PredictionTarget(model=None, seq_len=2048)
     if cluster:
         spec = load_cluster(str(CLUSTERS / cluster[0]), overrides=cluster[1:])
-        against = Against(cluster=spec, model=None, seq_len=2048, search=rank)
+        against = PredictionTarget(cluster=spec, model=None, seq_len=2048, search=rank)
     is_bundle = (folder / "plan.json").exists()
     files = ["."] if is_bundle else sorted(path.name for path in folder.iterdir() if path.is_file())
     try:

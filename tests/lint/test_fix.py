@@ -10,9 +10,9 @@ from rich.console import Console
 
 from tests.reading.setups import setup_of
 from topoplan.errors import OutputError
-from topoplan.lint.against import Against
 from topoplan.lint.check import check, corrections, fix
-from topoplan.lint.fix import Correction, Recheck, apart, apply_edits, copies, corrected, write_copies
+from topoplan.lint.fix import Correction, Recheck, apply_edits, copies, corrected, split_node_commands, write_copies
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part, PartKind
 from topoplan.report.check import print_fixed
@@ -254,7 +254,7 @@ def test_the_commands_of_several_nodes_become_a_script_each(tmp_path: Path) -> N
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     found = check([str(page)])
-    first, second = fix(found, Against()).copies
+    first, second = fix(found, PredictionTarget()).copies
 
     assert first.text.splitlines()[1:] == [
         *("export NCCL_DEBUG=WARN", "", "# node 0"),
@@ -281,7 +281,7 @@ def test_what_one_script_starts_stays_one(commands: str) -> None:
     setup = setup_of(commands.format(*["llamafactory-cli train a.yaml"] * 2), name="standard input")
 
     assert len(setup.launches) == 2
-    assert len(list(apart(setup))) == 1
+    assert len(list(split_node_commands(setup))) == 1
 
 
 def test_what_is_said_to_be_corrected_is_what_is_written(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_what_is_said_to_be_corrected_is_what_is_written(tmp_path: Path) -> None
     script = tmp_path / "run.sh"
     script.write_text("swift sft --model a --dataset b\n  --train_type lora\n")
     found = check([str(script)])
-    fixed = fix(found, Against())
+    fixed = fix(found, PredictionTarget())
 
     assert [one.rule for one in found.findings] == ["shell-broken-continuation"]
     assert corrections(found) == sum(len(one.findings) for copy in fixed.copies for one in copy.corrections) == 2
@@ -302,4 +302,4 @@ def test_a_correction_that_leaves_nothing_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("export NCCL_IB_TIMEOUT=20\n")
     found = check([str(tmp_path / "run.sh")])
 
-    assert (corrections(found), fix(found, Against()).copies) == (0, ())
+    assert (corrections(found), fix(found, PredictionTarget()).copies) == (0, ())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.page.asked import ROOT, run
-from topoplan.lint.against import Against
 from topoplan.lint.check import check
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.specs.load import load_cluster
 
 BUNDLE, SPEC = str(ROOT / "generated" / "h100-4x8"), str(ROOT / "cluster_specs" / "h100-4x8.yaml")
@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("beside", [[BUNDLE], [f"{BUNDLE}/train.yaml"]], ids=["bundle", "configuration"])
 def test_out_of_memory_is_told_beside_what_was_predicted(log: str, beside: list[str]) -> None:
-    against = Against() if beside == [BUNDLE] else Against(cluster=load_cluster(SPEC))
+    against = PredictionTarget() if beside == [BUNDLE] else PredictionTarget(cluster=load_cluster(SPEC))
     [found] = [one for one in check([*beside, log], against).findings if one.rule == "log-out-of-memory"]
     assert (found.severity, found.place) == ("error", f"{log}:3")
     assert found.what.startswith("out of memory on GPU 3 of rank 3, in forward and before the first step was told: 2.0")
@@ -48,7 +48,7 @@ def test_of_two_plans_none_is_blamed(log: str, tmp_path: Path) -> None:
     Path(files[1]).write_text(
         text.replace("device_train_batch_size: 2", "device_train_batch_size: 1"), encoding="utf-8"
     )
-    against = Against(cluster=load_cluster(SPEC))
+    against = PredictionTarget(cluster=load_cluster(SPEC))
     [found] = [one for one in check([*files, log], against).findings if one.part.name == log]
     assert found.remedy.endswith("2 plans are given")
 
@@ -63,6 +63,6 @@ def test_a_log_that_ended_well_is_no_error(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_read_is_told_beside_the_others(log: str, tmp_path: Path) -> None:
     packed = tmp_path / "packed.log"
     packed.write_bytes(gzip.compress(b"step 1"))
-    told = {one.rule: one for one in check([str(packed), log], Against()).findings}
+    told = {one.rule: one for one in check([str(packed), log], PredictionTarget()).findings}
     assert told["file-unreadable"].remedy.startswith("unpack it first: gunzip --keep ")
     assert "log-out-of-memory" in told

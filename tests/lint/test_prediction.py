@@ -3,9 +3,9 @@
 import pytest
 
 from tests.reading.setups import all_of, configuration, swift_zero2
-from topoplan.lint.against import Against
-from topoplan.lint.compare import predicted
+from topoplan.lint.compare import predict_configuration
 from topoplan.lint.prediction import Prediction
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.specs.cluster import Cluster
 
 
@@ -15,7 +15,7 @@ def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> No
         "per_device_train_batch_size: {}\ngradient_accumulation_steps: {}\ndisable_gradient_checkpointing: {}\n"
     )
     one = configuration(text.format("deepspeed: ds_z3_offload_config.json\n", 1, 4, "false"))
-    prediction, _ = predicted(one, all_of(one), Against(cluster=a100s))
+    prediction, _ = predict_configuration(one, all_of(one), PredictionTarget(cluster=a100s))
     keys = {change.key: change.best for change in prediction.changes}
     assert keys["deepspeed"] == "ds_z2_config.json"
     assert keys["disable_gradient_checkpointing"] is True
@@ -28,14 +28,14 @@ def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> No
             "true",
         )
     )
-    again, _ = predicted(better, all_of(better), Against(cluster=a100s))
-    assert again.plan.tokens_per_s_per_gpu == pytest.approx(prediction.own.tokens_per_s_per_gpu)
+    again, _ = predict_configuration(better, all_of(better), PredictionTarget(cluster=a100s))
+    assert again.plan.tokens_per_s_per_gpu == pytest.approx(prediction.best_of_backend.tokens_per_s_per_gpu)
     assert again.changes == ()
 
 
 def test_ms_swift_has_names_of_its_own(a100s: Cluster) -> None:
     one, where = swift_zero2(model="Qwen/Qwen3-8B", deepspeed="zero3_offload", max_length=2048)
-    prediction, _ = predicted(one, where, Against(cluster=a100s))
+    prediction, _ = predict_configuration(one, where, PredictionTarget(cluster=a100s))
 
     keys = {change.key: (change.now, change.best) for change in prediction.changes}
     assert keys["deepspeed"] in (("zero3_offload", "zero1"), ("zero3_offload", "zero2"))
@@ -44,4 +44,4 @@ def test_ms_swift_has_names_of_its_own(a100s: Cluster) -> None:
 
 def test_without_a_plan_nothing_changes() -> None:
     assert Prediction(configuration=configuration("a: 1\n")).changes == ()
-    assert Prediction(configuration=configuration("a: 1\n")).faster is None
+    assert Prediction(configuration=configuration("a: 1\n")).speedup is None

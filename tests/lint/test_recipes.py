@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.samples import no_search
-from topoplan.lint.against import Against
 from topoplan.lint.check import Checked, check, fix
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.planner.plan import Plan
 from topoplan.reading.finding import Finding
 from topoplan.specs.load import load_cluster
@@ -88,18 +88,18 @@ P30, P8, P72 = 30_532_122_624, 8_190_735_360, 72_706_203_648
 GIB = 2**30
 
 
-def a100s(**keys: str) -> Against:
+def a100s(**keys: str) -> PredictionTarget:
     overrides = [f"{key}={value}" for key, value in keys.items()]
-    return Against(cluster=load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides))
+    return PredictionTarget(cluster=load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides))
 
 
-def checked(tmp_path: Path, against: Against, **files: str) -> Checked:
+def checked(tmp_path: Path, against: PredictionTarget, **files: str) -> Checked:
     for name, text in files.items():
         (tmp_path / name.replace("_", ".")).write_text(text, encoding="utf-8")
     return check([str(tmp_path / next(iter(files)).replace("_", "."))], against)
 
 
-def unsearched(against: Against) -> Against:
+def unsearched(against: PredictionTarget) -> PredictionTarget:
     return replace(against, search=no_search)
 
 
@@ -139,7 +139,7 @@ def test_the_guide_does_not_fit_by_its_states_alone(guide: Checked) -> None:
 
 def test_what_would_fit_of_the_guide_is_said(guide: Checked) -> None:
     (prediction,) = guide.predictions
-    host, adapters, more = prediction.ways
+    host, adapters, more = prediction.fixes
 
     # Stage 3 would gather each of the 18,432 linear layers of the experts separately.
     assert (host.plan.layout.zero_stage, host.plan.layout.offload_optimizer) == (2, True)
@@ -149,7 +149,7 @@ def test_what_would_fit_of_the_guide_is_said(guide: Checked) -> None:
     # 16 bytes per parameter over 8 cards are 56.9 GiB.
     assert 16 * P30 / 8 < more.plan.memory.device_bytes < more.plan.memory.capacity_bytes
     remedy = rule(guide, "plan-does-not-fit").remedy
-    assert all(one.plan.id in remedy for one in prediction.ways)
+    assert all(one.plan.id in remedy for one in prediction.fixes)
 
 
 def test_with_host_memory_the_same_five_cards_do_it(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_with_host_memory_the_same_five_cards_do_it(tmp_path: Path) -> None:
 
     finding = rule(found, "plan-does-not-fit")
     assert "set deepspeed: zero2_offload" in finding.remedy
-    assert found.predictions[0].ways == ()
+    assert found.predictions[0].fixes == ()
 
 
 def test_the_guide_is_corrected_and_predicted_again(guide: Checked) -> None:
@@ -183,14 +183,16 @@ def test_the_notes_file_fits_with_much_to_spare_and_needs_no_offload(tmp_path: P
     assert 8 * P8 * 256 * 2048 / 8 / 312e12 < plan.time.step_s < 60
     assert best.memory.host_bytes == 0
     (prediction,) = found.predictions
-    assert prediction.own.layout.zero_stage < 3  # "needs ZeRO-3"
-    assert not prediction.own.layout.offload_optimizer
+    assert prediction.best_of_backend.layout.zero_stage < 3  # "needs ZeRO-3"
+    assert not prediction.best_of_backend.layout.offload_optimizer
     assert rule(found, "plan-slower").severity == "warning"
     assert "the model is Qwen/Qwen3-8B, the only one that the text names" in prediction.translation.assumptions  # type: ignore[union-attr]
 
 
 def test_the_notes_file_is_refused_on_the_four_cards_that_it_recommends(tmp_path: Path) -> None:
-    four = Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml", overrides=("nodes=1", "gpus_per_node=4")))
+    four = PredictionTarget(
+        cluster=load_cluster("cluster_specs/h100-4x8.yaml", overrides=("nodes=1", "gpus_per_node=4"))
+    )
     finding = rule(checked(tmp_path, unsearched(four), note_md=NOTE), "deepspeed-batch-of-gpus")
 
     assert finding.severity == "error"

@@ -36,7 +36,7 @@ from topoplan.planner.risk import has_room
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
-from topoplan.trainers.registry import trainer_refusal, verdict
+from topoplan.trainers.registry import choose_trainer, trainer_refusal
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": (DENSE, {"nodes": 2}),
@@ -313,7 +313,7 @@ def test_adapters_are_searched_with_megatron_where_it_is_asked_for_and_only_as_m
     ranking = rank(lora)
     theirs = [plan.layout for plan in ranking.plans if plan.layout.is_megatron]
     assert theirs
-    assert all(layout.etp == 1 and verdict(lora, layout).name == "swift" for layout in theirs)
+    assert all(layout.etp == 1 and choose_trainer(lora, layout).name == "swift" for layout in theirs)
     assert any(sentence.startswith("fsdp2") for sentence in ranking.crossings)
 
 

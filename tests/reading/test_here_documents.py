@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.lint.against import Against
 from topoplan.lint.check import check, fix
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.reading.here_documents import here_documents
 from topoplan.reading.parts import Part
 from topoplan.reading.read_setup import read_setup
@@ -82,7 +82,7 @@ def test_mistakes_in_it_are_told_at_their_line_and_not_corrected_without_the_scr
 
     assert finding.rule == "llamafactory-renamed-key"
     assert finding.part.place(finding.line) == "run.sh:10"
-    assert fix(checked, Against()).copies == ()
+    assert fix(checked, PredictionTarget()).copies == ()
 
 
 def test_what_a_script_writes_for_others_may_be_anything(script: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from tests.reading.setups import FULL_YAML, all_of, configuration, mca, setup_of, swift_zero2
-from topoplan.lint.against import Against
 from topoplan.lint.check import Checked, Fixed, check_setup
 from topoplan.lint.fix import Copy, Correction
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration, Setup
@@ -37,7 +37,7 @@ NOTE = Finding(
 
 def checked(*findings: Finding, cluster: str | None = None, of: Configuration | None = None) -> Checked:
     read = None if cluster is None else load_cluster(f"cluster_specs/{cluster}.yaml")
-    found = check_setup(all_of(of) if of else Setup(parts=(PART, NOTE.part)), Against(cluster=read))
+    found = check_setup(all_of(of) if of else Setup(parts=(PART, NOTE.part)), PredictionTarget(cluster=read))
     return replace(found, findings=(*findings, *found.findings), not_understood=())
 
 
@@ -89,7 +89,7 @@ def test_what_two_commands_on_one_line_have_in_common_is_said_once() -> None:
 def test_configurations_that_are_predicted_alike_share_a_table() -> None:
     longer = configuration(FULL_YAML + "logging_steps: 5\n", name="longer.yaml")
     both = check_setup(
-        all_of(configuration(FULL_YAML), longer), Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
+        all_of(configuration(FULL_YAML), longer), PredictionTarget(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
     )
 
     text = shown(both)
@@ -99,7 +99,7 @@ def test_configurations_that_are_predicted_alike_share_a_table() -> None:
 
 def test_nothing_to_say_is_said() -> None:
     assert shown(checked()) == "Nothing to say about 2 files.\n"
-    assert shown(check_setup(Setup(parts=()), Against())) == "No configuration and no command was found.\n"
+    assert shown(check_setup(Setup(parts=()), PredictionTarget())) == "No configuration and no command was found.\n"
 
 
 def test_a_program_whose_arguments_nobody_knows_is_named() -> None:
@@ -170,7 +170,7 @@ def test_the_json_twin_has_everything() -> None:
 
 def test_what_would_fit_is_in_the_json() -> None:
     _, where = swift_zero2(max_length=4096)
-    against = Against(cluster=load_cluster("cluster_specs/a100-1x8.yaml"))
+    against = PredictionTarget(cluster=load_cluster("cluster_specs/a100-1x8.yaml"))
     (prediction,) = checked_to_dict(check_setup(where, against))["predictions"]
 
     assert prediction["plan"]["id"] == "zero2-dp5-mbs1-full"
@@ -182,7 +182,7 @@ def test_what_would_fit_is_in_the_json() -> None:
 def test_host_memory_has_a_row_where_something_is_offloaded() -> None:
     _, where = swift_zero2(deepspeed="zero3_offload", max_length=4096)
     cluster = load_cluster("cluster_specs/a100-1x8.yaml", overrides=("host_memory=256GB",))
-    checked = check_setup(where, Against(cluster=cluster))
+    checked = check_setup(where, PredictionTarget(cluster=cluster))
 
     row = next(line for line in shown(checked).splitlines() if line.startswith("host memory, GiB"))
     assert " of 238: over" in row

@@ -11,8 +11,8 @@ from tests.reading.setups import setup_of
 from topoplan.catalog.packages import allows, packages
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, changed
-from topoplan.lint.against import Against
 from topoplan.lint.check import check_setup
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -91,7 +91,7 @@ def test_experts_are_gathered_together_or_not_at_all(model: str, stage: int) -> 
 def test_a_file_of_deepspeeds_that_names_leaf_modules_spares_them(leaves: str, told: bool) -> None:
     command = "NPROC_PER_NODE=8 swift sft --model deepseek-ai/DeepSeek-V2 --dataset a --deepspeed ds.json\n"
     document = f'{{"zero_optimization": {{{leaves}"stage": 3}}, "train_micro_batch_size_per_gpu": "auto"}}'
-    found = check_setup(setup_of(command, ds_json=document), Against()).findings
+    found = check_setup(setup_of(command, ds_json=document), PredictionTarget()).findings
     assert any(one.rule == "fault-experts-gathered-apart" for one in found) is told
 
 

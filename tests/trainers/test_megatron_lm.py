@@ -4,8 +4,8 @@ import pytest
 
 from tests.reading.setups import setup_of
 from topoplan.errors import InputError
-from topoplan.lint.against import Against
 from topoplan.lint.check import check_setup
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.translate import Translation, translate
 from topoplan.operators.params import parameter_count
 from topoplan.specs import known
@@ -66,7 +66,7 @@ def test_megatron_deepspeed_is_neither_judged_nor_predicted_as_megatron_lm() -> 
     flags = f"{QWEN3_8B} {RUN} --pipeline-model-parallel-size 8"
     command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {flags}"
     told = [
-        {one.rule for one in check_setup(setup_of(f"{command}{more}\n"), Against()).findings}
+        {one.rule for one in check_setup(setup_of(f"{command}{more}\n"), PredictionTarget()).findings}
         for more in ("", " --deepspeed")
     ]
     assert told == [{"megatron-lm-refused-together"}, set()]

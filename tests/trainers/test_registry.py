@@ -15,11 +15,11 @@ from topoplan.trainers.registry import (
     TRAINERS,
     backend_names,
     backends_of,
-    has_way,
+    choose_trainer,
+    has_backend,
     trainer_name,
     trainer_names,
     trainer_refusal,
-    verdict,
     written_by,
 )
 
@@ -30,25 +30,25 @@ MEGATRON = Layout.of(backend="megatron", tp=2, dp=4, gradient_accumulation_steps
 
 
 def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> str | None:
-    return verdict(spec, layout, name).name
+    return choose_trainer(spec, layout, name).name
 
 
 def test_no_trainer_has_two_ways_for_a_backend() -> None:
     for trainer in TRAINERS:
-        taken = [backend for way in trainer.ways for backend in way.traits]
+        taken = [backend for way in trainer.training_paths for backend in way.traits]
         assert len(set(taken)) == len(taken)
         assert set(trainer.backends) <= set(taken)
-        assert all(way.packages.keys() == way.traits.keys() for way in trainer.ways)
+        assert all(way.packages.keys() == way.traits.keys() for way in trainer.training_paths)
     assert len({trainer.name for trainer in TRAINERS}) == len(TRAINERS)
 
 
 def test_every_backend_has_a_trainer() -> None:
-    assert {backend for backend in BACKENDS if has_way(backend, None)} == set(BACKENDS)
+    assert {backend for backend in BACKENDS if has_backend(backend, None)} == set(BACKENDS)
 
 
 def test_files_are_written_for_the_cluster_of_the_layout_alone() -> None:
     larger = spec_of(DENSE, nodes=4)
-    for way in {id(way): way for trainer in TRAINERS for way in trainer.ways}.values():
+    for way in {id(way): way for trainer in TRAINERS for way in trainer.training_paths}.values():
         layout = changed(WHOLE, backend=next(iter(way.traits)))
         with pytest.raises(LayoutError, match="the layout is for 8 GPUs, and the cluster has 32"):
             way.written(larger, layout)
@@ -94,7 +94,7 @@ def test_megatron_with_adapters_is_ms_swifts_and_nobody_elses() -> None:
 @pytest.mark.parametrize("name", [None, *trainer_names()])
 def test_all_is_what_the_trainer_has(name: str | None) -> None:
     assert backend_names("all", name) == backends_of(name)
-    assert all(has_way(backend, name) for backend in backends_of(name))
+    assert all(has_backend(backend, name) for backend in backends_of(name))
 
 
 def test_backends_are_named_one_by_one_too() -> None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topoplan.errors import InputError
-from topoplan.lint.against import Against
 from topoplan.lint.check import SEVERITIES, Checked, check
 from topoplan.lint.prediction import Prediction
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.legality import broken_rules
 from topoplan.lint.translate import translate
 from topoplan.reading.finding import Finding
@@ -68,7 +68,7 @@ class Seen:
 def seen(paths: Sequence[Path]) -> Seen:
     """What `check` says of files."""
     try:
-        alone, alone_s = _timed(paths, Against())
+        alone, alone_s = _timed(paths, PredictionTarget())
         on_cluster, cluster_s = _on_enough(paths, alone.setup)
     except InputError as error:
         return Seen(paths=tuple(paths), refused=error.what)
@@ -99,7 +99,7 @@ def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
     """On the fewest machines that all of its configurations ask for, and that their layouts divide."""
     clusters = [known.machines(known.gpu(CARD), *size, f"{size[0]} x {size[1]} {CARD}") for size in MACHINES]
     fits = (cluster for cluster in clusters if all(_has_room(one, setup, cluster) for one in setup.whole))
-    return _timed(paths, Against(cluster=next(fits, clusters[0])))
+    return _timed(paths, PredictionTarget(cluster=next(fits, clusters[0])))
 
 
 def _has_room(configuration: Configuration, setup: Setup, cluster: Cluster) -> bool:
@@ -111,7 +111,7 @@ def _has_room(configuration: Configuration, setup: Setup, cluster: Cluster) -> b
     return not is_small and not broken_rules(found.spec, found.layout)
 
 
-def _timed(paths: Sequence[Path], against: Against) -> tuple[Checked, float]:
+def _timed(paths: Sequence[Path], against: PredictionTarget) -> tuple[Checked, float]:
     start = time.process_time()
     return check([str(path) for path in paths], against), time.process_time() - start
 

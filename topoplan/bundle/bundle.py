@@ -48,7 +48,7 @@ def files_of(draft: Draft) -> dict[str, str]:
     spec, layout = draft.spec, draft.plan.layout
     files = dict(draft.trainer.files)
     files |= {
-        script_name(node): node_script(spec, layout, draft.way, draft.trainer, draft.run, node)
+        script_name(node): node_script(spec, layout, draft.training_path, draft.trainer, draft.run, node)
         for node in range(spec.cluster.nodes)
     }
     if draft.scheduler is not None:
@@ -94,7 +94,7 @@ def _plan_document(draft: Draft) -> dict[str, Any]:
         "layout": layout,
         "prediction": prediction,
         "trainer_versions": {
-            **draft.way.versions(),
+            **draft.training_path.versions(),
             **{one.package.name.replace("-", "_"): one.versions for one in draft.run.requirements if one.avoids},
         },
     }

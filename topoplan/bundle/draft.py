@@ -14,7 +14,7 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import writer_of
-from topoplan.trainers.trainer import Trainer, TrainerFiles, TrainerRun, Way
+from topoplan.trainers.trainer import Trainer, TrainerFiles, TrainerRun, TrainingPath
 
 Scheduler = Literal["slurm"]
 """What starts the node scripts, if it is neither a person nor topoplan over SSH."""
@@ -31,7 +31,7 @@ class Draft:
     """The plan as predicted under the trainer."""
     scheduler: Scheduler | None
     writer: Trainer
-    way: Way
+    training_path: TrainingPath
     """How the writer trains the layout."""
     trainer: TrainerFiles
     run: TrainerRun
@@ -72,7 +72,7 @@ def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
         plan=plan,
         scheduler=starter,
         writer=writer,
-        way=way,
+        training_path=way,
         trainer=files,
         run=way.run(spec, plan.layout, files.values),
     )

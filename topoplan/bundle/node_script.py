@@ -16,7 +16,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
 from topoplan.trainers.model_directory import is_hub_id
 from topoplan.trainers.templating import render
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, Way
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, TrainingPath
 
 # Below 32768, the first port that Linux gives to outgoing connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -45,7 +45,9 @@ def master_address(spec: Spec) -> str | None:
     return spec.cluster.hosts[0].address if spec.cluster.hosts else None
 
 
-def node_script(spec: Spec, layout: Layout, way: Way, trainer: TrainerFiles, run: TrainerRun, node: int) -> str:
+def node_script(
+    spec: Spec, layout: Layout, training_path: TrainingPath, trainer: TrainerFiles, run: TrainerRun, node: int
+) -> str:
     """Return the bash script that starts node number `node`."""
     cluster = spec.cluster
     host = cluster.hosts[node] if cluster.hosts else None
@@ -77,7 +79,7 @@ def node_script(spec: Spec, layout: Layout, way: Way, trainer: TrainerFiles, run
         "secrets": cluster.secrets,
         "rdma": cluster.nodes > 1 and cluster.fabric.uses_rdma,
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",
-        "start": way.start(spec, layout, node),
+        "start": training_path.start(spec, layout, node),
     }
     if taken := {*HIJACKERS, *(variable.name for variable in context["environment"])} & set(cluster.secrets):
         raise SpecError(f"{min(taken)} is set or unset by the scripts themselves", where="secrets")

@@ -11,8 +11,8 @@ from topoplan.cli.completion import models
 from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
 
 if TYPE_CHECKING:
-    from topoplan.lint.against import Against
-    from topoplan.lint.choice import Choice
+    from topoplan.lint.finding_filter import FindingFilter
+    from topoplan.lint.prediction_target import PredictionTarget
 
 Format = Literal["text", "json", "github", "sarif"]
 Form = Annotated[
@@ -56,16 +56,18 @@ def check(
 ) -> None:
     """Exit code 1: an error was found (with --fix, one is left); 2: bad input."""
     from topoplan.errors import InputError
-    from topoplan.lint.choice import Choice, chosen
+    from topoplan.lint.finding_filter import FindingFilter, chosen
 
     if as_json and form not in ("text", "json"):
         raise InputError(f"is not for --json, which has a form of its own: {form}", where="--format")
     against = _against(cluster, of_cluster, model, seq_len, fresh=no_cache)
-    choice = Choice(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
+    choice = FindingFilter(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
     _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
 
 
-def _check(files: list[str], against: Against, choice: Choice, *, fix: bool, force: bool, form: Format) -> None:
+def _check(
+    files: list[str], against: PredictionTarget, choice: FindingFilter, *, fix: bool, force: bool, form: Format
+) -> None:
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.lint.check import check as check_files
     from topoplan.lint.check import corrections
@@ -92,20 +94,22 @@ def _check(files: list[str], against: Against, choice: Choice, *, fix: bool, for
         raise typer.Exit(1)
 
 
-def _against(cluster: str | None, said: SpecOptions, model: str | None, seq_len: int, *, fresh: bool) -> Against:
+def _against(
+    cluster: str | None, said: SpecOptions, model: str | None, seq_len: int, *, fresh: bool
+) -> PredictionTarget:
     from functools import partial
 
     from topoplan.cli.search import search
     from topoplan.errors import InputError
-    from topoplan.lint.against import Against
+    from topoplan.lint.prediction_target import PredictionTarget
     from topoplan.specs.profile import read_profile
 
     if cluster is None and said.gpu is None:
         if said:
             remedy = "add --cluster SPEC, or --gpu NAME"
             raise InputError("is about a cluster, and none is given", where=said.words(None)[0], remedy=remedy)
-        return Against(model=model, seq_len=seq_len)
-    return Against(
+        return PredictionTarget(model=model, seq_len=seq_len)
+    return PredictionTarget(
         cluster=said.read_cluster(cluster),
         model=model,
         seq_len=seq_len,

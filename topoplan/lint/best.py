@@ -88,7 +88,7 @@ def best_of(
 def _trainer(translation: Translation, backend: str) -> str | None:
     """Return the trainer that must run the plans of a backend; None for any, if the configuration's own cannot."""
     own = trainer_of(translation.configuration)
-    return None if translation.spec.job.stage in own.unwritten or own.way(backend) is None else own.name
+    return None if translation.spec.job.stage in own.unwritten or own.training_path_for(backend) is None else own.name
 
 
 def any_samples(spec: Spec) -> Spec:

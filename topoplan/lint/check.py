@@ -11,13 +11,13 @@ from topoplan.bundle.bundle_files import refuse_links
 from topoplan.bundle.whole import refuse_incomplete
 from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
-from topoplan.lint.against import Against
 from topoplan.lint.by_version import judged
-from topoplan.lint.choice import Choice
-from topoplan.lint.compare import predicted, unpredicted
-from topoplan.lint.fix import Copy, apart, copies, corrected
+from topoplan.lint.compare import predict_configuration, unpredicted_findings
+from topoplan.lint.finding_filter import FindingFilter
+from topoplan.lint.fix import Copy, copies, corrected, split_node_commands
 from topoplan.lint.logs import is_log, of_logs, read_logs
 from topoplan.lint.prediction import Prediction
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.registry import rule_modules
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
@@ -30,7 +30,7 @@ from topoplan.trainers.recognisers import recognisers
 from topoplan.trainers.trainer import PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-_ALL = Choice()
+_ALL = FindingFilter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Checked:
     predictions: tuple[Prediction, ...]
     """Predictions, one for each configuration that names a model, if a cluster was given."""
     cluster: Cluster | None
-    choice: Choice
+    choice: FindingFilter
     """Which findings were asked for."""
     ignored: int
     """Number of findings that the choice left out."""
@@ -65,7 +65,7 @@ class Fixed:
     """The check of the corrected text; its parts keep the names of the originals."""
 
 
-def check(paths: Sequence[str], against: Against | None = None, choice: Choice = _ALL) -> Checked:
+def check(paths: Sequence[str], against: PredictionTarget | None = None, choice: FindingFilter = _ALL) -> Checked:
     """Check files, bundle directories, or `-` for standard input, together as one setup.
 
     With a cluster, each configuration is predicted on it and compared with the best plan. `choice` selects the findings
@@ -73,7 +73,7 @@ def check(paths: Sequence[str], against: Against | None = None, choice: Choice =
 
     Raises InputError for a path that cannot be read.
     """
-    against = against or Against()
+    against = against or PredictionTarget()
     for path in paths:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
@@ -100,17 +100,17 @@ def _refuse_links(directory: Path) -> None:
         refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in bundle_files(directory))))
 
 
-def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checked:
+def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter = _ALL) -> Checked:
     """Check a setup that has already been read; see `check`."""
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
     for configuration in setup.whole:
-        prediction, told = predicted(configuration, setup, against)
+        prediction, told = predict_configuration(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
     if against.cluster is not None:
-        found += unpredicted(setup)
+        found += unpredicted_findings(setup)
     found += of_logs(setup, predictions)
     used = {id(configuration.part) for configuration in setup.configurations}
     return Checked(
@@ -119,7 +119,7 @@ def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checke
         predictions=tuple(predictions),
         cluster=against.cluster,
         choice=choice,
-        ignored=sum(not choice.takes(one, setup) for one in dict.fromkeys(found)),
+        ignored=sum(not choice.accepts(one, setup) for one in dict.fromkeys(found)),
         not_understood=tuple(
             part
             for part in setup.parts
@@ -128,7 +128,7 @@ def check_setup(setup: Setup, against: Against, choice: Choice = _ALL) -> Checke
     )
 
 
-def fix(checked: Checked, against: Against) -> Fixed:
+def fix(checked: Checked, against: PredictionTarget) -> Fixed:
     """Return corrected copies of what was checked, applying every edit that its findings carry."""
     wanted, setup = _corrected(checked)
     return Fixed(copies=wanted, after=check_setup(setup, against, checked.choice) if wanted else checked)
@@ -149,7 +149,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
     setup, findings = checked.setup, checked.findings
     if not any(finding.edits for finding in findings):
         return (), setup
-    parts = tuple(apart(setup))
+    parts = tuple(split_node_commands(setup))
     try:
         done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
         new = {correction.before: correction.after for correction in done}
@@ -208,14 +208,14 @@ def _overridden(setup: Setup) -> dict[int, set[int]]:
     return lines
 
 
-def _in_order(findings: Iterable[Finding], setup: Setup, choice: Choice) -> tuple[Finding, ...]:
+def _in_order(findings: Iterable[Finding], setup: Setup, choice: FindingFilter) -> tuple[Finding, ...]:
     """Return the chosen findings without duplicates, errors first, then in the order of files and lines."""
     order: dict[str, int] = {}
     for part in setup.parts:
         order.setdefault(part.name, len(order))
     # A file that a script writes with a here-document is reported on, but has no copy: the script itself would have to
     # change.
-    told = (replace(one, edits=()) if one.part.file else one for one in findings if choice.takes(one, setup))
+    told = (replace(one, edits=()) if one.part.file else one for one in findings if choice.accepts(one, setup))
     return tuple(
         sorted(
             dict.fromkeys(told),

@@ -7,13 +7,20 @@ from dataclasses import replace
 
 from topoplan.bundle.plan_file import read_plan_file
 from topoplan.errors import InputError, listed
-from topoplan.lint.against import Against
 from topoplan.lint.best import best_of, ways_to_fit
 from topoplan.lint.offload import offload_findings
 from topoplan.lint.prediction import RULES, Prediction
+from topoplan.lint.prediction_findings import (
+    batch_finding,
+    misfit,
+    prediction_findings,
+    process_findings,
+    samples_finding,
+    unnamed,
+)
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.legality import broken_rules, legality_findings
 from topoplan.lint.translate import Translation, translate
-from topoplan.lint.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.reading.finding import Finding
@@ -36,7 +43,9 @@ _FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
 _PRECISION = (*_FP8, "bf16", "torch_dtype")
 
 
-def predicted(configuration: Configuration, setup: Setup, against: Against) -> tuple[Prediction, tuple[Finding, ...]]:
+def predict_configuration(
+    configuration: Configuration, setup: Setup, against: PredictionTarget
+) -> tuple[Prediction, tuple[Finding, ...]]:
     """Return the prediction for a whole configuration, and the findings about it."""
     cluster = against.cluster
     if cluster is None:
@@ -63,7 +72,7 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
         *found,
         *samples_finding(translation),
         *legality_findings(translation),
-        *verdict(prediction),
+        *prediction_findings(prediction),
         *_faults(setup, configuration, translation),
     )
 
@@ -104,10 +113,10 @@ def _in_keys(remedy: str, configuration: Configuration) -> str:
 
 def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:
     finding = RULES["not-predicted"].at(configuration, error.key, what=error.what)
-    return Prediction(configuration=configuration, reason=error.what, told=True), (finding,)
+    return Prediction(configuration=configuration, reason=error.what, is_reported=True), (finding,)
 
 
-def unpredicted(setup: Setup) -> Iterator[Finding]:
+def unpredicted_findings(setup: Setup) -> Iterator[Finding]:
     """Report configurations that no prediction supports, if predictions were asked for."""
     for configuration in setup.configurations:
         recogniser = setup.recogniser(configuration.trainer)
@@ -116,7 +125,7 @@ def unpredicted(setup: Setup) -> Iterator[Finding]:
             yield RULES["not-predicted"].at(configuration, None, what=what, why=why, remedy=remedy)
 
 
-def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against) -> Iterator[Finding]:
+def _on_usual_cards(configuration: Configuration, setup: Setup, against: PredictionTarget) -> Iterator[Finding]:
     """Without a cluster, warn if model states alone exceed large cards, as many as the command uses."""
     processes = processes_for(setup, configuration)
     if setup.bundles:
@@ -144,7 +153,7 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
             yield replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
 
 
-def _translated(configuration: Configuration, setup: Setup, cluster: Cluster, against: Against) -> Translation:
+def _translated(configuration: Configuration, setup: Setup, cluster: Cluster, against: PredictionTarget) -> Translation:
     model, profile = against.model, against.profile
     return translate(configuration, setup, cluster, model=model, profile=profile, seq_len=against.seq_len)
 
@@ -170,7 +179,7 @@ def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
     return known.machines(known.gpu(_USUAL_CARD), nodes, gpus_per_node, name)
 
 
-def _with_best(translation: Translation, cluster: Cluster, against: Against) -> Prediction:
+def _with_best(translation: Translation, cluster: Cluster, against: PredictionTarget) -> Prediction:
     spec, plan, reason = unnamed(translation.spec), None, ""
     if broken := broken_rules(spec, translation.layout):
         reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
@@ -183,7 +192,7 @@ def _with_best(translation: Translation, cluster: Cluster, against: Against) -> 
 
 
 def _compared(
-    translation: Translation, cluster: Cluster, against: Against, plan: Plan | None, reason: str = ""
+    translation: Translation, cluster: Cluster, against: PredictionTarget, plan: Plan | None, reason: str = ""
 ) -> Prediction:
     """Return the prediction of a plan beside the best plan of its job and, if nothing fits, what would."""
     best = best_of(translation, against.ranking)
@@ -194,7 +203,7 @@ def _compared(
         plan=plan,
         reason=reason,
         best=best.plan,
-        own=best.own,
+        best_of_backend=best.own,
         no_best=best.reason,
-        ways=tuple(ways_to_fit(translation, cluster, against.ranking)) if is_lost else (),
+        fixes=tuple(ways_to_fit(translation, cluster, against.ranking)) if is_lost else (),
     )

@@ -94,7 +94,7 @@ def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Reche
     )
 
 
-def apart(setup: Setup) -> Iterator[Part]:
+def split_node_commands(setup: Setup) -> Iterator[Part]:
     """Yield the parts, splitting the commands for several nodes that stand in one block or on standard input.
 
     A single script with all of them would wait at the first command for the other nodes.

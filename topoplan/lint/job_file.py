@@ -150,6 +150,6 @@ def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Itera
 
 def _layout_keys(file: TrainerFile) -> set[str]:
     """Return the keys in which the trainer expresses layouts, and those that name DeepSpeed and FSDP files."""
-    codecs = (way.codec for way in trainer_of(file.configuration).ways)
+    codecs = (way.codec for way in trainer_of(file.configuration).training_paths)
     rows = {key for codec in codecs if codec is not None for key in codec.rows}
     return rows | {"deepspeed", "fsdp", "fsdp_config"}

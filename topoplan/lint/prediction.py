@@ -12,7 +12,7 @@ from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration
 from topoplan.trainers.codec import shown
 from topoplan.trainers.recognisers import trainer_of
-from topoplan.trainers.registry import way_of
+from topoplan.trainers.registry import training_path_of
 
 RULES = read_rules(__package__, "predictions.toml")
 
@@ -38,11 +38,11 @@ class Prediction:
     """None if the layout is illegal."""
     best: Plan | None = None
     """None if no layout fits."""
-    own: Plan | None = None
+    best_of_backend: Plan | None = None
     """The best plan of the configuration's own backend."""
-    ways: tuple[Way, ...] = ()
+    fixes: tuple[Way, ...] = ()
     """If nothing fits: changes with which the job would."""
-    told: bool = False
+    is_reported: bool = False
     """True if a finding says why there is no plan."""
     reason: str = ""
     """Why there is no plan."""
@@ -50,7 +50,7 @@ class Prediction:
     """Why there is no best plan."""
 
     @property
-    def faster(self) -> float | None:
+    def speedup(self) -> float | None:
         """Throughput of the best plan divided by that of the configuration."""
         if self.plan is None or self.best is None:
             return None
@@ -59,7 +59,7 @@ class Prediction:
     @property
     def changes(self) -> tuple[Change, ...]:
         """The trainer's keys in which the best plan of the same backend differs."""
-        target = self.own
+        target = self.best_of_backend
         if self.translation is None or target is None:
             return ()
         spec, layout = self.translation.spec, self.translation.layout
@@ -67,7 +67,7 @@ class Prediction:
         now, best = shown(rows, spec, layout), shown(rows, spec, target.layout)
         written = self.configuration.source.data
         if follows := self.translation.codec.follows:
-            way = way_of(layout.backend, trainer_of(self.configuration).name)
+            way = training_path_of(layout.backend, trainer_of(self.configuration).name)
             emitted, defaults = way.files(any_samples(spec), target.layout).values, self.translation.codec.defaults()
             for key in follows:
                 if emitted.get(key) not in (None, True):  # turning a disabled switch on changes no prediction

@@ -19,7 +19,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN, sharding_of
 from topoplan.trainers.recognisers import codec_of, trainer_of
-from topoplan.trainers.registry import has_way
+from topoplan.trainers.registry import has_backend
 from topoplan.trainers.sharding import Sharding
 
 
@@ -88,7 +88,7 @@ def translate(
     return Translation(
         configuration=configuration,
         codec=codec,
-        spec=replace(spec, trainer=trainer if has_way(layout.backend, trainer) else None),
+        spec=replace(spec, trainer=trainer if has_backend(layout.backend, trainer) else None),
         layout=layout,
         processes=processes,
         assumptions=tuple(filter(None, assumptions)),

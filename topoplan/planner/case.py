@@ -11,7 +11,7 @@ from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.refusal import Refusal, refuse
-from topoplan.trainers.registry import backends_of, has_way, job_refusals, way_of
+from topoplan.trainers.registry import backends_of, has_backend, job_refusals, training_path_of
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
@@ -24,8 +24,8 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
     megatron, *_ = every = backends_of(spec.trainer, spec.job.finetuning)
-    usual = way_of(megatron, spec.trainer)
-    others = [backend for backend in every if way_of(backend, spec.trainer) is not usual]
+    usual = training_path_of(megatron, spec.trainer)
+    others = [backend for backend in every if training_path_of(backend, spec.trainer) is not usual]
     if not others:
         return every
     if foreign := _foreign_pins(spec, megatron):
@@ -67,7 +67,7 @@ def another_backend(spec: Spec) -> str | None:
 
 def _hindrance(spec: Spec, backend: str) -> Refusal | None:
     """Return why no layout of a backend can run a job, or None."""
-    if not has_way(backend, spec.trainer):
+    if not has_backend(backend, spec.trainer):
         expected = f"expected {' or '.join(backends_of(spec.trainer))}"
         return Refusal("backend", f"{spec.trainer} has no backend {backend}", expected=expected)
     for key, value in _foreign_pins(spec, backend).items():

@@ -58,8 +58,8 @@ def _against(best: Plan, other: Plan, trainer_of: Callable[[Layout], Trainer | N
 
 def _packages(theirs: Trainer | None, backend: str, ours: Trainer | None, best: str) -> str:
     """Return which packages have to be installed for the other plan, and which are not needed."""
-    their_way = theirs.way(backend) if theirs else None
-    our_way = ours.way(best) if ours else None
+    their_way = theirs.training_path_for(backend) if theirs else None
+    our_way = ours.training_path_for(best) if ours else None
     if their_way is None or our_way is None:
         return ""
     wanted, spared = their_way.packages[backend], our_way.packages[best]

@@ -21,7 +21,7 @@ from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.refusal import refuse
-from topoplan.trainers.registry import Verdict, caveats_of, unpredicted, verdict, way_of
+from topoplan.trainers.registry import TrainerChoice, caveats_of, choose_trainer, training_path_of, unpredicted
 from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.trainer import Trainer
@@ -33,9 +33,9 @@ def memory_of(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory
     return engine_of(layout.backend).memory(case, layout, all_stages=all_stages)
 
 
-def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Verdict | None = None) -> Plan:
+def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: TrainerChoice | None = None) -> Plan:
     """Return the plan of a legal layout whose memory is known; `said` is the trainers' verdict, if known."""
-    said = said or verdict(spec, layout, spec.trainer)
+    said = said or choose_trainer(spec, layout, spec.trainer)
     time = engine_of(layout.backend).time(case, layout)
     gpus = case.cluster.world_size
     rate = model_flops_per_step(case.model, case.job, apart=keeps_apart(case)) / time.step_s / gpus
@@ -104,7 +104,7 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
     """Return what a user should know before choosing the plan."""
     engine, model, job = engine_of(layout.backend), case.model, case.job
     found = [*notes_on_bands(case.profile, case.cluster.gpu, engine.bands(case))]
-    found += way_of(layout.backend).model_warnings(model)
+    found += training_path_of(layout.backend).model_warnings(model)
     host = memory.host_capacity_bytes
     if host is not None and memory.host_bytes > host:
         found.append(f"offload needs {memory.host_bytes / GIB:.0f} GiB of a node's {host / GIB:.0f} GiB host memory")

@@ -25,7 +25,7 @@ from topoplan.planner.risk import first_safe, has_room
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.registry import TRAINER_RULE, Verdict, broken_by, caveats_of, is_for_others, verdict
+from topoplan.trainers.registry import TRAINER_RULE, TrainerChoice, broken_by, caveats_of, choose_trainer, is_for_others
 from topoplan.trainers.trainer import Trainer
 
 KEPT_MISSES = 5
@@ -122,7 +122,7 @@ class _Search:
         self.over: list[_Miss] = []
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
-        self.verdicts: dict[Layout, Verdict] = {}
+        self.verdicts: dict[Layout, TrainerChoice] = {}
         self.out_of_memory = self.dominated = self.misses = 0
         self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
         """Tokens per GPU in a step."""
@@ -138,11 +138,11 @@ class _Search:
         """Return the step time in seconds above which a layout is behind the best one, whatever else speaks for it."""
         return self.tokens_per_gpu / (self.fastest * (1.0 - TIE)) if self.fastest else math.inf
 
-    def verdict(self, layout: Layout) -> Verdict:
+    def verdict(self, layout: Layout) -> TrainerChoice:
         """Return the trainers' verdict on a layout, which is computed once."""
         known = self.verdicts.get(layout)
         if known is None:
-            known = self.verdicts[layout] = verdict(self.spec, layout, self.spec.trainer)
+            known = self.verdicts[layout] = choose_trainer(self.spec, layout, self.spec.trainer)
         return known
 
     def trainer_of(self, layout: Layout) -> Trainer | None:

@@ -78,13 +78,13 @@ def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
         **(spec_to_dict(translation.spec) if translation else {}),
         "plan": plan_to_dict(prediction.plan) if prediction.plan else None,
         "best": plan_to_dict(prediction.best) if prediction.best else None,
-        "best_of_backend": plan_to_dict(prediction.own) if prediction.own else None,
-        "speed_of_best": rounded(prediction.faster) if prediction.faster else None,
+        "best_of_backend": plan_to_dict(prediction.best_of_backend) if prediction.best_of_backend else None,
+        "speed_of_best": rounded(prediction.speedup) if prediction.speedup else None,
         "changes": [{"key": one.key, "now": one.now, "best": one.best} for one in prediction.changes],
         "assumptions": list(translation.assumptions) if translation else [],
         "reason": prediction.reason or None,
         "no_best": prediction.no_best or None,
-        "would_fit": [{"change": way.change, "plan": plan_to_dict(way.plan)} for way in prediction.ways],
+        "would_fit": [{"change": way.change, "plan": plan_to_dict(way.plan)} for way in prediction.fixes],
     }
     return view
 
@@ -174,7 +174,7 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     prediction = same[0]
     translation, plan, best = prediction.translation, prediction.plan, prediction.best
     place = ", ".join(one.configuration.part.place(None) for one in same)
-    if prediction.told:
+    if prediction.is_reported:
         return
     console.print()
     if translation is None:
@@ -183,7 +183,7 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     paragraph(console, f"{place} on {spec_line(translation.spec)}", style="bold")
     if plan is None:
         paragraph(console, f"Not predicted: {prediction.reason}.")
-    own = prediction.own if prediction.own not in (None, best, plan) else None
+    own = prediction.best_of_backend if prediction.best_of_backend not in (None, best, plan) else None
     named = (("this file", plan), (f"best with {own.layout.backend}" if own else "", own), ("best plan", best))
     columns = [(name, one) for name, one in named if one is not None]
     if columns:

@@ -61,5 +61,5 @@ def trainer_of(configuration: Configuration) -> Trainer:
 def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:
     """Return the codec of a configuration; None if it is not predicted."""
     name = setup.path_of(configuration) or configuration.trainer
-    codecs = (way.codec for trainer in registry.TRAINERS for way in trainer.ways)
+    codecs = (way.codec for trainer in registry.TRAINERS for way in trainer.training_paths)
     return next((one for one in (*codecs, *_CODECS) if one is not None and one.reads == name), None)

@@ -16,7 +16,7 @@ from topoplan.specs.traits import Traits
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
-from topoplan.trainers.trainer import Trainer, Way
+from topoplan.trainers.trainer import Trainer, TrainingPath
 from topoplan.trainers.traits import MEGATRON
 
 TRAINERS: Sequence[Trainer] = OnDemand(
@@ -75,7 +75,7 @@ def backend_names(text: str, trainer: str | None, where: str = "", *, finetuning
 
 
 def _known_backends(trainer: str | None = None) -> list[str]:
-    return sorted({backend for _, way in _ways(trainer) for backend in way.traits})
+    return sorted({backend for _, path in _training_paths(trainer) for backend in path.traits})
 
 
 def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
@@ -86,24 +86,26 @@ def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
 # Who can run what ----------------------------------------------------------------------------------------------------
 
 
-def _ways(name: str | None) -> Iterator[tuple[Trainer, Way]]:
-    yield from ((trainer, way) for trainer in TRAINERS if name in (None, trainer.name) for way in trainer.ways)
+def _training_paths(name: str | None) -> Iterator[tuple[Trainer, TrainingPath]]:
+    yield from (
+        (trainer, path) for trainer in TRAINERS if name in (None, trainer.name) for path in trainer.training_paths
+    )
 
 
-def _ways_of(backend: str, name: str | None = None) -> Iterator[tuple[Trainer, Way]]:
+def _training_paths_of(backend: str, name: str | None = None) -> Iterator[tuple[Trainer, TrainingPath]]:
     """Yield the trainers with a backend and their training paths for it; only the named trainer if one is named."""
-    return ((trainer, way) for trainer, way in _ways(name) if backend in way.traits)
+    return ((trainer, path) for trainer, path in _training_paths(name) if backend in path.traits)
 
 
-def has_way(backend: str, name: str | None) -> bool:
+def has_backend(backend: str, name: str | None) -> bool:
     """Whether the named trainer, or any trainer for None, has a backend."""
-    return any(True for _ in _ways_of(backend, name))
+    return any(True for _ in _training_paths_of(backend, name))
 
 
-def way_of(backend: str, name: str | None = None) -> Way:
+def training_path_of(backend: str, name: str | None = None) -> TrainingPath:
     """Return the training path for a backend: the named trainer's if it has one, else that of the first trainer."""
-    _, way = next(_ways_of(backend, name), None) or next(_ways_of(backend))
-    return way
+    _, path = next(_training_paths_of(backend, name), None) or next(_training_paths_of(backend))
+    return path
 
 
 def traits_of(backend: str, name: str | None) -> Traits:
@@ -113,24 +115,24 @@ def traits_of(backend: str, name: str | None) -> Traits:
     """
     if name is None and backend == MEGATRON.name:
         return MEGATRON
-    return way_of(backend, name).traits[backend]
+    return training_path_of(backend, name).traits[backend]
 
 
 def steps_of(job: Job, backend: str, name: str | None) -> int | None:
     """Return the optimizer steps of a job as its trainer counts them; None if the number of samples is unknown."""
-    return way_of(backend, name).steps(job, job.trainer)
+    return training_path_of(backend, name).steps(job, job.trainer)
 
 
 def job_refusals(spec: Spec, backend: str) -> Iterator[Refusal]:
     """Yield the reasons why no layout of a backend can run a job."""
-    yield from way_of(backend).job_refusals(spec)
+    yield from training_path_of(backend).job_refusals(spec)
     yield from missing_precision(spec)
     yield from _foreign_profile(spec, backend)
 
 
 def versions_of(spec: Spec, backend: str, trainer: str | None) -> dict[str, str]:
     """Return package -> version as far as known: the versions the trainer's files are for, then those of the hosts."""
-    written = way_of(backend, trainer).versions() if trainer else {}
+    written = training_path_of(backend, trainer).versions() if trainer else {}
     words = {name: " or ".join(found) if isinstance(found, list) else str(found) for name, found in written.items()}
     return {**words, **spec.cluster.software}
 
@@ -159,12 +161,12 @@ def unpredicted(spec: Spec, backend: str, *, is_of_file: bool = False) -> Iterat
     A job read from a trainer's file already has a trainer that runs it, so only its profile can be a reason.
     """
     if not is_of_file:
-        yield from (one for one in way_of(backend).job_refusals(spec) if not one.is_predicted)
+        yield from (one for one in training_path_of(backend).job_refusals(spec) if not one.is_predicted)
     yield from _foreign_profile(spec, backend)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrainerChoice:
     """Which trainer runs a layout."""
 
     trainer: Trainer | None
@@ -178,25 +180,25 @@ class Verdict:
         return self.trainer.name if self.trainer else None
 
 
-def verdict(spec: Spec, layout: Layout, name: str | None = None) -> Verdict:
+def choose_trainer(spec: Spec, layout: Layout, name: str | None = None) -> TrainerChoice:
     """Ask the trainers in order whether they can run a layout, until one can."""
     said = None
-    for trainer, way in _ways_of(layout.backend, name):
-        refusal = next(way.refusals(spec, layout), None)
+    for trainer, path in _training_paths_of(layout.backend, name):
+        refusal = next(path.refusals(spec, layout), None)
         if refusal is None:
-            return Verdict(trainer, said)
+            return TrainerChoice(trainer, said)
         said = said or (trainer, refusal)
-    return Verdict(None, said)
+    return TrainerChoice(None, said)
 
 
 def caveats_of(spec: Spec, layout: Layout, trainer: Trainer | None) -> tuple[str, ...]:
     """Return the known problems of a layout with its trainer, caused by packages or by the files written for it."""
-    if trainer is None or (way := trainer.way(layout.backend)) is None:
+    if trainer is None or (path := trainer.training_path_for(layout.backend)) is None:
         return ("none of the trainers that files are written for can run it",)
     return (
-        *way.model_warnings(spec.model),
+        *path.model_warnings(spec.model),
         *environment_warnings(spec, layout, trainer.versions),
-        *way.caveats(spec, layout),
+        *path.caveats(spec, layout),
     )
 
 
@@ -208,7 +210,7 @@ def is_for_others(spec: Spec, layout: Layout) -> bool:
     return spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full"
 
 
-def broken_by(spec: Spec, layout: Layout, said: Verdict) -> Broken | None:
+def broken_by(spec: Spec, layout: Layout, said: TrainerChoice) -> Broken | None:
     """Return a verdict as a broken rule that some trainer must run the layout; None if one can."""
     if said.trainer is not None:
         return None
@@ -222,21 +224,21 @@ def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:
     """Return why no trainer can run a layout and what would help; None if one can."""
     if is_for_others(spec, layout):
         return None
-    return broken_by(spec, layout, verdict(spec, layout, spec.trainer))
+    return broken_by(spec, layout, choose_trainer(spec, layout, spec.trainer))
 
 
 # Who writes what -----------------------------------------------------------------------------------------------------
 
 
-def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
+def written_by(backend: str, name: str | None = None) -> tuple[Trainer, TrainingPath]:
     """Return the trainer that writes files for a backend; without a name, the first one that has it.
 
     Raises InputError for an unknown trainer, and LayoutError for a backend that the trainer lacks.
     """
     name = trainer_name(name)
-    if able := next(_ways_of(backend, name), None):
+    if able := next(_training_paths_of(backend, name), None):
         return able
-    others = list(_ways_of(backend))
+    others = list(_training_paths_of(backend))
     if not others:
         expected = f"expected {' or '.join(_known_backends())}"
         raise LayoutError(f"no bundle can be written for the backend {backend!r}", expected=expected)
@@ -246,7 +248,7 @@ def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
     )
 
 
-def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trainer, Way]:
+def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trainer, TrainingPath]:
     """Return the trainer that writes files for a layout; without a name, the first one that can run it, if any.
 
     Raises SpecError for a job that can be predicted but that no files are written for yet, and otherwise as
@@ -260,4 +262,4 @@ def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trai
         if not is_written:
             what = f"{key} {getattr(job, key)} is predicted, and no trainer's files are written for it yet"
             raise SpecError(what, where=f"{spec.path}: job.{key}" if spec.path else f"job.{key}", remedy="leave it out")
-    return written_by(layout.backend, name or verdict(spec, layout).name)
+    return written_by(layout.backend, name or choose_trainer(spec, layout).name)

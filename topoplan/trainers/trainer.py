@@ -135,7 +135,7 @@ class TrainerRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class TrainingPath:
     """One training path of a trainer: the backends whose layouts it runs, and how."""
 
     backends: tuple[str, ...]
@@ -190,7 +190,7 @@ class Trainer:
     """The name that `--trainer` takes."""
     title: str
     """The name as its makers spell it."""
-    ways: tuple[Way, ...]
+    training_paths: tuple[TrainingPath, ...]
     """The training paths, Megatron first if the trainer has it; each backend belongs to at most one of them."""
     log: Log
     versions: Versions
@@ -206,8 +206,8 @@ class Trainer:
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends that are searched for this trainer."""
-        return tuple(backend for way in self.ways for backend in way.backends)
+        return tuple(backend for way in self.training_paths for backend in way.backends)
 
-    def way(self, backend: str) -> Way | None:
+    def training_path_for(self, backend: str) -> TrainingPath | None:
         """Return the training path for a backend; None if the trainer does not support it."""
-        return next((way for way in self.ways if backend in way.traits), None)
+        return next((way for way in self.training_paths if backend in way.traits), None)

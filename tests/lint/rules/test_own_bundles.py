@@ -28,8 +28,8 @@ from topoplan.bundle.write import write_bundle
 from topoplan.engines.engine import Fastest
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Recompute
-from topoplan.lint.against import Against
 from topoplan.lint.check import check
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.registry import rule_modules
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -139,7 +139,7 @@ def test_nothing_is_found_against_what_is_generated(path: Path, tmp_path: Path) 
         for plan in (plan for backend in trainer.backends for plan in islice(plans_of(own, backend), 1)):
             count += 1
             write_bundle(generate(own, plan, trainer=trainer.name), tmp_path / str(count))
-            found = check([str(tmp_path / str(count))], Against(cluster=spec.cluster, search=no_search))
+            found = check([str(tmp_path / str(count))], PredictionTarget(cluster=spec.cluster, search=no_search))
             assert [one.what for one in found.findings if one.severity != "note"] == []
             for prediction in found.predictions if trainer.name != "trinity" else ():  # its files are not predicted
                 one = prediction.plan
@@ -156,7 +156,7 @@ def test_the_best_plan_of_another_backend_is_no_warning(trainer: str, tmp_path: 
     spec = replace(load_spec("cluster_specs/a100-1x8.yaml"), trainer=trainer)
     plan = next(plans_of(spec, "fsdp2"))
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
-    found = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster))
+    found = check([str(tmp_path / "bundle")], PredictionTarget(cluster=spec.cluster))
     assert {one.severity for one in found.findings} <= {"note"}
 
 

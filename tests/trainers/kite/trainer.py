@@ -17,7 +17,7 @@ from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.requirements import Requirement, Versions, install_commands
 from topoplan.trainers.torchrun import torchrun_command
 from topoplan.trainers.train_yaml import OUTPUT_TITLE, trainer_files
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerFiles, TrainerRun, Way
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerFiles, TrainerRun, TrainingPath
 from topoplan.trainers.traits import HUGGING_FACE
 from topoplan.trainers.yaml_text import Entry, Section
 
@@ -80,8 +80,8 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
 KITE = Trainer(
     name="kite",
     title="Kite",
-    ways=(
-        Way(
+    training_paths=(
+        TrainingPath(
             backends=("ddp", "fsdp2"),
             traits={"ddp": HUGGING_FACE, "fsdp2": HUGGING_FACE},
             packages={"ddp": (), "fsdp2": ("string",)},

@@ -21,7 +21,7 @@ def files(
     usual = {"packing": False, "dataset": "org/chats", "seq_len": 8192}
     fields = {"backend": "fsdp2", "recompute": Recompute(granularity="full", method="uniform", num_layers=1), **layout}
     spec, plan = make_spec_and_plan(cluster=cluster, model=model(name), job={**usual, **(job or {})}, **fields)
-    return TRINITY_RFT.ways[0].written(spec, plan.layout)
+    return TRINITY_RFT.training_paths[0].written(spec, plan.layout)
 
 
 def test_the_text_holds_the_values() -> None:

@@ -252,7 +252,7 @@ key but discards part of the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class KeyJudgment:
     """The judgment on a value for a trainer key."""
 
     value: Any = None
@@ -263,32 +263,32 @@ class Verdict:
     remedy: str = ""
 
 
-def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str = "") -> Verdict:
+def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str = "") -> KeyJudgment:
     """Judge a key and its value on a path.
 
     `version` is LLaMA-Factory's; without it, a key is known if any known version has it.
     """
     if any(secrets_in({name: value})):
-        return Verdict(value=value, trouble="secret", what=NEVER_WRITTEN, remedy=REMEDY)
+        return KeyJudgment(value=value, trouble="secret", what=NEVER_WRITTEN, remedy=REMEDY)
     keys, megatron = keys_for(path), path == "mca"
     if name in _GONE and (megatron or name != "overwrite_output_dir"):
         what = f"{name} is not accepted by every transformers"
-        return Verdict(value=value, trouble="gone", what=what, remedy=_GONE[name])
+        return KeyJudgment(value=value, trouble="gone", what=what, remedy=_GONE[name])
     if name not in keys:
         if name in removed_keys():
             what = f"{name} is gone from transformers {removed_keys()[name]}"
-            return Verdict(value=value, trouble="gone", what=what, remedy="leave it out")
+            return KeyJudgment(value=value, trouble="gone", what=what, remedy="leave it out")
         further = "settings of Megatron-core's own go into additional_configs: {...}" if megatron else ""
         what = f"the trainer has no key {name!r}"
-        return Verdict(value=value, trouble="unknown", what=what, remedy=nearest(name, keys) or further)
+        return KeyJudgment(value=value, trouble="unknown", what=what, remedy=nearest(name, keys) or further)
     key = keys[name]
     if version and key.package == "llamafactory" and key.since and Version(version) < Version(key.since):
         what = f"{name} needs {newer_than(key.since)}"
-        return Verdict(value=value, trouble="newer", what=what, remedy="leave it out")
+        return KeyJudgment(value=value, trouble="newer", what=what, remedy="leave it out")
     verdict = typed_value(keys[name], value)
     if not verdict.trouble and isinstance(verdict.value, str) and "${" in verdict.value:
         what = f"{name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable"
-        return Verdict(value=value, trouble="type", what=what)
+        return KeyJudgment(value=value, trouble="type", what=what)
     if verdict.trouble or not megatron:
         return verdict
     checked = verdict.value
@@ -296,57 +296,59 @@ def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str 
     if unread and checked not in (keys[name].default, None):
         remedy = _UNUSED.get(name, "remove it, so that the file says what happens")
         what = f"LLaMA-Factory's Megatron path never reads {name}"
-        return Verdict(value=checked, trouble="ignored", what=what, remedy=remedy)
+        return KeyJudgment(value=checked, trouble="ignored", what=what, remedy=remedy)
     if name == "report_to" and "wandb" in (checked if isinstance(checked, list) else [checked]):
         what = "the Megatron adapter silently drops wandb from report_to"
-        return Verdict(value=checked, trouble="dropped", what=what, remedy="use tensorboard, mlflow or use_swanlab")
+        return KeyJudgment(value=checked, trouble="dropped", what=what, remedy="use tensorboard, mlflow or use_swanlab")
     return verdict
 
 
-def typed_value(key: Key, value: Any) -> Verdict:
+def typed_value(key: Key, value: Any) -> KeyJudgment:
     """Judge whether `value` has the declared type and range of the key, converting it if possible."""
     verdict = _typed(key, value)
     expected = "" if verdict.trouble else range_missed(key_list("ranges")["ranges"].get(key.name), verdict.value)
     if not expected:
         return verdict
-    return Verdict(value=value, trouble="type", what=f"{key.name} is {value}", expected=f"{_expected(key)} {expected}")
+    return KeyJudgment(
+        value=value, trouble="type", what=f"{key.name} is {value}", expected=f"{_expected(key)} {expected}"
+    )
 
 
-def _typed(key: Key, value: Any) -> Verdict:
+def _typed(key: Key, value: Any) -> KeyJudgment:
 
-    def refused(what: str, remedy: str = "") -> Verdict:
-        return Verdict(value=value, trouble="type", what=what, expected=_expected(key), remedy=remedy)
+    def refused(what: str, remedy: str = "") -> KeyJudgment:
+        return KeyJudgment(value=value, trouble="type", what=what, expected=_expected(key), remedy=remedy)
 
     if value is None:
-        return Verdict() if key.nullable else refused(f"{key.name} cannot be null")
+        return KeyJudgment() if key.nullable else refused(f"{key.name} cannot be null")
     types = key.types
     if isinstance(value, bool):
         if "bool" in types:
-            return Verdict(value=value)
+            return KeyJudgment(value=value)
         hint = 'YAML reads an unquoted yes, no, on or off as true or false; write "no" in quotes'
         return refused(f"{key.name} is {str(value).lower()}", hint)
     if isinstance(value, int):
         if "int" in types:
-            return Verdict(value=value)
+            return KeyJudgment(value=value)
         if "float" in types and abs(value) < 10**300:
-            return Verdict(value=value)
+            return KeyJudgment(value=value)
     if isinstance(value, float):
         if "float" in types:
-            return Verdict(value=value)
+            return KeyJudgment(value=value)
         if "int" in types and value.is_integer():
-            return Verdict(value=int(value))
+            return KeyJudgment(value=int(value))
     if isinstance(value, str):
         number = _number(value)  # PyYAML reads 2e-5 as a string, other parsers as the number that the user meant
         if "str" not in types and "float" in types and number is not None:
-            return Verdict(value=number)
+            return KeyJudgment(value=number)
         if "str" in types:
             if key.choices and value not in key.choices:
                 return refused(f"{key.name} is {value!r}", nearest(value, [str(choice) for choice in key.choices]))
-            return Verdict(value=value)
+            return KeyJudgment(value=value)
     if isinstance(value, Mapping) and "dict" in types:
-        return Verdict(value=dict(value))
+        return KeyJudgment(value=dict(value))
     if isinstance(value, list | tuple) and "list" in types:
-        return Verdict(value=list(value))
+        return KeyJudgment(value=list(value))
     return refused(f"{key.name} is {value!r}")
 
 

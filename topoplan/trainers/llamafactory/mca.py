@@ -35,7 +35,7 @@ from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, step_limit
 from topoplan.trainers.torchrun import torchrun_command
-from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Way
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, TrainingPath
 from topoplan.trainers.traits import MCA
 
 _START = (
@@ -133,7 +133,7 @@ def _model_warnings(model: Model) -> Iterator[str]:
         yield "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"
 
 
-MEGATRON = Way(
+MEGATRON = TrainingPath(
     backends=("mca",),
     traits={"mca": MCA},
     packages={"mca": ("megatron-core", "mcore_adapter", "Transformer Engine")},

@@ -32,7 +32,7 @@ from topoplan.trainers.plain_storage import plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import steps
 from topoplan.trainers.torchrun import torchrun_command
-from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Way
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, TrainingPath
 from topoplan.trainers.traits import SHARDED
 
 _START = """\
@@ -146,7 +146,7 @@ def _versions() -> Mapping[str, Any]:
     return {name: trainer_versions()[name] for name in ("llamafactory", "transformers")}
 
 
-PLAIN = Way(
+PLAIN = TrainingPath(
     backends=tuple(SHARDED),
     traits=SHARDED,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},

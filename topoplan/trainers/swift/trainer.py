@@ -32,7 +32,7 @@ from topoplan.trainers.swift.sft import sft_files
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
 from topoplan.trainers.swift.start import start, start_megatron
 from topoplan.trainers.swift.trial import MEGATRON_TRIAL, TRIAL
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, Trainer, TrainerRun, Way
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, Trainer, TrainerRun, TrainingPath
 from topoplan.trainers.traits import PACKED_APART
 
 _ALLOCATOR = EnvVar(
@@ -216,7 +216,7 @@ def _megatron_steps(job: Job, keys: Mapping[str, Any]) -> int | None:
 
 
 _BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")
-_MEGATRON = Way(
+_MEGATRON = TrainingPath(
     backends=("megatron",),
     traits=TRAITS,
     packages={"megatron": _BRIDGE, "mca": _BRIDGE},
@@ -230,7 +230,7 @@ _MEGATRON = Way(
     trial=MEGATRON_TRIAL,
     codec=megatron_job.CODEC,
 )
-_SFT = Way(
+_SFT = TrainingPath(
     backends=tuple(PACKED_APART),
     traits=PACKED_APART,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
@@ -267,7 +267,7 @@ swift/utils/utils.py, format_time). `megatron sft` prints a similar line from th
 MS_SWIFT = Trainer(
     name="swift",
     title=_VERSIONS.title,
-    ways=(_MEGATRON, _SFT),
+    training_paths=(_MEGATRON, _SFT),
     log=_LOG,
     versions=_VERSIONS,
     recognisers=(SWIFT, MEGATRON),

@@ -16,7 +16,7 @@ from topoplan.trainers.made_up import DIRECTORY, is_made_up
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
-from topoplan.trainers.trainer import Checkpoints, ReadmeWords, Trainer, TrainerRun, Way
+from topoplan.trainers.trainer import Checkpoints, ReadmeWords, Trainer, TrainerRun, TrainingPath
 from topoplan.trainers.trinity import reading, traits
 from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
 from topoplan.trainers.trinity.job import CODEC
@@ -135,7 +135,7 @@ _LOG = Log(
 """Trinity-RFT draws no progress bar. The trainer's actor prints `Step N: {...}`, which Ray forwards to node 0
 (trinity/utils/monitor.py, format_data_str)."""
 
-_FSDP2 = Way(
+_FSDP2 = TrainingPath(
     backends=("fsdp2",),
     traits={"fsdp2": traits.TRINITY},
     packages={"fsdp2": ("verl", "Ray")},
@@ -151,7 +151,7 @@ _FSDP2 = Way(
 TRINITY_RFT = Trainer(
     name="trinity",
     title=_VERSIONS.title,
-    ways=(_FSDP2,),
+    training_paths=(_FSDP2,),
     log=_LOG,
     versions=_VERSIONS,
     recognisers=(reading.TRINITY,),

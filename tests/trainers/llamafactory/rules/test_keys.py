@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.reading.setups import MEGATRON, PLAIN, make_setup, with_lines
-from topoplan.lint.against import Against
 from topoplan.lint.check import check_setup
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.trainers.llamafactory.key_list import known_keys, megatron_settings, plain_keys
 from topoplan.trainers.llamafactory.rules.keys import RENAMED, keys_of
 
@@ -63,7 +63,9 @@ def test_an_old_name_leads_to_a_key_of_today() -> None:
 def test_what_other_versions_and_commands_have(lines: str, version: str, severity: str) -> None:
     setup = make_setup(with_lines(PLAIN, lines))
     setup = replace(setup, versions={"llamafactory": version} if version else {})
-    assert {one.severity for one in check_setup(setup, Against()).findings} == ({severity} if severity else set())
+    assert {one.severity for one in check_setup(setup, PredictionTarget()).findings} == (
+        {severity} if severity else set()
+    )
 
 
 def test_a_checkout_of_ones_own_may_have_templates_of_its_own(tmp_path: Path) -> None:
@@ -71,4 +73,4 @@ def test_a_checkout_of_ones_own_may_have_templates_of_its_own(tmp_path: Path) ->
     source.parent.mkdir(parents=True)
     source.write_text('register_template(\n    name="own",\n)\n')
     setup = make_setup(with_lines(PLAIN, "template: own"), name=str(tmp_path / "examples" / "train.yaml"))
-    assert check_setup(setup, Against()).findings == ()
+    assert check_setup(setup, PredictionTarget()).findings == ()

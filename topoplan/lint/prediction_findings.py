@@ -78,7 +78,7 @@ def samples_finding(translation: Translation) -> Iterator[Finding]:
     yield rule.at(translation.configuration, "max_samples", samples=job.samples, batch=batch)
 
 
-def verdict(prediction: Prediction) -> Iterator[Finding]:
+def prediction_findings(prediction: Prediction) -> Iterator[Finding]:
     """Report whether a configuration fits, and what the best plan gains."""
     translation, plan, best = prediction.translation, prediction.plan, prediction.best
     if translation is None:
@@ -91,7 +91,7 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
             level="note" if plan and plan.fits else "warning",
             gpus=_gpus(translation.spec),
             why=prediction.no_best,
-            remedy=sentence(prediction.ways),
+            remedy=sentence(prediction.fixes),
         )
     if plan is None:
         return
@@ -100,7 +100,7 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
     if not plan.fits:
         yield from misfit(prediction)
         return
-    faster = (prediction.faster or 1.0) - 1.0
+    faster = (prediction.speedup or 1.0) - 1.0
     if best is not None and faster >= A_LITTLE_FASTER:
         yield RULES["plan-slower"].at(
             translation.configuration,
@@ -120,7 +120,7 @@ def _named(plan: Plan, layout: Layout) -> str:
 
 def _of_own_backend(prediction: Prediction) -> str:
     """Return what the best plan of the configuration's backend gains, if the overall best plan uses another backend."""
-    plan, own = prediction.plan, prediction.own
+    plan, own = prediction.plan, prediction.best_of_backend
     if plan is None or own is None or own == prediction.best:
         return ""
     gain = own.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu - 1.0
@@ -143,11 +143,11 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
     at_length = f"with {spec.job.seq_len:,} " if length else ""
     lengths = ", and nothing says how long the samples are" if length else ""
     parts = "" if layout.is_megatron else f": {_parts(plan)}"
-    target = prediction.own or prediction.best
+    target = prediction.best_of_backend or prediction.best
     if target is None:
         nothing = "nothing else fits" if prediction.no_best == NOTHING_FITS else prediction.no_best
         as_is = "" if spec.cluster.host_memory_bytes else ", whose spec states no host_memory to offload to"
-        remedies = [f"{nothing} on these GPUs{as_is}", sentence(prediction.ways)]
+        remedies = [f"{nothing} on these GPUs{as_is}", sentence(prediction.fixes)]
     elif layout.is_megatron:
         remedies = [out.fix, _towards_best(prediction)]
     else:
@@ -194,7 +194,7 @@ def _parts(plan: Plan) -> str:
 
 def _towards_best(prediction: Prediction) -> str:
     """Return the changes of keys as a sentence, for readers who only see the findings."""
-    plan, own, best = prediction.plan, prediction.own, prediction.best
+    plan, own, best = prediction.plan, prediction.best_of_backend, prediction.best
     is_gain = own is not None and (
         plan is None or not plan.fits or own.tokens_per_s_per_gpu > plan.tokens_per_s_per_gpu * (1.0 + A_LITTLE_FASTER)
     )

@@ -4,9 +4,9 @@ import pytest
 
 from tests.reading.setups import setup_of
 from topoplan.errors import InputError
-from topoplan.lint.against import Against
 from topoplan.lint.check import check_setup
-from topoplan.lint.choice import Choice, chosen
+from topoplan.lint.finding_filter import FindingFilter, chosen
+from topoplan.lint.prediction_target import PredictionTarget
 
 SCRIPT = """export NCCL_DEBUG=INFO
 NNODES=2 NODE_RANK=0 \\
@@ -17,8 +17,8 @@ LOG, PEER, PORT = "env-nccl-log", "env-nccl-debugging", "launch-missing-master-p
 ALL = {LOG, PEER, PORT, "launch-file-not-found"}
 
 
-def told(text: str, choice: Choice | None = None) -> set[str]:
-    checked = check_setup(setup_of(text, name="run.sh"), Against(), choice or Choice())
+def told(text: str, choice: FindingFilter | None = None) -> set[str]:
+    checked = check_setup(setup_of(text, name="run.sh"), PredictionTarget(), choice or FindingFilter())
     assert checked.ignored + len(checked.findings) == len(ALL)
     return {one.rule for one in checked.findings}
 
@@ -26,14 +26,14 @@ def told(text: str, choice: Choice | None = None) -> set[str]:
 @pytest.mark.parametrize(
     ("choice", "rules"),
     [
-        (Choice(), ALL),
-        (Choice(select=("env",)), {LOG, PEER}),
-        (Choice(select=("env", "launch"), ignore=("launch-file-not-found", PEER)), {LOG, PORT}),
-        (Choice(ignore=("env-nccl",)), ALL - {LOG, PEER}),
-        (Choice(select=("env-nccl-lo",)), set()),  # only whole words match
+        (FindingFilter(), ALL),
+        (FindingFilter(select=("env",)), {LOG, PEER}),
+        (FindingFilter(select=("env", "launch"), ignore=("launch-file-not-found", PEER)), {LOG, PORT}),
+        (FindingFilter(ignore=("env-nccl",)), ALL - {LOG, PEER}),
+        (FindingFilter(select=("env-nccl-lo",)), set()),  # only whole words match
     ],
 )
-def test_rules_are_chosen_by_their_names_and_how_these_begin(choice: Choice, rules: set[str]) -> None:
+def test_rules_are_chosen_by_their_names_and_how_these_begin(choice: FindingFilter, rules: set[str]) -> None:
     assert told(SCRIPT, choice) == rules
 
 
@@ -63,7 +63,7 @@ def test_a_comment_answers_for_a_line_a_command_or_the_file(line: int, comment: 
 def test_a_key_of_yaml_is_answered_for_in_its_line() -> None:
     text = "stage: sft\nmodel_name_or_path: a\nlearnig_rate: 1.0e-4{}\n"
     for comment, count in (("", 1), ("  # topoplan: ignore[llamafactory-unknown-key]", 0)):
-        checked = check_setup(setup_of(text.format(comment), name="train.yaml"), Against())
+        checked = check_setup(setup_of(text.format(comment), name="train.yaml"), PredictionTarget())
         assert sum(one.rule == "llamafactory-unknown-key" for one in checked.findings) == count
 
 

@@ -22,7 +22,7 @@ def _best(spec: Spec) -> Ranking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class PredictionTarget:
     """What configurations are compared with; `--fix` passes the same object again to reuse its cache."""
 
     cluster: Cluster | None = None

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.reading.setups import all_of, configuration, launch
-from topoplan.lint.against import Against
-from topoplan.lint.compare import predicted
+from topoplan.lint.compare import predict_configuration
 from topoplan.lint.prediction import Prediction
-from topoplan.lint.verdict import process_findings, verdict
+from topoplan.lint.prediction_findings import prediction_findings, process_findings
+from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import Processes
 from topoplan.specs.cluster import Cluster
@@ -22,7 +22,7 @@ TEXT = (
 
 def told(cluster: Cluster, micro_batch: int, more: str = "") -> tuple[Prediction, dict[str, Finding]]:
     one = configuration(TEXT.format(micro_batch) + more)
-    prediction, findings = predicted(one, all_of(one), Against(cluster=cluster))
+    prediction, findings = predict_configuration(one, all_of(one), PredictionTarget(cluster=cluster))
     return prediction, {finding.rule: finding for finding in findings}
 
 
@@ -32,15 +32,15 @@ def test_what_another_backend_gains_is_told_beside_the_own_one(a100s: Cluster) -
 
     assert prediction.best.layout.backend == "mca"
     assert f"{prediction.best.id} (Megatron) instead of zero3-dp8-mbs1-full" in finding.why
-    assert f"the best with deepspeed is {prediction.own.id}" in finding.why
+    assert f"the best with deepspeed is {prediction.best_of_backend.id}" in finding.why
     assert "set deepspeed: ds_z" in finding.remedy
     assert "`topoplan generate --pin backend=mca`" in finding.remedy
 
 
 def test_the_best_of_its_backend_is_not_told_to_change(a100s: Cluster) -> None:
     prediction, _ = told(a100s, 1)
-    same = replace(prediction, plan=prediction.own)
-    (finding,) = verdict(same)
+    same = replace(prediction, plan=prediction.best_of_backend)
+    (finding,) = prediction_findings(same)
 
     assert finding.rule == "plan-slower"
     assert finding.why.endswith("with deepspeed none is faster than this one")

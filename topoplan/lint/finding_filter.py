@@ -19,14 +19,14 @@ _COMMENT = re.compile(r"(?:^|\s)#\s*topoplan:\s*ignore(?P<file>-file)?(?:\[(?P<r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class FindingFilter:
     """Rules, selected by id or by the first words of their ids: `launch` selects every `launch-...`."""
 
     select: tuple[str, ...] = ()
     """Rules to report; empty for all."""
     ignore: tuple[str, ...] = ()
 
-    def takes(self, finding: Finding, setup: Setup) -> bool:
+    def accepts(self, finding: Finding, setup: Setup) -> bool:
         """Whether a finding is reported."""
         if self.select and not _is_one(finding.rule, self.select):
             return False
