@@ -11,10 +11,10 @@ from topoplan.network.collectives import (
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
-    nvls_way,
+    nvls_cost,
     point_to_point_s,
-    ring_way,
-    tree_way,
+    ring_cost,
+    tree_cost,
 )
 from topoplan.network.placement import Group
 from topoplan.network.topology import SOCKET_BYTES_PER_S
@@ -38,12 +38,12 @@ NIC = 50e9 * HOPPER.network_efficiency
 
 def rate(group: Group, cluster: Cluster = H100, profile: Profile = HOPPER) -> float:
     """Return the bus bandwidth of a ring."""
-    return ring_way(group, cluster, profile).rate_bytes_per_s
+    return ring_cost(group, cluster, profile).rate_bytes_per_s
 
 
 def bandwidth_term(group: Group, seconds: float, passes: int = 1) -> float:
     """Return the seconds of a ring collective without its latency."""
-    return seconds - ring_way(group, H100, HOPPER).latency_s(passes)
+    return seconds - ring_cost(group, H100, HOPPER).latency_s(passes)
 
 
 def test_a_ring_all_gather_sends_all_but_ones_own_share() -> None:
@@ -62,11 +62,11 @@ def test_a_ring_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 def test_nvswitches_add_up_from_hopper_on() -> None:
     group = Group(8, 1)
-    nvls = nvls_way(H100, HOPPER)
+    nvls = nvls_cost(H100, HOPPER)
     assert all_reduce_s(group, SIZE, H100, HOPPER) == pytest.approx(
         nvls.start_s + SIZE / (NVLINK * HOPPER.nvls_efficiency)
     )
-    ring = ring_way(group, A100, AMPERE)
+    ring = ring_cost(group, A100, AMPERE)
     assert all_reduce_s(group, SIZE, A100, AMPERE) == pytest.approx(ring.seconds(2 * 7 / 8 * SIZE, passes=2))
     # nccl-tests show 274 GB/s of algorithm bandwidth on eight H100s.
     assert SIZE * 100 / all_reduce_s(group, SIZE * 100, H100, HOPPER) == pytest.approx(274e9, rel=0.12)
@@ -80,7 +80,7 @@ def test_nvls_is_not_taken_for_a_gather() -> None:
 def test_small_messages_over_many_nodes_take_trees_and_large_ones_rings() -> None:
     cluster, profile = cluster_of("a100-sxm-80gb", nodes=64)
     group = Group(64, 8)
-    ring, tree = ring_way(group, cluster, profile), tree_way(group, cluster, profile)
+    ring, tree = ring_cost(group, cluster, profile), tree_cost(group, cluster, profile)
     small, large = 1e6, 1e10
     assert all_reduce_s(group, small, cluster, profile) == tree.seconds(small, passes=2)
     assert all_reduce_s(group, large, cluster, profile) == ring.seconds(2 * 63 / 64 * large, passes=2)
@@ -91,14 +91,14 @@ def test_small_messages_over_many_nodes_take_trees_and_large_ones_rings() -> Non
 
 
 def test_tiny_messages_take_the_low_latency_protocol() -> None:
-    ring = ring_way(Group(8, 1), H100, HOPPER)
+    ring = ring_cost(Group(8, 1), H100, HOPPER)
     low = HOPPER.collective_latency_s + 7 * HOPPER.hop_latency_s * HOPPER.ll_hop_share
     assert ring.seconds(1e3) == pytest.approx(low + 1e3 / (NVLINK * HOPPER.ll_efficiency))
     assert ring.seconds(1e9) == pytest.approx(ring.latency_s(1) + 1e9 / NVLINK)
 
 
 def test_a_ring_over_nodes_pays_for_every_one_of_them() -> None:
-    near, far = (ring_way(Group(n, 8), cluster_of(nodes=64)[0], HOPPER) for n in (2, 64))
+    near, far = (ring_cost(Group(n, 8), cluster_of(nodes=64)[0], HOPPER) for n in (2, 64))
     assert far.network_s == pytest.approx(63 * near.network_s)
     assert near.network_s == pytest.approx(H100.fabric.latency_s)
 

@@ -1,7 +1,7 @@
 """The memory of communicators that an engine lists."""
 
 from tests.network.clusters import cluster_of
-from topoplan.network.communicators import Member, communicators_of
+from topoplan.network.communicators import UsedGroup, communicators_of
 from topoplan.network.placement import Group
 from topoplan.specs.gpu_profile import profile_of
 
@@ -10,7 +10,7 @@ PROFILE = profile_of(H100.gpu)
 
 
 def device_bytes(size: int, stride: int, *uses: str) -> int:
-    (one,) = communicators_of([Member("a group", Group(size, stride), frozenset(uses))], H100, PROFILE)  # type: ignore[arg-type]
+    (one,) = communicators_of([UsedGroup("a group", Group(size, stride), frozenset(uses))], H100, PROFILE)  # type: ignore[arg-type]
     assert (one.name, one.size) == ("a group", size)
     return one.device_bytes
 
@@ -21,8 +21,8 @@ def test_one_communicator_costs_what_is_sent_in_it() -> None:
 
 
 def test_the_same_ranks_in_two_groups_cost_twice() -> None:
-    members = [Member(name, Group(16, 1), frozenset({"gather"})) for name in ("one", "another")]
-    one, another = communicators_of(members, H100, PROFILE)
+    groups = [UsedGroup(name, Group(16, 1), frozenset({"gather"})) for name in ("one", "another")]
+    one, another = communicators_of(groups, H100, PROFILE)
     assert one.device_bytes == another.device_bytes > 0
 
 

@@ -146,8 +146,8 @@ def test_ms_swift_keeps_packed_samples_apart_without_being_told(trainer: str, ba
     apart = replace(spec, trainer=trainer)
     layout = make_layout(spec, backend=backend)
     assert padding.load_of(case_of(apart, backend), layout) == Load(positions=4096, extent=1024, mean_positions=4096)
-    assert padding.keeps_apart(case_of(apart, backend))
-    assert not padding.keeps_apart(case_of(spec, "mca"))
+    assert padding.keeps_samples_apart(case_of(apart, backend))
+    assert not padding.keeps_samples_apart(case_of(spec, "mca"))
 
 
 def test_samples_that_lie_end_to_end_are_not_padded() -> None:

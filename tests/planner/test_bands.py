@@ -47,11 +47,11 @@ def test_the_text_of_the_catalog_is_the_one_that_is_written() -> None:
     assert profiles_text(stored) == text
 
 
-def figure(error: float, *, entry: str = "blackwell", band: str = "time_band", alike: str = "") -> Figure:
+def figure(error: float, *, entry: str = "blackwell", band: str = "time_band", setup_key: str = "") -> Figure:
     kind = "throughput bf16" if "time" in band else ALLOCATED
     return Figure(
         id="x", family="f", kind=kind, unit="", predicted=1.0 + error, measured=1.0, entry=entry, band=band,
-        alike=alike or f"{entry}{error}",
+        setup_key=setup_key or f"{entry}{error}",
     )  # fmt: skip
 
 
@@ -83,16 +83,16 @@ def test_no_figure_takes_the_kins_band_widened_more_and_never_beyond_the_widest(
 
 def test_no_band_is_narrower_than_its_floor() -> None:
     for key in BANDS:
-        assert band([figure(0.001, band=key, alike=str(n)) for n in range(9)], "blackwell", key) == NARROWEST[key]
+        assert band([figure(0.001, band=key, setup_key=str(n)) for n in range(9)], "blackwell", key) == NARROWEST[key]
 
 
 def test_of_runs_that_are_alike_in_all_that_is_stated_the_fastest_counts() -> None:
-    slow = [figure(error, alike=f"a{n}") for n in range(5) for error in (1.3, 0.2, 0.5)]
+    slow = [figure(error, setup_key=f"a{n}") for n in range(5) for error in (1.3, 0.2, 0.5)]
     assert band(slow, "blackwell") == pytest.approx(0.2)
 
 
 def test_a_band_of_memory_holds_the_truth_around_the_prediction() -> None:
-    short = [figure(-0.2, band="memory_band", alike=str(n)) for n in range(5)]
+    short = [figure(-0.2, band="memory_band", setup_key=str(n)) for n in range(5)]
     assert band(short, "blackwell", "memory_band") == pytest.approx(0.25)  # 1 / 0.8 - 1
 
 

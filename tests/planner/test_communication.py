@@ -7,7 +7,7 @@ from tests.engines.samples import DENSE, MIXED, TIED, spec_of
 from tests.network.clusters import cluster_of
 from tests.planner.sharded_cases import CASES, plan_of
 from topoplan.layout.layout import Layout
-from topoplan.network.collectives import ring_way
+from topoplan.network.collectives import ring_cost
 from topoplan.network.placement import group
 from topoplan.planner.communication import GroupLinks, StepFlow, group_links, step_flows
 from topoplan.planner.predict import predict
@@ -50,7 +50,7 @@ def test_the_rate_is_the_one_that_the_step_is_predicted_with(layout: Layout) -> 
     cluster = cluster_of(nodes=4, rails=8, nodes_per_leaf=2, oversubscription=2.0)
     for row in group_links(cluster, layout):
         if row.pattern == "ring":
-            way = ring_way(group(layout, row.name), cluster, profile_of(cluster.gpu))
+            way = ring_cost(group(layout, row.name), cluster, profile_of(cluster.gpu))
             assert row.member_bytes_per_s == pytest.approx(way.rate_bytes_per_s)
 
 

@@ -57,7 +57,7 @@ def _protocols(profile: Profile) -> tuple[Protocol, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AlgorithmCost:
     """One algorithm on one group."""
 
     rate_bytes_per_s: float
@@ -127,13 +127,13 @@ def _spread(group: Group, flows: LinkLoads, cluster: Cluster) -> Span:
 
 
 @lru_cache(maxsize=1 << 14)
-def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
+def ring_cost(group: Group, cluster: Cluster, profile: Profile) -> AlgorithmCost:
     """Return the cost of rings over a group; a pass is once around."""
     flows = traffic(group, "ring", cluster)
     spread = _spread(group, flows, cluster)
     rate = member_bytes_per_s(flows, spread.members, cluster, profile)
     between = spread.domains - 1
-    return Way(
+    return AlgorithmCost(
         rate_bytes_per_s=rate,
         start_s=profile.collective_latency_s,
         hops_s=profile.hop_latency_s * (group.size - 1 - between),
@@ -144,7 +144,7 @@ def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
 
 
 @lru_cache(maxsize=1 << 14)
-def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
+def tree_cost(group: Group, cluster: Cluster, profile: Profile) -> AlgorithmCost:
     """Return the cost of trees over a group of several domains; a pass is up or down.
 
     Inside domains NVLS is used if available, otherwise chains.
@@ -158,7 +158,7 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
     elif flows.inside:
         rates.append(profile.tree_efficiency * _inside_bytes_per_s(flows.inside, profile))
     steps = (spread.domains - 1).bit_length()
-    return Way(
+    return AlgorithmCost(
         rate_bytes_per_s=min(rates),
         start_s=profile.collective_latency_s + (profile.nvls_latency_s if has_nvls else 0.0),
         hops_s=0.0 if has_nvls else profile.hop_latency_s * (spread.largest - 1),
@@ -169,10 +169,10 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
 
 
 @lru_cache(maxsize=1 << 14)
-def nvls_way(cluster: Cluster, profile: Profile) -> Way:
+def nvls_cost(cluster: Cluster, profile: Profile) -> AlgorithmCost:
     """Return the cost of NVLS inside one domain: NVSwitches reduce and multicast."""
     rate = _nvls_bytes_per_s(cluster, profile)
-    return Way(rate, start_s=profile.collective_latency_s + profile.nvls_latency_s)
+    return AlgorithmCost(rate, start_s=profile.collective_latency_s + profile.nvls_latency_s)
 
 
 def _has_nvls(cluster: Cluster, profile: Profile) -> bool:
@@ -194,7 +194,7 @@ def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Pr
     moved_bytes = (group.size - 1) / group.size * total_bytes
     if cluster.nvlink_bytes_per_s and not traffic(group, "ring", cluster).between:
         moved_bytes *= _few_members(group.size, profile)
-    return ring_way(group, cluster, profile).seconds(moved_bytes)
+    return ring_cost(group, cluster, profile).seconds(moved_bytes)
 
 
 def _few_members(members: int, profile: Profile) -> float:
@@ -209,13 +209,13 @@ def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Pr
     """Return the seconds of an all-reduce of `total_bytes`, by ring, trees or NVLS."""
     if group.size == 1 or total_bytes == 0:
         return 0.0
-    ring = ring_way(group, cluster, profile)
+    ring = ring_cost(group, cluster, profile)
     moved_bytes = 2 * (group.size - 1) / group.size * total_bytes
     seconds = ring.seconds(moved_bytes, passes=2)
     if traffic(group, "ring", cluster).between:
-        return min(seconds, tree_way(group, cluster, profile).seconds(total_bytes, passes=2))
+        return min(seconds, tree_cost(group, cluster, profile).seconds(total_bytes, passes=2))
     if _has_nvls(cluster, profile):
-        return min(seconds, nvls_way(cluster, profile).seconds(total_bytes))
+        return min(seconds, nvls_cost(cluster, profile).seconds(total_bytes))
     return seconds
 
 

@@ -13,8 +13,8 @@ from topoplan.specs.gpu_profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A communicator that a rank belongs to: its group, and what is sent in it."""
+class UsedGroup:
+    """A group in which a rank communicates, and what is sent in it."""
 
     name: str
     group: Group
@@ -32,12 +32,12 @@ class Communicator:
     """Bytes of buffers and tables, on the rank that needs the most."""
 
 
-def communicators_of(members: Iterable[Member], cluster: Cluster, profile: Profile) -> tuple[Communicator, ...]:
+def communicators_of(groups: Iterable[UsedGroup], cluster: Cluster, profile: Profile) -> tuple[Communicator, ...]:
     """Return the communicators with their memory."""
     domain = local_ranks(cluster)
     return tuple(
         Communicator(
             one.name, one.group.size, buffer_bytes(one.group.size, span(one.group, domain), one.uses, cluster, profile)
         )
-        for one in members
+        for one in groups
     )

@@ -38,7 +38,7 @@ def _activations(ops: tuple[Op, ...], input_bytes: float) -> LayerActivations:
     products = (op.work for op in ops if isinstance(op.work, Product))
     return LayerActivations(
         saved=saved,
-        saved_bytes=sum(tensor.saved_bytes for tensor in saved if not tensor.held_by),
+        saved_bytes=sum(tensor.saved_bytes for tensor in saved if not tensor.saved_only_by),
         input_bytes=input_bytes,
         backward_bytes=sum(op.gradients_bytes for op in ops),
         weight_shapes=tuple((int(one.outputs), int(one.inputs)) for one in products if one.is_trained),
@@ -93,5 +93,5 @@ def kept_activations(model: Model, layer: Layer, shard: Shard, recompute: Recomp
         return KeptActivations(inputs, everything, everything - inputs, backward)
     modules = set(recompute.modules)
     dropped = sum(t.saved_bytes for t in activations.saved if modules & set(t.freed_by))
-    kept = everything - dropped + sum(t.saved_bytes for t in activations.saved if modules & set(t.held_by))
+    kept = everything - dropped + sum(t.saved_bytes for t in activations.saved if modules & set(t.saved_only_by))
     return KeptActivations(kept, kept, dropped, backward)

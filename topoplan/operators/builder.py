@@ -33,11 +33,11 @@ class Builder:
         self.add(name, "elementwise", Moved(forward_bytes, backward_bytes, kernels, kernels), **fields)
 
     def keep(
-        self, name: str, saved_bytes: float, freed_by: tuple[str, ...] = (), held_by: tuple[str, ...] = ()
+        self, name: str, saved_bytes: float, freed_by: tuple[str, ...] = (), saved_only_by: tuple[str, ...] = ()
     ) -> None:
         """Record a tensor that the last operator saves for backward."""
         last = self.ops[-1]
-        self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by, held_by)))
+        self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by, saved_only_by)))
 
     def norm(self, name: str, width: int = 0) -> None:
         """Add a norm of the hidden state, or of a tensor `width` wide."""

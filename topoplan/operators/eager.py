@@ -171,18 +171,18 @@ class EagerBuilder(Builder):
         work: Work = Product(rows, outputs, inputs, count, is_trained=self.use.trains_weights, accumulated_bytes=0)
         work = Repeated(work, times) if times > 1 else work
         self.add(name, "gemm", work, weights=weights, saved=saved)
-        if self.shard.eight_bit:
+        if self.shard.is_low_precision:
             cast = count * times * rows * (BF16 + 2)
             self.moved(f"{name} casts", cast * inputs, cast * outputs)
         if self.use.packed_bytes:
-            unpacked = Unpacked(count * times * outputs * inputs, self.use.packed_bytes)
+            unpacked = Dequantization(count * times * outputs * inputs, self.use.packed_bytes)
             self.add(f"{name} unpacked", "elementwise", unpacked)
 
     def adapter(self, name: str, inputs: int, outputs: int) -> None:
         """Add LoRA beside a linear layer: two narrow products, scaling and addition (peft `Linear.forward`)."""
         if name not in self.use.adapted:
             return
-        self.add(f"{name} adapter", "gemm", Narrow(self.tokens, inputs, outputs, self.use.lora_rank))
+        self.add(f"{name} adapter", "gemm", AdapterProducts(self.tokens, inputs, outputs, self.use.lora_rank))
         # Multiplication by the scale and addition to the layer's output; backward also adds the two gradients of the
         # input.
         forward, backward, kernels = (4 + 6) * outputs, 6 * inputs + 8 * outputs, 2
@@ -204,7 +204,7 @@ class EagerBuilder(Builder):
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked(Work):
+class Dequantization(Work):
     """Packed weights, read and written out in 16 bits before each product, in forward and in backward."""
 
     elements: float
@@ -219,7 +219,7 @@ class Unpacked(Work):
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow(Work):
+class AdapterProducts(Work):
     """An adapter's two products (rows x inputs x rank, rows x rank x outputs), always in 16 bits."""
 
     rows: float

@@ -82,13 +82,13 @@ def _vision_flops(tower: VisionTower, job: Job) -> float:
     return passes * per_patch * per_image * job.images_per_sequence
 
 
-def model_flops_per_step(model: Model, job: Job, *, apart: bool = False) -> float:
+def model_flops_per_step(model: Model, job: Job, *, keeps_samples_apart: bool = False) -> float:
     """Return the model FLOPs of one optimizer step, including the vision tower.
 
-    Padding and the gradients of frozen weights are not counted. `apart`: attention stays within the samples of a packed
-    sequence.
+    Padding and the gradients of frozen weights are not counted. `keeps_samples_apart`: attention stays within the
+    samples of a packed sequence.
     """
-    content = content_of(job, apart=apart)
+    content = content_of(job, keeps_samples_apart=keeps_samples_apart)
     total = flops_per_sequence(model, content.tokens, content.extent, job.mtp_num_layers)
     if job.finetuning != "full" or job.freeze_language_model:
         extent = content.extent or content.tokens

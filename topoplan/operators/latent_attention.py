@@ -53,7 +53,7 @@ def te(build: TeBuilder, attention: LatentAttention) -> None:
     for name, size in (("q", key), ("k", key), ("v", value)):
         build.keep(name, BF16 * tokens * size, up)
     build.core_attention(core, saved=build.attention_saved(core), divided=(("heads", attention.heads),))
-    own_input = "" if shard.eight_bit else None
+    own_input = "" if shard.is_low_precision else None
     build.linear("linear_proj", all_values, hidden, "row", label=own_input, divides=width)
     # The down projections are not split over TP ranks: sequence parallelism gathers their outputs (and, if queries have
     # a single projection, the hidden state), each separately.

@@ -40,7 +40,7 @@ def te(build: TeBuilder, moe: Moe) -> None:
     into, _ = te_feed_forward(build, experts, by, "experts.", moe)
     if moe.bias:
         _second_bias(build, moe)
-    if shard.eight_bit and not shard.router_pads:
+    if shard.is_low_precision and not shard.router_pads:
         # Each expert's tokens are copied into a buffer padded to the size that its products require, and back afterward
         # (`moe/experts.py`, quantization_padding and quantization_unpadding), with a read and a write each.
         copied = 2 * 2 * BF16 * routed * hidden

@@ -72,7 +72,7 @@ class SavedTensor:
     saved_bytes: float
     freed_by: tuple[str, ...] = ()
     """Megatron recompute modules that free this tensor."""
-    held_by: tuple[str, ...] = ()
+    saved_only_by: tuple[str, ...] = ()
     """Megatron recompute modules that save this tensor; without one of them nothing keeps it. Empty if always saved."""
 
 

@@ -50,25 +50,27 @@ class Content:
     """Length of the sequence that a token attends within, averaged over tokens."""
 
 
-def keeps_apart(case: Case) -> bool:
+def keeps_samples_apart(case: Case) -> bool:
     """Return whether attention stays within samples of a packed sequence, always or because the job says so."""
     job = case.job
     return job.keeps_samples_apart or (case.traits.padding.packs_apart and job.packs and job.stage != "pt")
 
 
-def content_of(job: Job, *, apart: bool = False) -> Content:
+def content_of(job: Job, *, keeps_samples_apart: bool = False) -> Content:
     """Return the tokens that the mathematics of a step covers, for any layout; seq_len tokens if lengths are unknown.
 
-    `apart`: attention stays within samples because the trainer always does so, even if the job does not ask for it.
+    `keeps_samples_apart`: attention stays within samples because the trainer always does so, even if the job does not
+    ask for it.
     """
     whole = Content(tokens=job.seq_len, extent=job.seq_len)
     if job.lengths is None:
         return whole
-    tokens, extent = _moments(job.lengths, job.seq_len)
+    tokens, extent = _length_means(job.lengths, job.seq_len)
     if job.packed is None:
         return Content(tokens=tokens, extent=extent)
     return Content(
-        tokens=job.packed.fill * job.seq_len, extent=extent if apart or job.keeps_samples_apart else whole.extent
+        tokens=job.packed.fill * job.seq_len,
+        extent=extent if keeps_samples_apart or job.keeps_samples_apart else whole.extent,
     )
 
 
@@ -131,7 +133,7 @@ def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
     job, padding = case.job, case.traits.padding
     if job.lengths is None or is_padded_to_seq_len(padding, job, layout):
         packing = job.packed
-        extent = packing.extent if packing is not None and keeps_apart(case) else job.seq_len
+        extent = packing.extent if packing is not None and keeps_samples_apart(case) else job.seq_len
         return Load(positions=job.seq_len, extent=extent, mean_positions=job.seq_len)
     if padding.removed:
         content = content_of(job)
@@ -185,7 +187,7 @@ def _expected_largest(shares: tuple[tuple[int, float], ...], work: Callable[[int
 
 
 @lru_cache(maxsize=16)
-def _moments(lengths: Lengths, seq_len: int) -> tuple[float, float]:
+def _length_means(lengths: Lengths, seq_len: int) -> tuple[float, float]:
     """Return the means (tokens per sequence, length of the sequence that a token is in), after cutting to seq_len."""
     counts = lengths.cut(seq_len)
     return sum(tokens * count for tokens, count in counts) / lengths.sequences, token_extent(counts)

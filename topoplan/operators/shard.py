@@ -68,7 +68,7 @@ class Shard:
         return self.local_tokens * moe.experts_per_token * self.etp * share
 
     @property
-    def eight_bit(self) -> bool:
+    def is_low_precision(self) -> bool:
         """Whether linear layers run in 8 bits or fewer."""
         return self.precision in ("fp8", "mxfp8", "nvfp4")
 

@@ -54,7 +54,7 @@ def te(build: TeBuilder, attention: Attention) -> None:
     build.keep("k, v", 2 * BF16 * tokens * key)
     # A checkpoint of core attention saves v as it comes, a view of the fused product that also holds q and k;
     # attention's own copy is dropped (`core/transformer/attention.py::_checkpointed_attention_forward`).
-    build.keep("q, k beside v", BF16 * tokens * (query + key), held_by=("core_attn",))
+    build.keep("q, k beside v", BF16 * tokens * (query + key), saved_only_by=("core_attn",))
     core = CoreAttention(heads, kv_heads, width, width, attention.window)
     build.core_attention(
         core,
@@ -62,7 +62,7 @@ def te(build: TeBuilder, attention: Attention) -> None:
         saved=build.attention_saved(core),
         divided=(("heads", attention.heads), ("KV heads", attention.kv_heads)),
     )
-    label, sides = "" if shard.eight_bit else None, (all_queries, hidden)
+    label, sides = "" if shard.is_low_precision else None, (all_queries, hidden)
     proj = build.linear("linear_proj", *sides, "row", bias=attention.out_bias, label=label, divides="attention width")
     build.tensor_parallel("attention collectives", qkv, row=proj)
 

@@ -114,7 +114,7 @@ class TeBuilder(Builder):
         self.add(name, "gemm", product, weights=weights, saved=saved, freed_by=freed_by, divided=divided)
         if adapters is not None and is_adapted:
             self._adapter(weight, product, adapters.rank, freed_by)
-        if shard.eight_bit:
+        if shard.is_low_precision:
             ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
             self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
         return product

@@ -68,4 +68,5 @@ def user_buffer_bytes(shard: Shard, hidden: int) -> float:
     """Return the device memory of user buffers, which torch does not see (TE `userbuffers-host.cpp`, cuMemCreate)."""
     if not shard.user_buffers:
         return 0.0
-    return shard.tokens * hidden * float(GATHER_BUFFERS * (1 if shard.eight_bit else BF16) + SCATTER_BUFFERS * BF16)
+    gathered_bytes = 1 if shard.is_low_precision else BF16
+    return shard.tokens * hidden * float(GATHER_BUFFERS * gathered_bytes + SCATTER_BUFFERS * BF16)

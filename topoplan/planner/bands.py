@@ -145,9 +145,9 @@ def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
     fastest: dict[str, Figure] = {}
     for figure in found:
         if figure.is_speed:
-            other = fastest.setdefault(figure.alike, figure)
+            other = fastest.setdefault(figure.setup_key, figure)
             if figure.error < other.error:
-                fastest[figure.alike] = figure
+                fastest[figure.setup_key] = figure
     return [*fastest.values(), *(figure for figure in found if not figure.is_speed)]
 
 

@@ -97,7 +97,7 @@ _NAMES = tuple(knob.name for knob in KNOBS)
 _UNKNOWN = 0.4
 """Half width, as of a band, of the prior of every knob except kernels, in addition to the machine's: links, networks
 and hosts of one kind differ by this much."""
-_OWN = 0.5
+_LAYOUT_SHARE = 0.5
 """Share of the narrowest band's width that is attributed to a layout: of 10%, 5%."""
 _FREEDOM, _AT_90_OF_T = 4.0, 2.132
 """Degrees of freedom of both scales: a machine may be slow for reasons that nobody has seen yet, and how much layouts
@@ -143,7 +143,7 @@ class Shift:
     """Standard deviation of the factor's logarithm before the runs."""
 
     @property
-    def told(self) -> float:
+    def explained_share(self) -> float:
         """Fraction of the prior variance that the runs removed; 0 is nothing."""
         return max(0.0, 1.0 - (self.spread / self.prior) ** 2) if self.prior else 0.0
 
@@ -235,7 +235,7 @@ def calibrate(runs: Sequence[Run], spec: Spec | None = None, timed: Sequence[Tim
         ),
         covariance=posterior.covariance,
         scatter=math.sqrt(posterior.own),
-        shares=tuple(row.slopes for row in rows if row.has_own),
+        shares=tuple(row.slopes for row in rows if row.has_layout_error),
         constants=_constants(base, {name: value for name, value in factors.items() if abs(value - 1.0) > _NEARLY}),
         before=before,
         after=after,
@@ -310,30 +310,31 @@ class _Row:
     off: float
     slopes: Mapping[str, float]
     noise: float
-    has_own: bool
+    has_layout_error: bool
     """Whether the observation is of a layout, which has an error of its own."""
 
 
 def _rows(runs: Sequence[Run], spec: Spec, timed: Sequence[Timed], factors: Factors) -> list[_Row]:
     rows = [
-        _row(run.step_s, partial(predicted_s, run.spec, run.layout), factors, run.error, has_own=True) for run in runs
+        _row(run.step_s, partial(predicted_s, run.spec, run.layout), factors, run.error, has_layout_error=True)
+        for run in runs
     ]
     for one in timed:
 
         def seconds(moved: Factors, one: Timed = one) -> float:
             return one.predicted_s(spec.cluster, _stated(_off_by(spec, moved)))
 
-        rows.append(_row(one.seconds, seconds, factors, one.noise, has_own=False))
+        rows.append(_row(one.seconds, seconds, factors, one.noise, has_layout_error=False))
     return rows
 
 
 def _row(
-    measured_s: float, seconds: Callable[[Factors], float], factors: Factors, noise: float, *, has_own: bool
+    measured_s: float, seconds: Callable[[Factors], float], factors: Factors, noise: float, *, has_layout_error: bool
 ) -> _Row:
     slope = _slopes(seconds, factors)
     off = math.log(measured_s / seconds(factors))
     off += sum(slope[name] * math.log(value) for name, value in factors.items())
-    return _Row(off, slope, noise, has_own)
+    return _Row(off, slope, noise, has_layout_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,7 @@ def _scale_of(band: float) -> float:
 def _prior(runs: Sequence[Run], rows: Sequence[_Row], base: Profile) -> _Prior:
     keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[1] for run in runs]
     keys = keys or ["time_band"]
-    own = _scale_of(_OWN * max(NARROWEST[key] for key in keys)) ** 2
+    own = _scale_of(_LAYOUT_SHARE * max(NARROWEST[key] for key in keys)) ** 2
     machine = max(_scale_of(getattr(base, key)) for key in keys) ** 2 - own
     # What no run used stays unchanged, whatever is learned about the rest of the machine.
     slowed = {knob.name for knob in KNOBS if not knob.of_host and any(row.slopes[knob.name] > _USED for row in rows)}
@@ -406,7 +407,7 @@ def _updated(rows: Sequence[_Row], prior: _Prior, scale: float, scale_of_own: fl
     own, log_likelihood = scale_of_own * prior.own, 0.0
     for row in rows:
         gain = {one: sum(covariance[one, other] * row.slopes[other] for other in _NAMES) for one in _NAMES}
-        variance = sum(gain[one] * row.slopes[one] for one in _NAMES) + own * row.has_own + row.noise**2
+        variance = sum(gain[one] * row.slopes[one] for one in _NAMES) + own * row.has_layout_error + row.noise**2
         innovation = row.off - sum(row.slopes[one] * mean[one] for one in _NAMES)
         log_likelihood -= (math.log(variance) + innovation**2 / variance) / 2.0
         for one in _NAMES:

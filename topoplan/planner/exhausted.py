@@ -93,7 +93,7 @@ class Exhausted:
         return self.tried_bytes + self.allocated_bytes + self.held_bytes
 
     @property
-    def is_taught(self) -> bool:
+    def is_informative(self) -> bool:
         """Whether the plan itself needed the memory: it happened in training, and no other process took the room."""
         return self.moment not in NOT_TRAINING and self.others_bytes < max(_NOTABLE, self.tried_bytes)
 
@@ -228,7 +228,7 @@ def _reasons(spec: Spec, plan: Plan, found: Exhausted, more: float, fragments: f
 
 def _way_out(spec: Spec, plan: Plan, found: Exhausted) -> str:
     """Return the nearest change that fits, given the lower bound."""
-    if not found.is_taught:
+    if not found.is_informative:
         return f"{plan.id} itself {'fits' if plan.fits else 'does not fit'} by the prediction"
     taught = with_constants(spec, learn([exhausted_peaks(spec, plan, found)]).constants)
     if memory_of(case_of(taught, plan.layout.backend), plan.layout).fits:
@@ -242,9 +242,9 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def taught_words(found: Exhausted) -> str:
+def lesson_sentence(found: Exhausted) -> str:
     """Return a sentence on what a profile learns from the message."""
-    if found.is_taught:
+    if found.is_informative:
         return f"it needed {_gib(found.needed_bytes)} of torch's memory or more: the profile keeps that"
     why = [found.moment] if found.moment in NOT_TRAINING else ["other processes on the card"]
     return f"nothing is learnt of it, because of {listed(why)}"

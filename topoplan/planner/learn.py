@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from topoplan.engines.registry import engine_of
 from topoplan.errors import InputError, listed
 from topoplan.planner.calibrate import Calibration, Run, calibrate
-from topoplan.planner.exhausted import Ended, exhausted_peaks, taught_words
+from topoplan.planner.exhausted import Ended, exhausted_peaks, lesson_sentence
 from topoplan.planner.fragmentation import Learnt, Peaks, learn
 from topoplan.planner.logged import Logged
 from topoplan.planner.measures import Measures
@@ -83,9 +83,9 @@ def learn_from(
             raise InputError(f"is of {spec.cluster.gpu.name}, and not of {first.cluster.gpu.name}", where=one.name)
     for lesson in lessons:
         _refuse_other(lesson, first)
-    taught = [one for one in ended if one.found.is_taught]
+    taught = [one for one in ended if one.found.is_informative]
     if not lessons and not taught and not measures:
-        raise InputError(taught_words(ended[0].found), where=ended[0].name)
+        raise InputError(lesson_sentence(ended[0].found), where=ended[0].name)
     runs = [
         Run(spec=one.spec, layout=one.plan.layout, step_s=log.step_s, error=log.error, name=log.name)
         for one in lessons

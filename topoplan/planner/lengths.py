@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topoplan.engines.registry import engine_of
-from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, keeps_apart, load_of
+from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, keeps_samples_apart, load_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.case import Case
@@ -53,7 +53,7 @@ def _made_of_it(case: Case, plan: Plan) -> str:
         return f"joined and cut into sequences of {job.seq_len:,}, attention across samples"
     if packing is not None:
         each = (job.lengths.samples if job.lengths else 0) / packing.sequences
-        across = "within samples" if keeps_apart(case) else "across samples (neat_packing keeps it within)"
+        across = "within samples" if keeps_samples_apart(case) else "across samples (neat_packing keeps it within)"
         return f"packed, {each:.1f} samples a sequence, {waste:.1%} waste, attention {across}"
     padding = case.traits.padding
     if padding.removed:

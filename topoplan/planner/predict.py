@@ -13,7 +13,7 @@ from topoplan.layout.layout import Layout
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.operators.flops import model_flops_per_step
 from topoplan.operators.machine import peak_flops
-from topoplan.operators.padding import keeps_apart, padding_share, tokens_per_step
+from topoplan.operators.padding import keeps_samples_apart, padding_share, tokens_per_step
 from topoplan.planner.oddities import oddities
 from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case
@@ -33,12 +33,13 @@ def memory_of(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory
     return engine_of(layout.backend).memory(case, layout, all_stages=all_stages)
 
 
-def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: TrainerChoice | None = None) -> Plan:
-    """Return the plan of a legal layout whose memory is known; `said` is the trainers' verdict, if known."""
-    said = said or choose_trainer(spec, layout, spec.trainer)
+def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, choice: TrainerChoice | None = None) -> Plan:
+    """Return the plan of a legal layout whose memory is known; `choice` is that of the trainer, if known."""
+    choice = choice or choose_trainer(spec, layout, spec.trainer)
     time = engine_of(layout.backend).time(case, layout)
     gpus = case.cluster.world_size
-    rate = model_flops_per_step(case.model, case.job, apart=keeps_apart(case)) / time.step_s / gpus
+    flops = model_flops_per_step(case.model, case.job, keeps_samples_apart=keeps_samples_apart(case))
+    rate = flops / time.step_s / gpus
     return Plan(
         layout=layout,
         memory=memory,
@@ -46,9 +47,9 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Traine
         tokens_per_s_per_gpu=tokens_per_step(case.job) / time.step_s / gpus,
         model_flops_per_s_per_gpu=rate,
         mfu=rate / peak_flops(case.cluster.gpu, case.job.precision),
-        trainer=said.name,
-        warnings=_warnings(spec, case, layout, memory, said.trainer),
-        caveats=caveats_of(spec, layout, said.trainer),
+        trainer=choice.name,
+        warnings=_warnings(spec, case, layout, memory, choice.trainer),
+        caveats=caveats_of(spec, layout, choice.trainer),
         padding_share=padding_share(case, layout) if case.job.lengths else None,
     )
 

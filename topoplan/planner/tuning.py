@@ -95,7 +95,7 @@ class Tuning:
         """Learn from a trial, and rank again. A trial whose log is not of its plan has failed."""
         self.tried.append(tried)
         lessons = [one.lesson for one in self.tried if one.lesson]
-        ended = [one.ended for one in self.tried if one.ended and one.ended.found.is_taught]
+        ended = [one.ended for one in self.tried if one.ended and one.ended.found.is_informative]
         if not (tried.lesson or tried.ended) or not (lessons or ended):
             return
         try:

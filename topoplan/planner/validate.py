@@ -50,7 +50,7 @@ class Figure:
     """Band of the entry that the figure grades; empty if it grades none."""
     half_width: float = 0.0
     """Half width of the predicted band around the figure, as a fraction."""
-    alike: str = ""
+    setup_key: str = ""
     """Figures with equal text here are of runs that, as far as their source says, differ in their layout only."""
 
     @property
@@ -231,7 +231,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
     backend = plan.layout.backend
     memory_band, time_band = engine_of(backend).graded_bands(case_of(spec, backend))
     setup = {key: run.document[key] for key in ("cluster", "model", "job")}
-    alike = json.dumps(setup, sort_keys=True, default=str) if run.unstated else run.id
+    setup_key = json.dumps(setup, sort_keys=True, default=str) if run.unstated else run.id
 
     def figure(kind: str, unit: str, predicted: float, real: float, stage: int | None = None) -> Figure:
         of_speed = kind.startswith(THROUGHPUT)
@@ -247,7 +247,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
             entry=entry_name(spec.cluster.gpu),
             band=memory_band if not of_speed else "" if run.slowed or run.machine else time_band,
             half_width=half_width,
-            alike=alike,
+            setup_key=setup_key,
         )
 
     if measured.allocated_gib is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from topoplan.errors import listed
 from topoplan.planner.calibrate import Calibration
-from topoplan.planner.exhausted import exhausted_words, taught_words
+from topoplan.planner.exhausted import exhausted_words, lesson_sentence
 from topoplan.planner.learn import Lessons
 from topoplan.report.dump import picked, plain
 from topoplan.report.tables import apart, bullets, paragraph, table_of
@@ -36,10 +36,13 @@ def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
         "gpu": learnt.profile.gpu,
         "calibrated": plain(learnt.profile.calibrated),
         "constants": dict(learnt.profile.constants),
-        "factors": [picked(one, "factor spread told") | {"of": one.knob.name} for one in time.shifts] if time else [],
+        "factors": [
+            picked(one, "factor spread told=explained_share") | {"of": one.knob.name}
+            for one in (time.shifts if time else ())
+        ],
         "not_told_apart": [list(pair) for pair in time.unseparated] if time else [],
         "out_of_memory": [
-            {"plan": one.plan.id, "name": one.name, "learnt": one.found.is_taught, **plain(one.found)}
+            {"plan": one.plan.id, "name": one.name, "learnt": one.found.is_informative, **plain(one.found)}
             for one in learnt.ended
         ],
         "logs": [
@@ -66,7 +69,7 @@ def print_calibration(console: Console, learnt: Lessons, further: Sequence[str])
     """Print the logs, what they show and what they cannot; `further` are sentences on plans and on what was skipped."""
     for ended in learnt.ended:
         paragraph(console, f"{ended.name}, {ended.plan.id}:")
-        bullets(console, [*exhausted_words(ended.spec, ended.plan, ended.found), taught_words(ended.found)])
+        bullets(console, [*exhausted_words(ended.spec, ended.plan, ended.found), lesson_sentence(ended.found)])
         console.print()
     if learnt.time is not None:
         _print_steps(console, learnt, learnt.time)
@@ -107,14 +110,14 @@ def _told(time: Calibration) -> Iterator[str]:
     found = [
         f"{one.knob.name} {one.factor:.2f} (give or take {100 * one.spread:.0f}%)"
         for one in time.shifts
-        if one.told >= _TOLD
+        if one.explained_share >= _TOLD
     ]
     if found:
         yield f"longer than the GPU's constants say, as a factor: {listed(found)}"
 
 
 def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
-    dark = [one for one in time.shifts if one.told < _TOLD and one.knob.name in time.used]
+    dark = [one for one in time.shifts if one.explained_share < _TOLD and one.knob.name in time.used]
     left = [one.knob.name for one in dark if one.knob.of_host or abs(one.factor - 1.0) < _MOVED]
     moved = [f"{one.knob.name} ({one.factor:.2f})" for one in dark if one.knob.name not in left]
     if left and learnt.of:

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from tests.engines.data_parallel.samples import sharded, small_spec
-from topoplan.engines.data_parallel.communicators import communicators, communicators_bytes, members_of
+from topoplan.engines.data_parallel.communicators import communicators, communicators_bytes, used_groups
 from topoplan.engines.data_parallel.memory import sharded_memory
-from topoplan.network.communicators import Member
+from topoplan.network.communicators import UsedGroup
 from topoplan.trainers.case import case_of
 
 MIB = 2**20
 
 
-def members(backend: str, nodes: int = 2, **form: Any) -> list[Member]:
+def members(backend: str, nodes: int = 2, **form: Any) -> list[UsedGroup]:
     spec = small_spec(nodes=nodes, global_batch_size=64)
-    return members_of(case_of(spec, backend), sharded(spec, backend, **form))
+    return used_groups(case_of(spec, backend), sharded(spec, backend, **form))
 
 
 def groups(backend: str, nodes: int = 2, **form: Any) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import Communicator, Member, communicators_of
+from topoplan.network.communicators import Communicator, UsedGroup, communicators_of
 from topoplan.network.nccl_buffers import Use
 from topoplan.network.placement import Group
 from topoplan.specs.case import Case
@@ -21,7 +21,7 @@ LOGGED: tuple[Use, ...] = ("gather", "small all-reduce")
 """What the default group is used for, whatever is sharded."""
 
 
-def members_of(case: Case, layout: Layout) -> list[Member]:
+def used_groups(case: Case, layout: Layout) -> list[UsedGroup]:
     """Return the groups of more than one rank, and what is sent in them; a group of one if the trainer creates it.
 
     DDP all-reduces gradients in the default group. ZeRO clones the default group; in the clone, stages 1 and 2
@@ -37,11 +37,11 @@ def members_of(case: Case, layout: Layout) -> list[Member]:
     how, world = sharding_of(layout), layout.world_size
     ranks = shards_of(layout, case.cluster.gpus_per_node).weights
     everyone = Group(world, 1)
-    found: list[Member] = []
+    found: list[UsedGroup] = []
 
     def add(name: str, group: Group, *uses: Use) -> None:
         if group.size > 1 or (not found and case.traits.distributes_one_gpu):
-            found.append(Member(name, group, frozenset(uses)))
+            found.append(UsedGroup(name, group, frozenset(uses)))
 
     if how.own_group:
         add("all ranks", everyone, *LOGGED)
@@ -64,7 +64,7 @@ def members_of(case: Case, layout: Layout) -> list[Member]:
 
 def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
     """Return the communicators of a rank with their memory."""
-    return communicators_of(members_of(case, layout), case.cluster, case.profile)
+    return communicators_of(used_groups(case, layout), case.cluster, case.profile)
 
 
 def communicators_bytes(case: Case, layout: Layout) -> int:

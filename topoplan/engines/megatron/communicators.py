@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from topoplan.layout.layout import Layout, Sharding, Step, Switches, stages_of
-from topoplan.network.communicators import Communicator, Member, communicators_of
+from topoplan.network.communicators import Communicator, UsedGroup, communicators_of
 from topoplan.network.nccl_buffers import Use
 from topoplan.network.placement import Group, group
 from topoplan.operators.dispatch import dispatcher_of
@@ -35,7 +35,7 @@ def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
 def _communicators(
     grid: Layout, embedding: tuple[int, ...], cluster: Cluster, profile: Profile, is_flex: bool
 ) -> tuple[Communicator, ...]:
-    return communicators_of(_members(grid, embedding, is_flex=is_flex), cluster, profile)
+    return communicators_of(_used_groups(grid, embedding, is_flex=is_flex), cluster, profile)
 
 
 def _grid(layout: Layout) -> Layout:
@@ -73,18 +73,18 @@ def _shared_embedding(case: Case, layout: Layout) -> tuple[int, ...]:
     return ranks if len(ranks) > 1 else ()
 
 
-def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[Member]:
+def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[UsedGroup]:
     """Return the send and receive with the previous and the next rank.
 
     Batched operations use the group's communicator, single ones a communicator of two ranks per neighbor.
     """
     if is_batched:
-        return [Member(name, shape, frozenset({"neighbours"}))]
+        return [UsedGroup(name, shape, frozenset({"neighbours"}))]
     pair = Group(2, shape.stride)
-    return [Member(f"{name}, {end}", pair, frozenset({"neighbours"})) for end in ("rank before", "rank after")]
+    return [UsedGroup(f"{name}, {end}", pair, frozenset({"neighbours"})) for end in ("rank before", "rank after")]
 
 
-def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> list[Member]:
+def _used_groups(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> list[UsedGroup]:
     """Return the groups and what is sent in them.
 
     Groups: megatron-core 0.16 `core/parallel_state.py::initialize_model_parallel`. Operations: a barrier and scalars in
@@ -97,11 +97,11 @@ def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> li
     """
     everyone = Group(layout.world_size, 1)
     sharded: Use = "gather" if layout.distributed_optimizer else "large all-reduce"
-    members = [Member("world", everyone, frozenset({"small all-reduce"}))]
+    groups = [UsedGroup("world", everyone, frozenset({"small all-reduce"}))]
 
     def add(name: str, shape: Group, *uses: Use) -> None:
         if shape.size > 1:
-            members.append(Member(name, shape, frozenset(uses)))
+            groups.append(UsedGroup(name, shape, frozenset(uses)))
 
     if layout.distributed_optimizer:
         add("gradient norm", everyone, "small all-reduce")
@@ -109,10 +109,10 @@ def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> li
     if layout.cp_comm_type == "a2a":
         add("cp", group(layout, "cp"), "all-to-all")
     elif layout.cp > 1:
-        members += _exchange("cp", group(layout, "cp"), is_batched=layout.cp == 2)
+        groups += _exchange("cp", group(layout, "cp"), is_batched=layout.cp == 2)
     add("dp x cp", group(layout, "dp_cp"), sharded, "small all-reduce")
     if layout.pp > 1:
-        members += _exchange("pp", group(layout, "pp"), is_batched=layout.vpp == 1)
+        groups += _exchange("pp", group(layout, "pp"), is_batched=layout.vpp == 1)
     if layout.ep > 1 or layout.etp > 1:
         # The flex dispatcher's kernels do not use NCCL; its ranks gather addresses once.
         add("ep", group(layout, "ep"), "gather" if is_flex else "all-to-all")
@@ -123,4 +123,4 @@ def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> li
         stages = (embedding[-1] - embedding[0]) // (len(embedding) - 1)
         apart = Group(len(embedding), stages * group(layout, "pp").stride)
         add("embedding (first and last stage)", apart, "large all-reduce")
-    return members
+    return groups

@@ -135,7 +135,7 @@ def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemor
 def _weights(case: Case, layout: Layout, states: StageStates, parameters: Term) -> Term:
     """Return the weights in 16 bits, and their quantized copies."""
     rows, shard = list(parameters.scaled(BF16, "bytes", source_of(stage_states)).children), shard_of(case, layout)
-    if shard.eight_bit:
+    if shard.is_low_precision:
         elements, size = layer_elements(case.model, states.chunks, layout), quantised_element_bytes(layout, shard)
         rows.append(state_term("quantised copies", elements, size, 1, source_of(quantised_element_bytes)))
     total = sum_of("weights", rows, source_of(stage_states), "bytes")
@@ -169,7 +169,7 @@ def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:
             facts={"kept": not (full or modules & set(one.freed_by)), "freed_by": (*one.freed_by, "full")},
         )
         for one in layer_activations(model, layer, shard).saved
-        if not one.held_by or modules & set(one.held_by)
+        if not one.saved_only_by or modules & set(one.saved_only_by)
     ]
     facts = {
         "count": count,

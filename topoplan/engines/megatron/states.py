@@ -227,7 +227,7 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
     shard = shard_of(case, layout)
     layers = {id(layer): layer for chunk in chunks for layer, _ in chunk_layers(model, chunk)}.values()
     weights = float(BF16 * parameters.total)
-    if shard.eight_bit:
+    if shard.is_low_precision:
         # Rowwise and columnwise quantized copies of the layers' weights are cached across the micro-batches of a step.
         weights += quantised_element_bytes(layout, shard) * layer_elements(model, chunks, layout)
     workspaces = 1 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
