@@ -185,7 +185,7 @@ def test_too_few_samples_for_a_step_are_an_error(one_node: Cluster) -> None:
     one = mca(dataset="a", max_samples=100, gradient_accumulation_steps=2, use_distributed_optimizer=True)
     _, found = compared(one, one_node, search=no_search)
 
-    assert found["samples-below-batch"].what == "100 samples at most, and a step takes 128"
+    assert found["samples-below-batch"].what == "100 samples at most, and one step needs 128"
     assert found["samples-below-batch"].severity == "error"
 
 

@@ -122,7 +122,7 @@ def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> I
     part, job = spec.cluster, spec.job
     with_host = replace(spec, cluster=replace(part, host_memory_bytes=_MOST_HOST_BYTES))
     if plan := best_of(translation, search, with_host).nearest:
-        yield Way(change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory a node", plan=plan)
+        yield Way(change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory per node", plan=plan)
     if job.finetuning in ("full", "freeze"):
         with_adapters = replace(spec, job=replace(job, finetuning="lora", pure_bf16=False))
         if plan := best_of(translation, search, with_adapters).nearest:

@@ -108,7 +108,7 @@ def _in_keys(remedy: str, configuration: Configuration) -> str:
         return remedy
     if "fp16" in remedy:
         return "set fp16: true in place of bf16"
-    return f"take {listed([key for key in _FP8 if configuration.get(key) is not None], 'and')} out"
+    return f"remove {listed([key for key in _FP8 if configuration.get(key) is not None], 'and')}"
 
 
 def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:

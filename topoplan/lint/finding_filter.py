@@ -42,7 +42,7 @@ def chosen(names: Iterable[str], where: str) -> tuple[str, ...]:
             raise InputError(
                 f"there is no rule {name!r}",
                 where=where,
-                expected="expected what stands in brackets behind a finding, or its first words: launch",
+                expected="expected the name in brackets after a finding, or its first words: launch",
                 remedy=nearest(name, known),
             )
     return found

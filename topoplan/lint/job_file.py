@@ -79,7 +79,7 @@ def trainer_file(path: str) -> TrainerFile | None:
         _refuse_other_keys(path)
         return None
     places = listed([one.part.place(one.line(*setup.model_key(one).split("."))) for one in found])
-    what = f"holds {len(found)} jobs ({places})" if found else "names no model, so that it is no whole job"
+    what = f"holds {len(found)} jobs ({places})" if found else "names no model, so it is not a whole job"
     raise SpecError(what, where=shown_path(Path(path)), expected="expected the file or the command of one job")
 
 

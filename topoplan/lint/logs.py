@@ -66,7 +66,7 @@ def _finding(part: Part, found: Exhausted, ran: Sequence[tuple[Spec, Plan]]) -> 
         what, *more, remedy = exhausted_words(*ran[0], found)
         why = "; ".join(more)
     elif ran:
-        remedy = f"check it with what it is the log of alone: {len(ran)} plans are given"
+        remedy = f"check it only with the plan that it is the log of: {len(ran)} plans are given"
     else:
-        remedy = "give what ran beside it, a bundle or its configuration with --cluster: how far it was off is told"
+        remedy = "also pass what ran, a bundle or its configuration with --cluster, to compare it with the prediction"
     return RULES["log-out-of-memory"].found(part, found.line, what=what, why=why, remedy=remedy)

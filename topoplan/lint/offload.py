@@ -91,7 +91,7 @@ def _own_estimate(translation: Translation) -> str:
     nodes = spec.cluster.nodes if layout.zero_stage == 3 else 1
     needed = each * elements_of(spec.model, spec.job).total / nodes
     return (
-        f"; DeepSpeed's own estimate is {each} bytes a parameter ({needed / GIB:,.0f} GiB), and half as much again"
+        f"; DeepSpeed's own estimate is {each} bytes per parameter ({needed / GIB:,.0f} GiB), and half as much again"
         " to be safe"
     )
 

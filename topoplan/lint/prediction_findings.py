@@ -139,7 +139,7 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
     length = None if spec.job.packs or spec.job.lengths is not None else _longest_that_fits(spec, layout)
     least = plan.memory if length is None else _memory_at(spec, layout, _shortest(layout))
     is_close = least.band_bytes[0] <= least.capacity_bytes
-    above = f" above {length:,} tokens a sample" if length else ""
+    above = f" above {length:,} tokens per sample" if length else ""
     at_length = f"with {spec.job.seq_len:,} " if length else ""
     lengths = ", and nothing says how long the samples are" if length else ""
     parts = "" if layout.is_megatron else f": {_parts(plan)}"

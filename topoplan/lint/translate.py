@@ -70,7 +70,7 @@ def translate(
     written = keys.count(codec.length) if codec.length else None
     tokens = length or written or seq_len
     if written is None and length is None and codec.needs_length:
-        keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
+        keys.fail(codec.length, f"{codec.length} is not given, and the model's own is not a length of samples")
     known, named = codec.model(whole, reference, tokens)
     sharding = sharding_of(keys, setup) if codec.shards else Sharding()
     processes = processes_for(setup, configuration) if codec.gpus is None else None

@@ -79,7 +79,7 @@ def _model(configuration: Configuration, given: str, seq_len: int) -> tuple[Mode
     reference = given or model_in_text(configuration.part)
     if reference is None:
         raise SpecError(
-            "a DeepSpeed configuration alone, and no model",
+            "only a DeepSpeed configuration, without a model",
             where=configuration.part.place(None),
             remedy="name it with --model, or give the trainer's YAML or command too",
         )

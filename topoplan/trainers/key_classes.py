@@ -123,7 +123,7 @@ class KeyClasses:
             "float": "a number",
             "bool": "true or false",
             "str": "text",
-            "switch": "it alone: it takes no value",
+            "switch": "no value: it is a switch",
         }[kind]
         return self.wrong.at(configuration, path, value=shown(value), wanted=wanted, close="")
 

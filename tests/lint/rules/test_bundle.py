@@ -81,7 +81,7 @@ def test_a_key_that_left_the_plan_is_named_with_both_values(bundle: Path) -> Non
     finding = next(one for one in told(bundle) if one.rule == "bundle-other-plan")
 
     assert finding.severity == "warning"
-    assert finding.what == f"gradient_accumulation_steps is 64, and plan.json was predicted for {steps}"
+    assert finding.what == f"gradient_accumulation_steps is 64, but plan.json was predicted with {steps}"
     assert finding.line is not None
     assert finding.part.text.splitlines()[finding.line - 1].startswith("gradient_accumulation_steps: 64")
 
@@ -89,8 +89,8 @@ def test_a_key_that_left_the_plan_is_named_with_both_values(bundle: Path) -> Non
 @pytest.mark.parametrize(
     ("layout", "trainer", "line", "what"),
     [
-        ({"backend": "ddp"}, None, "cutoff_len: ", "cutoff_len is 7, and plan.json was predicted for 4096"),
-        ({"backend": "megatron", "tp": 2}, "swift", "sequence_parallel: ", "sequence_parallel is 7, and "),
+        ({"backend": "ddp"}, None, "cutoff_len: ", "cutoff_len is 7, but plan.json was predicted with 4096"),
+        ({"backend": "megatron", "tp": 2}, "swift", "sequence_parallel: ", "sequence_parallel is 7, but "),
         ({"backend": "deepspeed", "zero_stage": 2}, "swift", "gradient_checkpointing: ", "gradient_checkpointing is 7"),
     ],
 )
@@ -109,7 +109,7 @@ def test_edited_keys_of_every_trainer_are_told(
 def test_a_key_that_was_taken_out_has_its_default(bundle: Path) -> None:
     edit(bundle / "train.yaml", lambda text: re.sub(r"use_distributed_optimizer.*\n", "", text))
 
-    what = "use_distributed_optimizer is false, and plan.json was predicted for true"
+    what = "use_distributed_optimizer is false, but plan.json was predicted with true"
     assert what in [one.what for one in told(bundle)]
 
 

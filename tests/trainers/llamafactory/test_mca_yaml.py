@@ -318,7 +318,7 @@ def test_what_the_trainer_cannot_do_is_refused() -> None:
     assert "job.finetuning" in refused(job={"finetuning": "lora"})
     assert "expected pt, sft or dpo" in refused(job={"stage": "kto"})
     assert "'gpt2'" in refused(model=replace(QWEN3_8B, model_type="gpt2"))
-    assert "wait for ever" in refused(job={"samples": 5})
+    assert "wait forever" in refused(job={"samples": 5})
     assert "division by zero after a step" in refused(job={"samples": 63})
     assert written(job={"samples": 64})["warmup_steps"] == 1
 

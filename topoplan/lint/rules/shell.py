@@ -189,7 +189,7 @@ def _joined(lines: list[str], last: int, first: int) -> tuple[tuple[Edit, ...], 
         return kept, "a comment ends the command: bash does not continue it behind one"
     if re.search(r"\\[ \t]+$", line):
         edit = Edit(first_line=last, last_line=last, text=line.rstrip())
-        return (edit,), f"blanks stand behind the backslash at the end of line {last}"
+        return (edit,), f"spaces follow the backslash at the end of line {last}"
     if between:
         return (), "an empty line ends the command"
     edit = Edit(first_line=last, last_line=last, text=f"{line.rstrip()} \\")

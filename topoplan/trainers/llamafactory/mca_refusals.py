@@ -160,9 +160,7 @@ def _samples(job: Job, layout: Layout) -> Iterator[Refusal]:
         return
     full = layout.micro_batch_size * layout.dp
     if job.samples < full:
-        so = (
-            f"micro batch {layout.micro_batch_size} * dp {layout.dp} = {full}: the trainer would wait for ever for them"
-        )
+        so = f"micro batch {layout.micro_batch_size} * dp {layout.dp} = {full}: the trainer would wait forever for them"
     else:
         so = f"the global batch of {job.global_batch_size}: the trainer would end in a division by zero after a step"
     yield Refusal(

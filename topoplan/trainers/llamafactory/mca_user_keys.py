@@ -127,5 +127,5 @@ def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, fixed: 
                 f"{name} is decided by the plan", where=where, remedy="leave it out, or ask for it under job.pin"
             )
         if name not in megatron_settings():
-            what = f"{name} is no setting of megatron-core, and would be ignored"
+            what = f"{name} is not a setting of megatron-core, and would be ignored"
             raise SpecError(what, where=where, remedy=nearest(str(name), megatron_settings()))

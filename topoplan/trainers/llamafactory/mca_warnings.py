@@ -34,7 +34,8 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     pad = pad_multiple(MCA.padding, job)
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad
-        found.append(f"cutoff_len {job.seq_len} is no multiple of {pad}: full sequences are padded to {longest} tokens")
+        padded = f"full sequences are padded to {longest} tokens"
+        found.append(f"cutoff_len {job.seq_len} is not a multiple of {pad}: {padded}")
     return [*found, *usual_warnings(spec)]
 
 

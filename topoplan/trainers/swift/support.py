@@ -17,7 +17,7 @@ def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
     job, model = spec.job, spec.model
     if job.template is not None:
         yield (
-            f"template {job.template} is a name of LLaMA-Factory's: ms-swift takes its own for the model; for another,"
+            f"template {job.template} is a name of LLaMA-Factory's: ms-swift uses its own for the model; for another,"
             " write template under job.trainer"
         )
     if model.config_path is not None and "template" not in job.trainer:

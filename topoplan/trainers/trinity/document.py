@@ -202,7 +202,7 @@ def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
     for block, value in spec.job.trainer.items():
         if block not in _BLOCKS and block not in _OWN:
             raise SpecError(
-                f"{block} is no block of a Trinity-RFT configuration",
+                f"{block} is not a block of a Trinity-RFT configuration",
                 where=place_of(spec, block),
                 expected=nearest(block, _BLOCKS) or f"expected one of {', '.join(_BLOCKS)}",
             )

@@ -30,10 +30,10 @@ from topoplan.trainers.models import is_directory, model_at_hand
 from topoplan.units import shown
 
 _MEANING = {
-    "deepspeed": "the adapter sets it to None: nothing of it is used, and memory is split by the layout alone",
+    "deepspeed": "the adapter sets it to None: nothing of it is used, and memory is split only by the layout",
     "disable_shuffling": "the trainer never shuffles: its sampler is sequential, and the data is read in its order",
-    "fsdp": "no FSDP is set up: memory is split by the layout alone",
-    "fsdp_config": "no FSDP is set up: memory is split by the layout alone",
+    "fsdp": "no FSDP is set up: memory is split only by the layout",
+    "fsdp_config": "no FSDP is set up: memory is split only by the layout",
     "gradient_checkpointing": "no activation is recomputed for it; recompute_granularity decides that",
     "disable_gradient_checkpointing": "recompute_granularity decides what is recomputed",
     "dataloader_drop_last": "the last incomplete batch is dropped in any case",
