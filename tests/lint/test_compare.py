@@ -157,7 +157,7 @@ def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str
 @pytest.mark.parametrize(
     ("cluster", "keys", "what", "remedy"),
     [
-        ("a100-1x8", {"fp8": "e4m3", "fp8_recipe": "delayed"}, "has no fp8", "take fp8 and fp8_recipe out"),
+        ("a100-1x8", {"fp8": "e4m3", "fp8_recipe": "delayed"}, "has no fp8", "remove fp8 and fp8_recipe"),
         ("v100", {"bf16": "true"}, "has no bf16", "set fp16: true in place of bf16"),
     ],
 )

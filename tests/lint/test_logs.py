@@ -38,7 +38,7 @@ def test_out_of_memory_is_told_beside_what_was_predicted(log: str, beside: list[
 def test_a_log_alone_is_told_without_a_prediction(log: str) -> None:
     ran = run("check", log)
     assert ran.exit_code == 1
-    assert "give what ran beside it" in ran.stdout
+    assert "also pass what ran" in ran.stdout
     assert ran.stdout.endswith("1 error.\n")
 
 

@@ -68,7 +68,7 @@ def test_800_gb_are_too_little_for_all_of_a_72b_model_and_its_optimizer() -> Non
         "12 bytes of fp32 weight and Adam's two moments for each of 72.71B trained parameters (872 GB)" in finding.why
     )
     assert "145 GB of the weights themselves" in finding.why
-    assert f"DeepSpeed's own estimate is 18 bytes a parameter ({18 * PARAMETERS / 2**30:,.0f} GiB)" in finding.why
+    assert f"DeepSpeed's own estimate is 18 bytes per parameter ({18 * PARAMETERS / 2**30:,.0f} GiB)" in finding.why
     assert "exit code -9" in finding.why
 
 
@@ -80,7 +80,7 @@ def test_leaving_the_parameters_on_the_gpus_saves_their_two_bytes() -> None:
     less_gib = needed_gb(without) * 1e9 / 2**30
     assert f"without offload_param it needs {less_gib:,.0f} GiB" in with_them.remedy
     assert "of the weights themselves" not in without.why
-    assert "16 bytes a parameter" in without.why
+    assert "16 bytes per parameter" in without.why
 
 
 def test_enough_memory_is_no_finding() -> None:

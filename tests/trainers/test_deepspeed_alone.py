@@ -38,7 +38,7 @@ def test_it_is_full_fine_tuning_with_the_trainers_defaults() -> None:
 
 def test_without_a_model_it_says_how_to_name_one() -> None:
     one = configuration(TEXT, trainer="deepspeed", name="ds.json")
-    with pytest.raises(SpecError, match="no model; name it with --model"):
+    with pytest.raises(SpecError, match="without a model; name it with --model"):
         translate(one, all_of(one), load_cluster("cluster_specs/h100-4x8.yaml"))
 
 

@@ -88,7 +88,7 @@ def test_keys_of_the_user_are_put_into_their_blocks() -> None:
     [
         ({"stage": "dpo"}, {}, "job.stage: no Trinity-RFT job is written for stage dpo"),
         ({}, {"fused_linear_cross_entropy": True}, "fused loss"),
-        ({"trainer": {"trainers": {}}}, {}, "trainers is no block"),
+        ({"trainer": {"trainers": {}}}, {}, "trainers is not a block"),
         ({"trainer": {"trainer": {"max_token_len_per_gpu": 1}}}, {}, "max_token_len_per_gpu is decided by the plan"),
         ({"trainer": {"trainer": 3}}, {}, "is not a mapping"),
     ],
