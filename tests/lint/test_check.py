@@ -26,7 +26,7 @@ from topoplan.specs.load import load_cluster, load_spec
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.source import parse_source
 from topoplan.specs.spec import Spec
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 
 def two_rules(setup: Setup) -> Iterator[Finding]:
@@ -232,7 +232,7 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
             for one in (piece, job)
         ),
         launches=(replace(launch(), part=command),),
-        recognisers=recognisers(),
+        recognizers=recognizers(),
     )
 
     assert list(whole._files(found)) == [(job,), (variables, command)]
@@ -307,4 +307,4 @@ def test_a_directory_is_read_without_what_is_about_something_else(tmp_path: Path
     setup = check([str(tmp_path)]).setup
 
     assert [Path(part.name).name for part in setup.parts] == ["job.yaml", "train.sh"]
-    assert setup.launches[0].reads is setup.configurations[0]
+    assert setup.launches[0].file_configuration is setup.configurations[0]

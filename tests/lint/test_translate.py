@@ -83,7 +83,7 @@ def test_a_piece_without_a_model_is_not_whole() -> None:
         configuration("train_batch_size: 4\n", trainer="deepspeed"),
     )
     setup = all_of(whole, *pieces)
-    assert [one for one in setup.configurations if setup.is_whole(one)] == [whole]
+    assert [one for one in setup.configurations if setup.is_complete(one)] == [whole]
 
 
 def test_what_the_command_says_behind_the_file_wins(h100s: Cluster) -> None:

@@ -11,7 +11,7 @@ from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Trainer, Variable
 from topoplan.specs.source import Source, parse_source
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 # From texts and values ------------------------------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ def setup_of(text: str, *, name: str = "run.sh", **others: str) -> Setup:
             (Path(directory) / other.replace("_", ".")).write_text(content, encoding="utf-8")
         path = Path(directory) / name
         path.write_bytes(text.encode())
-        return read_setup([str(path)], recognisers())
+        return read_setup([str(path)], recognizers())
 
 
 def make_setup(
@@ -43,7 +43,7 @@ def make_setup(
         variables=tuple(
             Variable(name=key, value=value, part=script, line=1) for key, value in (variables or {}).items()
         ),
-        recognisers=recognisers(),
+        recognizers=recognizers(),
     )
 
 
@@ -58,7 +58,7 @@ def make_command(arguments: Mapping[str, Any], trainer: Trainer = "swift", *, pr
     return Setup(
         parts=(part,),
         configurations=(Configuration(trainer=trainer, part=part, source=source, from_command=True),),
-        recognisers=recognisers(),
+        recognizers=recognizers(),
     )
 
 
@@ -68,7 +68,7 @@ def make_values(data: dict[str, Any], trainer: Trainer = "llamafactory") -> Setu
     lines = {(key,): line for line, key in enumerate(data, start=1)}
     source = Source(name="train.yaml", data=data, lines=lines, old_booleans=frozenset(list(lines)[::2]))
     configuration = Configuration(trainer=trainer, part=part, source=source)
-    return Setup(parts=(part,), configurations=(configuration,), recognisers=recognisers())
+    return Setup(parts=(part,), configurations=(configuration,), recognizers=recognizers())
 
 
 # As the readers give them ---------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def launch(
 def all_of(*configurations: Configuration, launches: tuple[Launch, ...] = ()) -> Setup:
     """Return a setup of these configurations and launches."""
     parts = dict.fromkeys([one.part for one in configurations] + [one.part for one in launches])
-    return Setup(parts=tuple(parts), configurations=configurations, launches=launches, recognisers=recognisers())
+    return Setup(parts=tuple(parts), configurations=configurations, launches=launches, recognizers=recognizers())
 
 
 def swift_zero2(**keys: Any) -> tuple[Configuration, Setup]:

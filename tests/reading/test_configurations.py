@@ -6,7 +6,7 @@ import pytest
 
 from topoplan.errors import SpecError
 from topoplan.reading.read_setup import read_setup
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ KINDS = {
 @pytest.mark.parametrize("trainer", KINDS)
 def test_whose_configuration_it_is(here: Path, trainer: str) -> None:
     (here / "a.yaml").write_text(KINDS[trainer])
-    (configuration,) = read_setup(["a.yaml"], recognisers()).configurations
+    (configuration,) = read_setup(["a.yaml"], recognizers()).configurations
     assert configuration.trainer == trainer
 
 
@@ -36,7 +36,7 @@ def test_whose_configuration_it_is(here: Path, trainer: str) -> None:
 def test_json_with_comments_is_told_that_json_has_none(here: Path, comment: str) -> None:
     (here / "a.json").write_text('{\n  "zero_optimization": {\n    "stage": 3 ' + comment + "\n  }\n}\n")
     with pytest.raises(SpecError, match=r"^a.json:3: is not valid JSON: .*JSON has no comments"):
-        read_setup(["a.json"], recognisers())
+        read_setup(["a.json"], recognizers())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_json_with_comments_is_told_that_json_has_none(here: Path, comment: str)
 def test_files_of_other_programs_are_not_taken_for_a_trainer_s(here: Path, text: str) -> None:
     (here / "a.yaml").write_text(text)
     with pytest.raises(SpecError, match="is a configuration of an unknown kind"):
-        read_setup(["a.yaml"], recognisers())
+        read_setup(["a.yaml"], recognizers())
 
 
 def test_a_configuration_of_an_unknown_kind_is_refused_with_what_is_read(here: Path) -> None:
@@ -59,16 +59,16 @@ def test_a_configuration_of_an_unknown_kind_is_refused_with_what_is_read(here: P
     with pytest.raises(
         SpecError, match=r"unknown kind; read are .*DeepSpeed.*; it looks like a manifest of Kubernetes"
     ):
-        read_setup(["a.yaml"], recognisers())
+        read_setup(["a.yaml"], recognizers())
     (here / "a.yaml").write_text("nodes: 4\ngpus_per_node: 8\ngpu: h100\n")
     with pytest.raises(SpecError, match="cluster spec of topoplan"):
-        read_setup(["a.yaml"], recognisers())
+        read_setup(["a.yaml"], recognizers())
 
 
 def test_json_is_read_strictly(here: Path) -> None:
     (here / "a.json").write_text('{\n  "zero_optimization": {"stage": 2},\n  # a comment\n}\n')
     with pytest.raises(SpecError, match=r"a\.json:3: is not valid JSON"):
-        read_setup(["a.json"], recognisers())
+        read_setup(["a.json"], recognizers())
 
 
 def test_anchors_that_explode_and_deep_nesting_are_refused(here: Path) -> None:
@@ -76,21 +76,21 @@ def test_anchors_that_explode_and_deep_nesting_are_refused(here: Path) -> None:
     for name, text in {"a.yaml": bomb, "b.json": "[" * 5000, "c.yaml": "{a: " * 5000}.items():
         (here / name).write_text(text)
         with pytest.raises(SpecError):
-            read_setup([name], recognisers())
+            read_setup([name], recognizers())
 
 
 def test_an_error_in_a_block_names_the_line_of_the_file(here: Path) -> None:
     (here / "a.md").write_text("Text\n\n```yaml\nmodel_name_or_path: a\nseed: 1\nseed: 2\n```\n")
     with pytest.raises(SpecError, match=r"^a\.md:6: key 'seed' is given twice"):
-        read_setup(["a.md"], recognisers())
+        read_setup(["a.md"], recognizers())
 
 
 def test_a_job_of_megatron_bridge_is_not_taken_for_one_of_the_adapter(here: Path) -> None:
     (here / "a.yaml").write_text("stage: sft\ntensor_model_parallel_size: 2\nuse_packed_sequences: false\n")
-    setup = read_setup(["a.yaml"], recognisers())
-    assert setup.path_of(setup.configurations[0]) == "bridge"
+    setup = read_setup(["a.yaml"], recognizers())
+    assert setup.training_path(setup.configurations[0]) == "bridge"
 
 
 def test_keys_that_ms_swift_alone_knows_are_its_own(here: Path) -> None:
     (here / "a.yaml").write_text("max_new_tokens: 1024\ntemperature: 0\nstream: true\n")
-    assert [one.trainer for one in read_setup(["a.yaml"], recognisers()).configurations] == ["swift"]
+    assert [one.trainer for one in read_setup(["a.yaml"], recognizers()).configurations] == ["swift"]

@@ -9,7 +9,7 @@ from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.reading.here_documents import here_documents
 from topoplan.reading.parts import Part
 from topoplan.reading.read_setup import read_setup
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 SCRIPT = """\
 #!/bin/bash
@@ -69,10 +69,10 @@ def test_what_the_shell_would_fill_in_stands_in_quotes() -> None:
 
 
 def test_the_command_reads_the_file_that_its_script_writes(script: str) -> None:
-    setup = read_setup([script], recognisers())
+    setup = read_setup([script], recognizers())
     (launch,) = setup.launches
 
-    assert launch.reads is not None
+    assert launch.file_configuration is not None
     assert [one.trainer for one in setup.configurations] == ["llamafactory", "deepspeed"]
 
 
@@ -88,4 +88,4 @@ def test_mistakes_in_it_are_told_at_their_line_and_not_corrected_without_the_scr
 def test_what_a_script_writes_for_others_may_be_anything(script: str) -> None:
     Path(script).write_text("cat > k.yaml <<E\na: [\nE\ncat > l.yaml <<E\nkind: Pod\nE\n" + SCRIPT)
 
-    assert len(read_setup([script], recognisers()).configurations) == 2
+    assert len(read_setup([script], recognizers()).configurations) == 2

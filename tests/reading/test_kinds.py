@@ -3,10 +3,10 @@
 import pytest
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
-from topoplan.reading.recogniser import keys_of
-from topoplan.trainers.recognisers import recognisers
+from topoplan.reading.recognizer import keys_of
+from topoplan.trainers.recognizers import recognizers
 
-KEYS = keys_of(recognisers())
+KEYS = keys_of(recognizers())
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Launch
 from topoplan.reading.shell import read_script
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 
 def all_of(text: str) -> list[Launch]:
-    return list(launches(read_script(Part(kind="shell", name="run.sh", text=text), recognisers()), recognisers()))
+    return list(launches(read_script(Part(kind="shell", name="run.sh", text=text), recognizers()), recognizers()))
 
 
 def one(text: str) -> Launch:
@@ -131,9 +131,9 @@ def test_the_deepspeed_file_of_any_program() -> None:
 
 def test_reading_changes_nothing_that_was_read() -> None:
     text = "export A=1\nenv B=2 torchrun a.py\nssh host 'export C=3; torchrun b.py'\n"
-    script = read_script(Part(kind="shell", name="run.sh", text=text), recognisers())
+    script = read_script(Part(kind="shell", name="run.sh", text=text), recognizers())
     assert [one.name for one in script.variables] == ["A", "B", "C"]
-    assert list(launches(script, recognisers())) == list(launches(script, recognisers()))
+    assert list(launches(script, recognizers())) == list(launches(script, recognizers()))
     assert [one.name for one in script.variables] == ["A", "B", "C"]
 
 

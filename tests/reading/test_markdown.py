@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from topoplan.reading.markdown import is_markdown, markdown_parts
 from topoplan.reading.parts import Part
-from topoplan.reading.recogniser import keys_of
-from topoplan.trainers.recognisers import recognisers
+from topoplan.reading.recognizer import keys_of
+from topoplan.trainers.recognizers import recognizers
 
-KEYS = keys_of(recognisers())
+KEYS = keys_of(recognizers())
 
 
 def parts(text: str) -> tuple[Part, ...]:
@@ -65,8 +65,8 @@ def test_json_and_commands_without_a_fence_are_found() -> None:
 def test_a_few_keys_beside_a_whole_configuration_are_an_illustration() -> None:
     part, piece = parts(WHOLE + "The differences:\n```yaml\nstage: pt\ncutoff_len: 1\n```\n")
     assert "org/a" in part.text
-    assert (part.label, part.is_piece) == ("yaml block 1", False)
-    assert (piece.label, piece.is_piece) == ("yaml block 2", True)
+    assert (part.label, part.is_excerpt) == ("yaml block 1", False)
+    assert (piece.label, piece.is_excerpt) == ("yaml block 2", True)
 
 
 def test_without_a_whole_configuration_the_fragments_are_taken() -> None:

@@ -11,10 +11,10 @@ from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.reading.read_parts import file_parts, read_parts
-from topoplan.reading.recogniser import keys_of
-from topoplan.trainers.recognisers import recognisers
+from topoplan.reading.recognizer import keys_of
+from topoplan.trainers.recognizers import recognizers
 
-KEYS = keys_of(recognisers())
+KEYS = keys_of(recognizers())
 
 CASES = {
     "a.yaml": ("stage: sft\n", "yaml"),

@@ -10,11 +10,11 @@ from topoplan.errors import TopoplanError
 from topoplan.reading.parts import Part
 from topoplan.reading.session import Command, Script
 from topoplan.reading.shell import read_script
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 
 def read(text: str) -> Script:
-    return read_script(Part(kind="shell", name="run.sh", text=text), recognisers())
+    return read_script(Part(kind="shell", name="run.sh", text=text), recognizers())
 
 
 def words(text: str) -> list[list[str]]:

@@ -1,11 +1,11 @@
 """Command lines split into launcher, options, program and arguments."""
 
-from topoplan.reading.starters import Started, options_of, started
+from topoplan.reading.starters import LaunchCommand, options_of, split_launch
 from topoplan.reading.words import Word
 
 
-def cut(text: str) -> Started:
-    found = started([Word(text=word, line=1) for word in text.split()])
+def cut(text: str) -> LaunchCommand:
+    found = split_launch([Word(text=word, line=1) for word in text.split()])
     assert found is not None
     return found
 
@@ -23,7 +23,7 @@ def test_the_beginning_of_a_name_is_enough_where_only_one_begins_so() -> None:
 
 def test_python_with_code_or_nothing_is_no_start() -> None:
     for text in ("python -c x", "python", "accelerate env", "python --version"):
-        assert started([Word(text=word, line=1) for word in text.split()]) is None
+        assert split_launch([Word(text=word, line=1) for word in text.split()]) is None
 
 
 def test_the_options_of_torchrun_are_those_with_a_value_and_the_flags() -> None:

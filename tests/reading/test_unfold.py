@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.reading.recogniser import keys_of
+from topoplan.reading.recognizer import keys_of
 from topoplan.reading.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
 from topoplan.specs.source import parse_source
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
-KEYS = keys_of(recognisers())
+KEYS = keys_of(recognizers())
 
 FOLDED = (
     "# === model === model_name_or_path: org/some-8B dataset: mine template: qwen3 cutoff_len: 4096 "

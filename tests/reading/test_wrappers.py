@@ -4,12 +4,12 @@ import pytest
 
 from topoplan.reading.parts import Part
 from topoplan.reading.shell import read_script
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 
 
 def behind(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    script = read_script(Part(kind="shell", name="run.sh", text=text), recognisers())
-    return [(" ".join(word.text for word in one.words), one.wrappers) for one in script.meant]
+    script = read_script(Part(kind="shell", name="run.sh", text=text), recognizers())
+    return [(" ".join(word.text for word in one.words), one.wrappers) for one in script.unwrapped_commands]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_shells_in_shells_end_somewhere() -> None:
 
 def test_words_of_variables_are_where_the_command_is() -> None:
     text = "A='torchrun --nnodes 2'\nB=a.py\n\nsrun bash -c \"$A --node_rank \\$SLURM_PROCID $B\"\n"
-    (one,) = read_script(Part(kind="shell", name="run.sh", text=text), recognisers()).meant
+    (one,) = read_script(Part(kind="shell", name="run.sh", text=text), recognizers()).unwrapped_commands
     assert [word.text for word in one.words][-2:] == ["$SLURM_PROCID", "a.py"]
     assert (one.first_line, one.last_line) == (4, 4)

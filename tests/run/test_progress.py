@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.samples import make_plan, make_spec
 from topoplan.run.progress import Progress, Status
-from topoplan.trainers.log import may_be_told
+from topoplan.trainers.log import may_match
 from topoplan.trainers.registry import TRAINERS
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -248,7 +248,7 @@ def test_lines_that_are_passed_over_hold_nothing_that_a_trainer_prints() -> None
     forms = {one for log in logs for one in (log.loss, log.bar, log.step_time, log.data_time, log.reserved, log.aside)}
     found = {form.pattern for form in forms if form and any(form.search(line) for line in lines)}
     assert len(found) >= 7
-    assert not [line for line in lines if not may_be_told(line) and any(form and form.search(line) for form in forms)]
+    assert not [line for line in lines if not may_match(line) and any(form and form.search(line) for form in forms)]
 
 
 @given(

@@ -30,7 +30,7 @@ def case(**what: Any) -> tuple[Spec, Layout]:
 
 
 def met(spec: Spec, layout: Layout) -> set[str]:
-    return {fault.name for fault in FAULTS if not fault.keys and fault.met(spec, layout, {})}
+    return {fault.name for fault in FAULTS if not fault.keys and fault.is_triggered(spec, layout, {})}
 
 
 def of_catalog(name: str, **layout: Any) -> tuple[Spec, Layout]:

@@ -26,7 +26,7 @@ RUN = "--seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16"
 
 def translated(*flags: str) -> Translation:
     setup = setup_of(f"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py {' '.join(flags)}\n")
-    (one,) = setup.whole
+    (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/h100-4x8.yaml"))
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.reading.setups import setup_of
 from topoplan.catalog import key_list
 from topoplan.reading.rules import Rule
-from topoplan.trainers.around import NAMES_AROUND, around
+from topoplan.trainers.around import NAMES_AROUND, context_of
 from topoplan.trainers.llamafactory.key_list import keys_for, plain_keys, removed_keys
 from topoplan.trainers.llamafactory.rules.keys import RENAMED
 from topoplan.trainers.relations import Relations, read_relations
@@ -57,14 +57,14 @@ def table(when: str, what: str = "refused") -> Relations:
 def test_what_is_not_known_refuses_nothing(when: str, is_so: bool) -> None:
     text = "model_name_or_path: m\ndataset: d\nstage: sft\na: 3\nb: text\noff: false\nblock: {size: 2}\n"
     setup = setup_of(text + "named: q_proj,k_proj\nopen: ${oc.env:HOW_MANY}\n", name="train.yaml")
-    found = list(table(when).findings(RULE, setup.configurations[0], around(setup, setup.configurations[0])))
+    found = list(table(when).findings(RULE, setup.configurations[0], context_of(setup, setup.configurations[0])))
     assert bool(found) is is_so
 
 
 def test_a_piece_of_a_configuration_has_no_defaults() -> None:
     setup = setup_of("stage: sft\ntemplate: qwen\na: 3\n", name="train.yaml")
     found = table("gone == 4 or other is None").findings(
-        RULE, setup.configurations[0], around(setup, setup.configurations[0])
+        RULE, setup.configurations[0], context_of(setup, setup.configurations[0])
     )
     assert not list(found)
 
@@ -72,7 +72,7 @@ def test_a_piece_of_a_configuration_has_no_defaults() -> None:
 def test_a_relation_is_said_with_its_numbers_at_the_key_that_is_written() -> None:
     setup = setup_of("model_name_or_path: m\ndataset: d\na: 3\n", name="train.yaml")
     said = table("a % 2", "a {a} % 2 = {a % 2}").findings(
-        RULE, setup.configurations[0], around(setup, setup.configurations[0])
+        RULE, setup.configurations[0], context_of(setup, setup.configurations[0])
     )
     assert [(one.what, one.line) for one in said] == [("a 3 % 2 = 1", 3)]
 

@@ -9,7 +9,7 @@ from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
 from topoplan.planner.predict import predict
 from topoplan.specs.load import load_cluster
-from topoplan.trainers.recognisers import codec_of
+from topoplan.trainers.recognizers import codec_of
 
 DOCUMENT = """\
 pretrain: {model}
@@ -132,9 +132,9 @@ def test_a_script_names_its_document_by_directory_and_name() -> None:
     options = "  --config_path $CONFIG_PATH --config_name rlvr\n"
     setup = setup_of(command + options, rlvr_yaml=DOCUMENT.format(**USUAL))
     (launch,) = setup.launches
-    assert launch.reads is not None
+    assert launch.file_configuration is not None
     assert [one.trainer for one in setup.configurations] == ["roll"]
-    assert setup.whole == [launch.reads]
+    assert setup.complete_configurations == [launch.file_configuration]
 
 
 def test_a_document_that_trains_nothing_is_known_all_the_same() -> None:

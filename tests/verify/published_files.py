@@ -2,7 +2,7 @@
 
 Every YAML, JSON and script below the directories is checked as a user would check it, alone and without a cluster, and
 then on the smallest number of machines that it asks for. The summary counts findings of each rule and the files that
-they hit, files that are recognised, configurations that are predicted and why others are not, memory that comments of
+they hit, files that are recognized, configurations that are predicted and why others are not, memory that comments of
 the files say against what is predicted, and CPU time a file.
 `--whole` checks all files of a directory in one call; `--rule ID` (or error, warning, note) and `--reason TEXT` list
 the places instead of the summary.
@@ -98,7 +98,9 @@ def _memory(path: Path, predictions: Sequence[Prediction]) -> Compared | None:
 def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
     """On the fewest machines that all of its configurations ask for, and that their layouts divide."""
     clusters = [known.machines(known.gpu(CARD), *size, f"{size[0]} x {size[1]} {CARD}") for size in MACHINES]
-    fits = (cluster for cluster in clusters if all(_has_room(one, setup, cluster) for one in setup.whole))
+    fits = (
+        cluster for cluster in clusters if all(_has_room(one, setup, cluster) for one in setup.complete_configurations)
+    )
     return _timed(paths, PredictionTarget(cluster=next(fits, clusters[0])))
 
 

@@ -23,7 +23,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Recompute
 from topoplan.run.attempts import begun_at
 from topoplan.specs.load import load_spec
-from topoplan.trainers.made_up import how_many
+from topoplan.trainers.generated_samples import how_many
 
 pytestmark = [
     pytest.mark.verify,

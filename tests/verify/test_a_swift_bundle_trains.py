@@ -25,7 +25,7 @@ from topoplan.planner.logged import read_log
 from topoplan.planner.plan import Plan
 from topoplan.run.attempts import begun_at
 from topoplan.specs.spec import Spec
-from topoplan.trainers.made_up import how_many
+from topoplan.trainers.generated_samples import how_many
 
 pytestmark = [
     pytest.mark.verify,

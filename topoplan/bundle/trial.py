@@ -8,7 +8,7 @@ from topoplan.bundle.draft import NO_SCHEDULER, Draft, draft_of
 from topoplan.errors import InputError
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
-from topoplan.trainers.made_up import MADE_UP, refuse_images
+from topoplan.trainers.generated_samples import GENERATED, refuse_images
 from topoplan.trainers.registry import writer_of
 
 
@@ -20,7 +20,7 @@ def trial_draft(spec: Spec, plan: Plan, steps: int, output: str, *, made_up: boo
     """
     if made_up:
         refuse_images(spec)
-        spec = replace(spec, job=replace(spec.job, dataset=MADE_UP, dataset_dir=None))
+        spec = replace(spec, job=replace(spec.job, dataset=GENERATED, dataset_dir=None))
     writer, way = writer_of(spec, plan.layout, plan.trainer)
     if way.trial is None:
         raise InputError(f"no trials are known of {writer.title}", where=f"plan {plan.id}")

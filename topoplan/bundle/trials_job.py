@@ -11,7 +11,7 @@ from topoplan.bundle.bundle import files_of
 from topoplan.bundle.draft import Draft
 from topoplan.bundle.slurm import SbatchOption, allocation, options_of, stated_limit_s
 from topoplan.specs.cluster import Cluster
-from topoplan.trainers.log import ANSI, CUT
+from topoplan.trainers.log import ANSI, SEPARATORS
 from topoplan.trainers.templating import render
 from topoplan.units import file_name
 
@@ -72,7 +72,7 @@ def trials_files(trials: Sequence[QueuedTrial], go_on: str) -> tuple[Mapping[str
         "title": first.writer.title,
         "grace_s": _GRACE_S,
         "ansi": ANSI.pattern,
-        "cut": rf"\n|{CUT.pattern}",
+        "cut": rf"\n|{SEPARATORS.pattern}",
         "forms": [
             *([log.steps.pattern] if log.steps else []),
             *([f"^(?:{log.bar.pattern})"] if log.bar else []),

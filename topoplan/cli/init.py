@@ -117,7 +117,7 @@ def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]],
     from topoplan.errors import InputError
     from topoplan.lint.job_file import trainer_file
     from topoplan.specs.source import read_source
-    from topoplan.trainers.recognisers import trainer_of
+    from topoplan.trainers.recognizers import trainer_of
 
     file = trainer_file(path)
     options = replace(options, job=path)

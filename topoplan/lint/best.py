@@ -15,7 +15,7 @@ from topoplan.planner.rank import TIE, ranked
 from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
-from topoplan.trainers.recognisers import trainer_of
+from topoplan.trainers.recognizers import trainer_of
 from topoplan.units import GIB
 
 NOTHING_FITS = "no layout of this job fits"

@@ -26,7 +26,7 @@ from topoplan.reading.read_setup import read_setup, setup_of
 from topoplan.reading.setup import Setup
 from topoplan.reading.versions import is_lock, stated_versions
 from topoplan.specs.cluster import Cluster
-from topoplan.trainers.recognisers import recognisers
+from topoplan.trainers.recognizers import recognizers
 from topoplan.trainers.trainer import PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -80,7 +80,7 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
             _refuse_links(Path(path))
     others = [path for path in paths if not is_log(path)]
     files = [path for path in others if not is_lock(path)] or others
-    setup = read_setup(files, recognisers()) if files else Setup(parts=())
+    setup = read_setup(files, recognizers()) if files else Setup(parts=())
     logs, unread = read_logs([path for path in paths if is_log(path)])
     said = stated_versions(paths, setup) | (dict(against.cluster.software) if against.cluster else {})
     setup = replace(
@@ -104,7 +104,7 @@ def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter =
     """Check a setup that has already been read; see `check`."""
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
-    for configuration in setup.whole:
+    for configuration in setup.complete_configurations:
         prediction, told = predict_configuration(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
@@ -123,7 +123,7 @@ def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter =
         not_understood=tuple(
             part
             for part in setup.parts
-            if part.kind not in ("shell", "hosts") and not part.is_piece and id(part) not in used
+            if part.kind not in ("shell", "hosts") and not part.is_excerpt and id(part) not in used
         ),
     )
 
@@ -143,7 +143,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
     """Return the corrected copies and the setup that they form together."""
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
-        setup = replace(setup_of(parts, recognisers()), versions=checked.setup.versions)
+        setup = replace(setup_of(parts, recognizers()), versions=checked.setup.versions)
         return _in_order(_rule_findings(setup), setup, checked.choice)
 
     setup, findings = checked.setup, checked.findings
@@ -153,11 +153,15 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
     try:
         done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
         new = {correction.before: correction.after for correction in done}
-        read = setup_of([new.get(part, part) for part in parts], recognisers())
+        read = setup_of([new.get(part, part) for part in parts], recognizers())
         setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs, unread=setup.unread)
     except SpecError:
         return (), setup  # the corrected text would no longer start or configure any training
-    reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
+    reads = [
+        (launch.part, launch.file_configuration.part)
+        for launch in setup.launches
+        if launch.file_configuration is not None
+    ]
     return copies(done, tuple(_files(setup)), reads=reads), setup
 
 
@@ -167,7 +171,7 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
     Runnable pieces are each configuration that names a model (every configuration if none does) and each command
     together with the blocks above it that only set variables, because the blocks of a document form one shell session.
     """
-    whole = {configuration.part for configuration in setup.configurations if setup.is_whole(configuration)}
+    whole = {configuration.part for configuration in setup.configurations if setup.is_complete(configuration)}
     starts = {launch.part for launch in setup.launches}
     for part in setup.parts:
         of_file = [other for other in setup.parts if other.name == part.name]
@@ -198,7 +202,7 @@ def _overridden(setup: Setup) -> dict[int, set[int]]:
     """Return, by part id, the lines without effect because every command that reads the file overrides their keys."""
     lines: dict[int, set[int]] = {}
     for configuration in setup.configurations:
-        readers = [launch for launch in setup.launches if launch.reads is configuration]
+        readers = [launch for launch in setup.launches if launch.file_configuration is configuration]
         said = [set(one.configuration.source.data) if one.configuration else set() for one in readers]
         gone = set.intersection(*said) if said else set()
         if gone:

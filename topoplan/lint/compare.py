@@ -31,7 +31,7 @@ from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.layout_keys import key_line
-from topoplan.trainers.recognisers import codec_of
+from topoplan.trainers.recognizers import codec_of
 
 _USUAL_CARD = "a100-sxm-80gb"
 """The card assumed if no cluster is given: the largest that most people have."""
@@ -119,9 +119,9 @@ def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tu
 def unpredicted_findings(setup: Setup) -> Iterator[Finding]:
     """Report configurations that no prediction supports, if predictions were asked for."""
     for configuration in setup.configurations:
-        recogniser = setup.recogniser(configuration.trainer)
-        if recogniser and recogniser.unpredicted and codec_of(configuration, setup) is None:
-            what, why, remedy = recogniser.unpredicted
+        recognizer = setup.recognizer(configuration.trainer)
+        if recognizer and recognizer.unpredicted and codec_of(configuration, setup) is None:
+            what, why, remedy = recognizer.unpredicted
             yield RULES["not-predicted"].at(configuration, None, what=what, why=why, remedy=remedy)
 
 
@@ -164,7 +164,7 @@ def _illegal(translation: Translation) -> Iterator[Finding]:
     says_itself = translation.codec.gpus is not None
     started = processes is not None and bool(processes.nodes and processes.gpus_per_node)
     if says_itself or (
-        started and processes and configuration in (processes.launch.configuration, processes.launch.reads)
+        started and processes and configuration in (processes.launch.configuration, processes.launch.file_configuration)
     ):
         yield from (one for one in legality_findings(translation) if one.severity == "error")
 

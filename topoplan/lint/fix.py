@@ -10,7 +10,7 @@ from pathlib import Path
 
 from topoplan.bundle.write import write_file
 from topoplan.errors import OutputError
-from topoplan.lint.rules.launch_facts import count_of, is_remote, setting_of
+from topoplan.lint.rules.launch_facts import certain_count, is_remote, setting_of
 from topoplan.reading.edits import applied
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
@@ -107,7 +107,7 @@ def split_node_commands(setup: Setup) -> Iterator[Part]:
 
 def _for_several_nodes(launches: Sequence[Launch]) -> bool:
     """Whether there are several launches, each to be started by hand on a node of its own."""
-    ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
+    ranks = {certain_count(setting_of(one, "node_rank")) for one in launches}
     started = any(one.background or is_remote(one) for one in launches)
     return len(launches) > 1 and len(ranks) == len(launches) and None not in ranks and not started
 

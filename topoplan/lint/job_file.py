@@ -19,7 +19,7 @@ from topoplan.specs.forms import JobForm, SpecForm
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
-from topoplan.trainers.recognisers import codec_of, recognisers, trainer_of
+from topoplan.trainers.recognizers import codec_of, recognizers, trainer_of
 from topoplan.trainers.trainer import Trainer
 
 _OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
@@ -61,16 +61,16 @@ def trainer_file(path: str) -> TrainerFile | None:
     if is_yaml and read_source(Path(path)).data.keys() & _OF_A_JOB:
         return None
     try:
-        setup = read_setup([path], recognisers())
+        setup = read_setup([path], recognizers())
     except UnknownKindError as error:
         if error.remedy:
             raise  # the file looks like something else
         _refuse_other_keys(path)
         return None
-    found = [one for one in setup.whole if setup.is_whole(one)]
+    found = [one for one in setup.complete_configurations if setup.is_complete(one)]
     if len(found) == 1 and codec_of(found[0], setup) is None:
-        recogniser = setup.recogniser(found[0].trainer)
-        title = recogniser.unpredicted[0] if recogniser and recogniser.unpredicted else found[0].trainer
+        recognizer = setup.recognizer(found[0].trainer)
+        title = recognizer.unpredicted[0] if recognizer and recognizer.unpredicted else found[0].trainer
         raise SpecError(title, where=shown_path(Path(path)), expected=_EXPECTED)
     if len(found) == 1:
         return TrainerFile(path, setup, found[0])

@@ -11,7 +11,7 @@ from topoplan.planner.plan import Plan
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration
 from topoplan.trainers.codec import shown
-from topoplan.trainers.recognisers import trainer_of
+from topoplan.trainers.recognizers import trainer_of
 from topoplan.trainers.registry import training_path_of
 
 RULES = read_rules(__package__, "predictions.toml")

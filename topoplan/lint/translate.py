@@ -18,7 +18,7 @@ from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN, sharding_of
-from topoplan.trainers.recognisers import codec_of, trainer_of
+from topoplan.trainers.recognizers import codec_of, trainer_of
 from topoplan.trainers.registry import has_backend
 from topoplan.trainers.sharding import Sharding
 
@@ -60,8 +60,8 @@ def translate(
     """
     codec = codec_of(configuration, setup)
     if codec is None:
-        recogniser = setup.recogniser(configuration.trainer)
-        said = recogniser.unpredicted[0] if recogniser and recogniser.unpredicted else configuration.trainer
+        recognizer = setup.recognizer(configuration.trainer)
+        said = recognizer.unpredicted[0] if recognizer and recognizer.unpredicted else configuration.trainer
         raise NotPredictedError("", said, where=configuration.part.place(None))
     whole, overridden = _with_arguments(configuration, setup)
     reference = model or setup.named_model(whole) or ""
@@ -118,7 +118,7 @@ def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configu
     LLaMA-Factory: `hparams/parser.py::read_args`; ms-swift: `cli/main.py::parse_yaml_args`.
     """
     launch = launch_of(setup, configuration)
-    said = launch.configuration if launch is not None and launch.reads is configuration else None
+    said = launch.configuration if launch is not None and launch.file_configuration is configuration else None
     if said is None:
         return configuration, ""
     source, new = configuration.source, said.source.data

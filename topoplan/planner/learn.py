@@ -158,7 +158,7 @@ def _measured(lesson: Lesson) -> MeasuredPlan:
 def peaks_of(lesson: Lesson) -> Peaks:
     """Return the memory peaks that a log reports."""
     logged, trainer = lesson.logged, lesson.plan.trainer
-    of_first = bool(trainer) and logged.writer == trainer and trainer_named(trainer).log.peaks_of_first
+    of_first = bool(trainer) and logged.writer == trainer and trainer_named(trainer).log.peaks_of_rank_0
     return Peaks(
         spec=lesson.spec,
         layout=lesson.plan.layout,

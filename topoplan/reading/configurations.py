@@ -10,7 +10,7 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.reading.parts import Part
-from topoplan.reading.recogniser import SURE, Recognisers, keys_of
+from topoplan.reading.recognizer import SURE, Recognizers, keys_of
 from topoplan.reading.setup import Configuration
 from topoplan.specs.source import Source, parse_source
 
@@ -25,13 +25,13 @@ class UnknownKindError(SpecError):
     """A YAML or JSON document that belongs to no known trainer."""
 
 
-def configuration_of(part: Part, recognisers: Recognisers, *, trainer: str | None = None) -> Configuration:
+def configuration_of(part: Part, recognizers: Recognizers, *, trainer: str | None = None) -> Configuration:
     """Return the configuration in a YAML or JSON part; `trainer` is the trainer if a command determines it.
 
     Raises SpecError if the part cannot be parsed, or UnknownKindError if no trainer is recognized.
     """
     source = _source(part)
-    guessed, is_sure = _guess(source.data, recognisers)
+    guessed, is_sure = _guess(source.data, recognizers)
     if is_sure or trainer is None:
         trainer = guessed
     if trainer is None:
@@ -79,10 +79,10 @@ def _json_source(part: Part) -> Source:
     return replace(parse_source(part.text.replace("\t", " "), name=part.name), data=data)
 
 
-def _guess(data: Mapping[str, Any], recognisers: Recognisers) -> tuple[str | None, bool]:
+def _guess(data: Mapping[str, Any], recognizers: Recognizers) -> tuple[str | None, bool]:
     """Return the trainer that the keys belong to, and whether that is certain."""
-    known = len(data.keys() & keys_of(recognisers))
-    claims = {one.trainer: one.claim(data, known) for one in recognisers}
+    known = len(data.keys() & keys_of(recognizers))
+    claims = {one.trainer: one.claim(data, known) for one in recognizers}
     best = max(claims, key=lambda name: claims[name])
     claim = claims[best]
     if claim >= SURE:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import SpecError
-from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
+from topoplan.reading.recognizer import Recognizer, Recognizers, of_program
 from topoplan.reading.session import Command, Script
 from topoplan.reading.setup import Configuration, Launch
-from topoplan.reading.starters import started
+from topoplan.reading.starters import split_launch
 from topoplan.reading.words import Word
 from topoplan.specs.source import KeyPath, Source, path_of, plain_scalar
 
@@ -25,9 +25,11 @@ _YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
 
 
-def launches(script: Script, recognisers: Recognisers) -> Iterator[Launch]:
+def launches(script: Script, recognizers: Recognizers) -> Iterator[Launch]:
     """Yield the commands of a script that start training, in order. Raises SpecError if there are implausibly many."""
-    for count, launch in enumerate(filter(None, (_launch(script, one, recognisers) for one in script.meant))):
+    for count, launch in enumerate(
+        filter(None, (_launch(script, one, recognizers) for one in script.unwrapped_commands))
+    ):
         if count == _MOST_LAUNCHES:
             raise SpecError(
                 f"starts training more than {_MOST_LAUNCHES} times",
@@ -37,13 +39,13 @@ def launches(script: Script, recognisers: Recognisers) -> Iterator[Launch]:
         yield launch
 
 
-def _launch(script: Script, one: Command, recognisers: Recognisers) -> Launch | None:
-    start = started(one.words)
+def _launch(script: Script, one: Command, recognizers: Recognizers) -> Launch | None:
+    start = split_launch(one.words)
     if start is None or start.program is None:
         return None
     arguments: Sequence[Word] = start.arguments
-    program = _usual(recognisers, start.program.text, module=start.module)
-    trains = of_program(recognisers, program) or _of_script(recognisers, program, arguments)
+    program = _usual(recognizers, start.program.text, module=start.module)
+    trains = of_program(recognizers, program) or _of_script(recognizers, program, arguments)
     if not start.starter and trains is None:
         return None
     method = arguments[0].text if arguments else ""
@@ -79,18 +81,18 @@ def _launch(script: Script, one: Command, recognisers: Recognisers) -> Launch | 
     )
 
 
-def _usual(recognisers: Recognisers, text: str, *, module: bool) -> str:
+def _usual(recognizers: Recognizers, text: str, *, module: bool) -> str:
     """Return a program's usual name: a path to swift/cli/sft.py is swift.cli.sft, which starts no torchrun."""
-    return next(filter(None, (one.usual(text, module) for one in recognisers)), text)
+    return next(filter(None, (one.rule_name_of(text, module) for one in recognizers)), text)
 
 
-def _of_script(recognisers: Recognisers, program: str, arguments: Sequence[Word]) -> Recogniser | None:
-    """Return the recogniser of the trainer whose keys a Python script takes as arguments."""
+def _of_script(recognizers: Recognizers, program: str, arguments: Sequence[Word]) -> Recognizer | None:
+    """Return the recognizer of the trainer whose keys a Python script takes as arguments."""
     if not program.endswith(".py"):
         return None
     keys = {_key(word.text) for word in arguments if word.text.startswith("--")}
     first = arguments[0].text if arguments else ""
-    return next((one for one in recognisers if one.runs(program, keys, first)), None)
+    return next((one for one in recognizers if one.is_training_script(program, keys, first)), None)
 
 
 def _config_file(arguments: Sequence[Word], options: Sequence[str]) -> tuple[str, Sequence[Word]]:

@@ -244,7 +244,7 @@ def _named(blocks: Sequence[_Block], name: str, pieces: Collection[_Block] = ())
             lines=block.lines,
             label=f"{block.kind} block {number}",
             unfolded=block.unfolded,
-            is_piece=block in pieces,
+            is_excerpt=block in pieces,
         )
 
 

@@ -25,7 +25,7 @@ class Part:
     """The file that the surrounding script writes this text to, as a here-document."""
     unfolded: bool = False
     """True if lost line breaks were restored."""
-    is_piece: bool = False
+    is_excerpt: bool = False
     """True for an excerpt of trainer keys without a model, next to a complete configuration that it modifies."""
 
     @property

@@ -63,12 +63,12 @@ def started_by(setup: Setup, launch: Launch) -> Processes:
 def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
     """Return the command that starts a configuration: with its keys as arguments, its file, or at least its trainer."""
     file = PurePath(configuration.part.file or configuration.part.name).name
-    recogniser = setup.recogniser(configuration.trainer)
-    family = recogniser.family if recogniser else ""
+    recognizer = setup.recognizer(configuration.trainer)
+    family = recognizer.program_substring if recognizer else ""
     of_trainer = [one for one in setup.launches if family in one.program]
     by_nearness = (
         [one for one in setup.launches if one.configuration is configuration],
-        [one for one in setup.launches if one.reads is configuration],
+        [one for one in setup.launches if one.file_configuration is configuration],
         [one for one in setup.launches if file in {PurePath(argument).name for argument in one.arguments}],
         [one for one in of_trainer if one.part.name == configuration.part.name],
         of_trainer,

@@ -14,7 +14,7 @@ from topoplan.reading.hostfile import Hostfile, hostfile_of
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
-from topoplan.reading.recogniser import Recognisers, keys_of, of_program
+from topoplan.reading.recognizer import Recognizers, keys_of, of_program
 from topoplan.reading.session import Environment, Script
 from topoplan.reading.setup import Configuration, Launch, Pin, Setup, Trainer, Variable
 from topoplan.reading.shell import read_script
@@ -26,7 +26,7 @@ _LEVELS = 4
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
+def read_setup(paths: Sequence[str], recognizers: Recognizers) -> Setup:
     """Read everything in these files into a setup, which lists the files that cannot be read.
 
     Raises SpecError if no file can be read, or none starts or configures training.
@@ -36,10 +36,10 @@ def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
     beside = {file for path in paths for file in _in_directory(path)}
     for file in dict.fromkeys(file for path in paths for file in _in_directory(path) or [path]):
         try:
-            parts += read_parts([file], keys_of(recognisers))
+            parts += read_parts([file], keys_of(recognizers))
         except SpecError as error:
             unread.append((Part(kind="shell", name=file, text=""), error))
-    return _Reader(recognisers, unread).read(parts, beside)
+    return _Reader(recognizers, unread).read(parts, beside)
 
 
 def _in_directory(path: str) -> list[str]:
@@ -57,14 +57,14 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def setup_of(parts: Sequence[Part], recognisers: Recognisers) -> Setup:
+def setup_of(parts: Sequence[Part], recognizers: Recognizers) -> Setup:
     """Read parts, and the files that they name, into a setup. Raises SpecError."""
-    return _Reader(recognisers).read(parts)
+    return _Reader(recognizers).read(parts)
 
 
 class _Reader:
-    def __init__(self, recognisers: Recognisers, unread: Sequence[tuple[Part, SpecError]] = ()) -> None:
-        self.recognisers, self.unread = recognisers, list(unread)
+    def __init__(self, recognizers: Recognizers, unread: Sequence[tuple[Part, SpecError]] = ()) -> None:
+        self.recognizers, self.unread = recognizers, list(unread)
         self.scripts: list[Script] = []
         self.parts: list[Part] = []
         self.configurations: list[Configuration] = []
@@ -79,9 +79,9 @@ class _Reader:
         for part in parts:
             if part.kind == "hosts":
                 self.hostfiles.append(hostfile_of(part))
-            elif part.kind != "shell" and not part.is_piece:
+            elif part.kind != "shell" and not part.is_excerpt:
                 try:
-                    self._add(configuration_of(part, self.recognisers))
+                    self._add(configuration_of(part, self.recognizers))
                 except SpecError as error:
                     # A block of a document, or a file that a script writes, may be about anything.
                     if not part.file and not (part.label and isinstance(error, UnknownKindError)):
@@ -114,7 +114,7 @@ class _Reader:
             variables=tuple(self.variables),
             pins=tuple(self.pins),
             hostfiles=tuple(self.hostfiles),
-            recognisers=self.recognisers,
+            recognizers=self.recognizers,
             unread=tuple(self.unread),
         )
 
@@ -126,8 +126,8 @@ class _Reader:
         self.unread = [(part, error) for part, error in self.unread if part.name not in others]
 
     def _script(self, part: Part, environment: Environment | None) -> Environment | None:
-        script = read_script(part, self.recognisers, environment)
-        self.launches += launches(script, self.recognisers)
+        script = read_script(part, self.recognizers, environment)
+        self.launches += launches(script, self.recognizers)
         self.scripts.append(script)
         self.variables += script.variables
         for one in script.commands:
@@ -159,8 +159,10 @@ class _Reader:
             self._follow_hostfile(launch.options["hostfile"].value, bases)
         if not launch.config_file:
             return launch
-        of = of_program(self.recognisers, launch.program)
-        return replace(launch, reads=self._follow(launch.config_file, bases, trainer=of.trainer if of else None))
+        of = of_program(self.recognizers, launch.program)
+        return replace(
+            launch, file_configuration=self._follow(launch.config_file, bases, trainer=of.trainer if of else None)
+        )
 
     def _follow_deepspeed(self, configuration: Configuration) -> None:
         value = configuration.get("deepspeed")
@@ -201,10 +203,10 @@ class _Reader:
             if (known := self._by_path.get(_resolved(path))) is not None:
                 return known
             if is_there(path, Path.is_file):
-                for part in file_parts(read_text(path, wanted=READ), keys_of(self.recognisers), name=shown_path(path)):
+                for part in file_parts(read_text(path, wanted=READ), keys_of(self.recognizers), name=shown_path(path)):
                     if part.kind == "shell":
                         continue
-                    self._add(configuration_of(part, self.recognisers, trainer=trainer))
+                    self._add(configuration_of(part, self.recognizers, trainer=trainer))
                     self.parts.append(part)
                 return self._by_path.get(_resolved(path))
         return None

@@ -78,7 +78,7 @@ class Script:
     part: Part
     commands: tuple[Command, ...]
     """The commands as written."""
-    meant: tuple[Command, ...] = ()
+    unwrapped_commands: tuple[Command, ...] = ()
     """The commands without their wrappers: those after `srun`, those in the text of `bash -c`."""
     variables: tuple[Variable, ...]
     """All assignments of environment variables in the script."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from topoplan.errors import SpecError
 from topoplan.reading.interpolation import filled
-from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
+from topoplan.reading.recognizer import Recognizer, Recognizers, of_program
 from topoplan.specs.source import KeyPath, Source, at, path_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from topoplan.reading.session import Script
 
 Trainer = str
-"""The name of the trainer that a configuration is for: the `trainer` of a Recogniser."""
+"""The name of the trainer that a configuration is for: the `trainer` of a Recognizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Launch:
     """The trainer's keys among the arguments."""
     config_file: str = ""
     """The configuration file among the arguments, as written."""
-    reads: Configuration | None = None
+    file_configuration: Configuration | None = None
     """The content of `config_file`, if the file was found or is among the given files."""
     background: bool = False
     """True if the command ends with `&`, so that the next command does not wait for it."""
@@ -149,8 +149,8 @@ class Setup:
     hostfiles: tuple[Hostfile, ...] = ()
     bundles: tuple[Path, ...] = ()
     """Bundle directories, written by `topoplan generate`, among the given paths."""
-    recognisers: Recognisers = ()
-    """Recognisers of the known trainers."""
+    recognizers: Recognizers = ()
+    """Recognizers of the known trainers."""
     logs: tuple[Part, ...] = ()
     """Logs of runs."""
     unread: tuple[tuple[Part, SpecError], ...] = ()
@@ -161,7 +161,7 @@ class Setup:
         """Launched programs, such as `pretrain_gpt.py`, whose arguments belong to no known trainer."""
         launches = (one for one in self.launches if one.configuration is None and not one.config_file)
         return tuple(
-            dict.fromkeys(one.program for one in launches if of_program(self.recognisers, one.program) is None)
+            dict.fromkeys(one.program for one in launches if of_program(self.recognizers, one.program) is None)
         )
 
     def hostfile_of(self, launch: Launch) -> Hostfile | None:
@@ -182,26 +182,26 @@ class Setup:
     @property
     def with_deepspeed(self) -> tuple[Configuration, ...]:
         """The configurations of trainers that have a key `deepspeed`."""
-        names = [one.trainer for one in self.recognisers if one.takes_deepspeed]
+        names = [one.trainer for one in self.recognizers if one.takes_deepspeed]
         return tuple(self.of(*names))
 
-    def is_whole(self, configuration: Configuration) -> bool:
+    def is_complete(self, configuration: Configuration) -> bool:
         """Whether a configuration names a model; one that does not is an excerpt, as articles show them."""
         return self.named_model(configuration) is not None and not configuration.over_file
 
     @property
-    def whole(self) -> list[Configuration]:
+    def complete_configurations(self) -> list[Configuration]:
         """The configurations that name a model, without duplicates: an article may show one twice."""
         found: list[Configuration] = []
         for one in self.configurations:
-            if self.is_whole(one) and one.source.data not in [other.source.data for other in found]:
+            if self.is_complete(one) and one.source.data not in [other.source.data for other in found]:
                 found.append(one)
         # A DeepSpeed file counts on its own if no trainer is there to use it.
         return found or ([] if self.launches else list(self.of("deepspeed")))
 
     def model_key(self, configuration: Configuration) -> str:
         """Return the key that names a configuration's model; empty for DeepSpeed and accelerate files."""
-        keys = one.model_keys if (one := self.recogniser(configuration.trainer)) else ()
+        keys = one.model_keys if (one := self.recognizer(configuration.trainer)) else ()
         return next((key for key in keys if type(configuration.at(key)) in (str, int)), keys[0] if keys else "")
 
     def named_model(self, configuration: Configuration) -> str | None:
@@ -217,13 +217,13 @@ class Setup:
 
     def uses_mca(self, configuration: Configuration) -> bool:
         """Whether LLaMA-Factory trains a configuration with mcore_adapter."""
-        return self.path_of(configuration) == "mca"
+        return self.training_path(configuration) == "mca"
 
-    def path_of(self, configuration: Configuration) -> str | None:
+    def training_path(self, configuration: Configuration) -> str | None:
         """Return the training path that a configuration takes; None if its trainer has only one."""
-        one = self.recogniser(configuration.trainer)
+        one = self.recognizer(configuration.trainer)
         return one.path(configuration, self.variables) if one else None
 
-    def recogniser(self, trainer: str) -> Recogniser | None:
-        """Return the recogniser of a trainer's files."""
-        return next((one for one in self.recognisers if one.trainer == trainer), None)
+    def recognizer(self, trainer: str) -> Recognizer | None:
+        """Return the recognizer of a trainer's files."""
+        return next((one for one in self.recognizers if one.trainer == trainer), None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topoplan.reading.parts import Part
-from topoplan.reading.recogniser import Recognisers
+from topoplan.reading.recognizer import Recognizers
 from topoplan.reading.session import Environment, Script, read_session
 from topoplan.reading.wrappers import unwrapped
 
 
-def read_script(part: Part, recognisers: Recognisers, environment: Environment | None = None) -> Script:
+def read_script(part: Part, recognizers: Recognizers, environment: Environment | None = None) -> Script:
     """Read a shell part, given the environment exported before it. Raises SpecError."""
     script = read_session(part, environment)
-    meant, told = unwrapped(part, script.commands, {name for one in recognisers for name in one.names})
-    return replace(script, meant=meant, variables=(*script.variables, *told))
+    meant, told = unwrapped(part, script.commands, {name for one in recognizers for name in one.names})
+    return replace(script, unwrapped_commands=meant, variables=(*script.variables, *told))

@@ -34,7 +34,7 @@ NODES_OF_A_JOB = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class SlurmRequest:
     """Numbers of nodes, tasks and GPUs; None for a number that is not given or not known."""
 
     nodes: int | None = None
@@ -52,19 +52,19 @@ def directives(text: str) -> str:
     return " ".join(_DIRECTIVE.findall(text))
 
 
-def job_of(launch: Launch) -> Given:
+def job_of(launch: Launch) -> SlurmRequest:
     """Return what a launch's script requests for its job."""
     words = directives(launch.part.text).split()
     return _given(_numbers(words), is_asked=bool(words))
 
 
-def own_of(launch: Launch) -> Given:
+def srun_request_of(launch: Launch) -> SlurmRequest:
     """Return what a launch's own srun requests."""
     words = launch.words_of("srun")
     return _given(_numbers(words or ()), is_asked=words is not None)
 
 
-def step_of(launch: Launch) -> Given:
+def step_of(launch: Launch) -> SlurmRequest:
     """Return what a launch's srun starts; options that srun does not set are the job's."""
     job, own = _numbers(directives(launch.part.text).split()), _numbers(launch.words_of("srun") or ())
     if "tasks" in own and "tasks_per_node" not in own:
@@ -83,8 +83,8 @@ def step_of(launch: Launch) -> Given:
     return _given(said, is_asked="srun" in launch.wrappers)
 
 
-def _given(said: Mapping[str, int | None], *, is_asked: bool) -> Given:
-    return Given(**said, is_asked=is_asked)
+def _given(said: Mapping[str, int | None], *, is_asked: bool) -> SlurmRequest:
+    return SlurmRequest(**said, is_asked=is_asked)
 
 
 def _bare(words: Sequence[str]) -> Iterator[str]:

@@ -82,7 +82,7 @@ _FLAGS = {"torchrun": _TORCHRUN_FLAGS, "deepspeed": _DEEPSPEED_FLAGS, "accelerat
 
 
 @dataclass(slots=True, kw_only=True)
-class Started:
+class LaunchCommand:
     """A command line split into launcher, options, program and arguments."""
 
     starter: StarterName
@@ -112,7 +112,7 @@ def base_name(text: str) -> str:
     return PurePosixPath(text).name if "/" in text and not is_open(text) else text.rpartition("/")[2]
 
 
-def started(words: Sequence[Word]) -> Started | None:
+def split_launch(words: Sequence[Word]) -> LaunchCommand | None:
     """Split a command into launcher, options, program and arguments. None if it cannot start training."""
     if not words:
         return None
@@ -130,7 +130,7 @@ def started(words: Sequence[Word]) -> Started | None:
         return _cut("accelerate", "accelerate launch", rest)
     if PYTHON.fullmatch(name) or (is_open(words[0].text) and _runs_module(rest)):
         return _python(rest)
-    return Started(starter="", program=words[0], arguments=tuple(rest))
+    return LaunchCommand(starter="", program=words[0], arguments=tuple(rest))
 
 
 def _runs_module(words: Sequence[Word]) -> bool:
@@ -138,7 +138,7 @@ def _runs_module(words: Sequence[Word]) -> bool:
     return any(word.text == "-m" for word in words[:4]) or bool(words and words[0].text.endswith(".py"))
 
 
-def _python(words: Sequence[Word]) -> Started | None:
+def _python(words: Sequence[Word]) -> LaunchCommand | None:
     at = 0
     while at < len(words) and words[at].text.startswith("-"):
         text = words[at].text
@@ -149,10 +149,10 @@ def _python(words: Sequence[Word]) -> Started | None:
         at += 2 if text in ("-W", "-X") else 1
     if at == len(words):
         return None
-    return Started(starter="", program=words[at], arguments=tuple(words[at + 1 :]))
+    return LaunchCommand(starter="", program=words[at], arguments=tuple(words[at + 1 :]))
 
 
-def _module(module: Word, rest: Sequence[Word]) -> Started | None:
+def _module(module: Word, rest: Sequence[Word]) -> LaunchCommand | None:
     name = module.text
     if name in ("torch.distributed.run", "torch.distributed.launch"):
         return _cut("torchrun", name, rest)
@@ -160,11 +160,11 @@ def _module(module: Word, rest: Sequence[Word]) -> Started | None:
         return _cut("accelerate", name, rest[1:] if name.endswith("_cli") else rest)
     if name in ("deepspeed.launcher.runner", "deepspeed"):
         return _cut("deepspeed", name, rest)
-    return Started(starter="", module=True, program=module, arguments=tuple(rest))
+    return LaunchCommand(starter="", module=True, program=module, arguments=tuple(rest))
 
 
-def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, words: Sequence[Word]) -> Started:
-    found = Started(starter=starter, called=called)
+def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, words: Sequence[Word]) -> LaunchCommand:
+    found = LaunchCommand(starter=starter, called=called)
     at = 0
     while at < len(words):
         word = words[at]

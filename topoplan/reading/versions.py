@@ -51,7 +51,7 @@ def _pin(text: str) -> tuple[str, str] | None:
 
 
 def _installed(setup: Setup) -> Iterator[tuple[str, str]]:
-    for package in {one.package for one in setup.recognisers if one.package}:
+    for package in {one.package for one in setup.recognizers if one.package}:
         try:
             yield package, importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -64,7 +64,7 @@ class Held:
     @classmethod
     def of(cls, spec: Spec, plan: Plan) -> Held:
         """Return the prediction of a plan."""
-        of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_first
+        of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_rank_0
         _, reserved = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
         return cls(reserved_bytes=reserved, band=plan.memory.band)
 

@@ -24,14 +24,14 @@ from topoplan.remote.connection import Connection
 from topoplan.run.record import Measurement, RunRecord
 from topoplan.specs.source import read_source
 from topoplan.specs.spec import Spec
-from topoplan.trainers.log import WORDS
+from topoplan.trainers.log import KEYWORDS
 from topoplan.trainers.registry import trainer_named
 from topoplan.trainers.trainer import MAIN_FILE
 from topoplan.units import GIB
 
 _PIECE_BYTES, _LINE_BYTES = 4096, 65536
 _TELLING = tuple(
-    word.encode() for word in (*WORDS, "tep", "iteration", "emory", "alloc", "reserved", "batch", ' File "')
+    word.encode() for word in (*KEYWORDS, "tep", "iteration", "emory", "alloc", "reserved", "batch", ' File "')
 )
 """At least one of these is in every line about a step or exhausted memory, and in those of a traceback."""
 _MOST_BYTES = 4 << 20

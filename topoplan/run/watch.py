@@ -27,7 +27,7 @@ from topoplan.run.sight import Sight, age
 from topoplan.run.silence import Silence
 from topoplan.run.stacks import WRITES_S, Look, elsewhere, look_at_ranks, stack_lines, with_gone
 from topoplan.run.watched import Watched, ended_at, how_it_failed
-from topoplan.trainers.log import may_be_told
+from topoplan.trainers.log import may_match
 
 _STACKS_S = 30.0
 """Timeout for a host to collect the stacks of its ranks."""
@@ -264,7 +264,7 @@ class Watch:
     def _read(self, node: Watched, lines: str, *, past: bool = False) -> None:
         """Keep the lines for a later report, and read the state of the training from them."""
         node.tail.add(lines)
-        is_told = may_be_told(lines)
+        is_told = may_match(lines)
         status = self._progress.feed(node.node, lines, time.monotonic()) if is_told else None
         self.silence.heard(node.node, node.name, lines, past=past)
         if is_told:

@@ -37,7 +37,7 @@ NAMES_AROUND = frozenset(
 )
 
 
-def around(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
+def context_of(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
     """Return what launch and model determine, such as process counts and model sizes; UNKNOWN for the rest."""
     started, launch = processes_for(setup, configuration), launch_of(setup, configuration)
     nodes, each = (started.nodes, started.gpus_per_node) if started else (None, None)
@@ -47,7 +47,7 @@ def around(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
         "nodes": nodes or UNKNOWN,
         "processes_per_node": each or UNKNOWN,
         "world": nodes * each if nodes and each else UNKNOWN,
-        "path": setup.path_of(configuration),
+        "path": setup.training_path(configuration),
         "environment": setup.environment,
         "command": launch.program if launch else UNKNOWN,
         "starter": launch.starter if launch else UNKNOWN,
@@ -55,7 +55,7 @@ def around(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
         "zero_stage": _zero_stage(setup, configuration),
         "fsdp_states": _fsdp_states(setup, launch),
         **_cards(launch),
-        "is_piece": not setup.is_whole(configuration)
+        "is_piece": not setup.is_complete(configuration)
         or (launch is not None and configuration.from_command and _is_open(launch)),
     }
     found |= {f"env.{one.name}": one.value for one in (launch.variables if launch else ())}
@@ -79,7 +79,7 @@ def _zero_stage(setup: Setup, configuration: Configuration) -> Any:
     """Return the ZeRO stage; None without DeepSpeed, UNKNOWN if its file is missing and has an uninformative name."""
     written = configuration.get("deepspeed")
     if written is None:
-        return None if setup.is_whole(configuration) else UNKNOWN
+        return None if setup.is_complete(configuration) else UNKNOWN
     document = written if isinstance(written, Mapping) else document_of(str(written), configuration, setup)
     if document is not None:
         return as_whole(at(document, ("zero_optimization", "stage"))) or 0

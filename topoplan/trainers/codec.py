@@ -137,7 +137,7 @@ class Codec:
     """How to interpret a trainer's configuration, for one of its training paths."""
 
     reads: str
-    """Which configurations the codec reads: the path that a Recogniser's `path` returns, else its `trainer`."""
+    """Which configurations the codec reads: the path that a Recognizer's `path` returns, else its `trainer`."""
     rows: Rows
     defaults: Callable[[], Mapping[str, Any]]
     """The trainer's defaults: key -> value."""

@@ -40,7 +40,7 @@ def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layou
         yield _of_keys(configuration, fault)
     pins = {pin.package: pin for pin in setup.pins}
     for fault in FAULTS:
-        if fault.keys or not fault.met(spec, layout, {}) or _is_spared(setup, fault):
+        if fault.keys or not fault.is_triggered(spec, layout, {}) or _is_spared(setup, fault):
             continue
         pin = pins.get(canonicalize_name(fault.package))
         if pin is not None:

@@ -46,10 +46,10 @@ class Fault:
     backends: tuple[str, ...] = ("mca", "megatron")
     """Backends that use the package in the affected way."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Values of trainer keys that trigger it in a layout that `meets` it; empty if the layout alone does."""
+    """Values of trainer keys that trigger it in a layout that it `affects`; empty if the layout alone does."""
     layout_key: str
     """The key of a layout that decides whether the fault occurs."""
-    meets: Callable[[Spec, Layout], bool]
+    affects: Callable[[Spec, Layout], bool]
     spared_by: tuple[str, ...] = ()
     """Path of a key in DeepSpeed's file that avoids the fault."""
     when: str
@@ -66,19 +66,19 @@ class Fault:
         package = f"{self.package} {in_words(self.versions)}" if self.versions else self.package
         return self.what.format(package=package)
 
-    def met(self, spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> bool:
+    def is_triggered(self, spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> bool:
         """Whether a layout with these trainer keys triggers the fault."""
         if layout.backend not in self.backends:
             return False
         asked = not self.keys or all(name in keys and keys[name] == value for name, value in self.keys.items())
-        return asked and self.meets(spec, layout)
+        return asked and self.affects(spec, layout)
 
 
 def faults_of_keys(spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the faults that trainer keys trigger, whether at the top of the file or in Megatron-core's own settings."""
     own = keys.get("additional_configs")
     keys = {**own, **keys} if isinstance(own, Mapping) else keys
-    yield from (fault for fault in FAULTS if fault.keys and fault.met(spec, layout, keys))
+    yield from (fault for fault in FAULTS if fault.keys and fault.is_triggered(spec, layout, keys))
 
 
 def refused_keys(spec: Spec, layout: Layout) -> Iterator[Refusal]:
@@ -164,7 +164,7 @@ FAULTS = (
         cure=">=5",
         backends=("deepspeed",),
         layout_key="zero_stage",
-        meets=_gathers_experts_one_by_one,
+        affects=_gathers_experts_one_by_one,
         spared_by=("zero_optimization", "leaf_module"),
         when="ZeRO-3 on experts that the trainer does not set as leaf modules",
         what="{package} runs experts one by one, each of which is gathered when tokens reach it: where they reach it on"
@@ -181,7 +181,7 @@ FAULTS = (
         level="stops",
         backends=("mca",),
         layout_key="distributed_optimizer",
-        meets=lambda spec, layout: layout.distributed_optimizer,
+        affects=lambda spec, layout: layout.distributed_optimizer,
         when="a distributed optimizer",
         what="with {package} the first checkpoint ends in 'TypeError: can only join an iterable', as mcore_adapter"
         " answers True in place of torch, where a list is wanted now",
@@ -196,7 +196,7 @@ FAULTS = (
         level="stops",
         layout_key="vpp",
         # With as many micro-batches as stages, all are in the warm-up phase, whose sends are waited for.
-        meets=lambda spec, layout: layout.vpp > 1 and layout.gradient_accumulation_steps > layout.pp,
+        affects=lambda spec, layout: layout.vpp > 1 and layout.gradient_accumulation_steps > layout.pp,
         when="vpp > 1",
         what="{package} frees the output of a stage while it is being sent, which is NaN or a wrong loss wherever"
         " PyTorch does not happen to keep it",
@@ -209,7 +209,7 @@ FAULTS = (
         level="stops",
         keys={"overlap_p2p_comm": False},
         layout_key="vpp",
-        meets=lambda spec, layout: layout.vpp > 1 and layout.pp == 2,
+        affects=lambda spec, layout: layout.vpp > 1 and layout.pp == 2,
         when="overlap_p2p_comm false with pp 2 and vpp > 1",
         what="stages train on wrong data from the first step on, which Megatron-LM's own arguments refuse and this"
         " trainer does not",
@@ -223,7 +223,7 @@ FAULTS = (
         backends=("mca",),
         keys={"save_strategy": "no"},
         layout_key="overlap_param_gather",
-        meets=lambda spec, layout: layout.overlap_param_gather,
+        affects=lambda spec, layout: layout.overlap_param_gather,
         when="save_strategy 'no' with overlap_param_gather",
         what="the model that is saved at the end is in part that of the step before, as parameters are gathered in the"
         " next forward pass",
@@ -237,7 +237,7 @@ FAULTS = (
         backends=("mca",),
         keys={"save_hf_model": True},
         layout_key="etp",
-        meets=lambda spec, layout: _experts(spec) and layout.etp != layout.tp and not _gathers_experts(spec, layout),
+        affects=lambda spec, layout: _experts(spec) and layout.etp != layout.tp and not _gathers_experts(spec, layout),
         when="save_hf_model with experts and etp other than tp",
         what="the first checkpoint ends in 'TypeError: gather_tensor_parallel() got an unexpected keyword argument'",
         remedy="set save_hf_model: false and convert a checkpoint afterwards, or take a layout with etp equal to tp",
@@ -249,7 +249,7 @@ FAULTS = (
         versions="<0.19",
         cure=">=0.19",
         layout_key="ep",
-        meets=lambda spec, layout: _experts(spec) and layout.ep > 1 and layout.tp > 1,
+        affects=lambda spec, layout: _experts(spec) and layout.ep > 1 and layout.tp > 1,
         when="ep > 1 with tp > 1",
         what="{package} leaves experts out of the gradient norm, so that it reads too low and gradients are clipped"
         " less",
@@ -262,7 +262,7 @@ FAULTS = (
         versions="<0.19",
         cure=">=0.19",
         layout_key="etp",
-        meets=lambda spec, layout: _experts(spec) and layout.ep == 1 and layout.etp != layout.tp,
+        affects=lambda spec, layout: _experts(spec) and layout.ep == 1 and layout.etp != layout.tp,
         when="ep 1 with etp other than tp",
         what="{package} sums the gradients of experts over the wrong ranks, and lets their copies drift apart",
         remedy="take a layout with etp equal to tp",
@@ -274,7 +274,7 @@ FAULTS = (
         versions="<0.16",
         cure=">=0.16",
         layout_key="tp",
-        meets=_few_kv_heads,
+        affects=_few_kv_heads,
         when="tp above the number of KV heads",
         what="{package} refuses it",
         remedy="lower tp",
@@ -286,7 +286,7 @@ FAULTS = (
         versions="<0.17",
         cure=">=0.17",
         layout_key="tp",
-        meets=lambda spec, layout: _gates(spec) and _few_kv_heads(spec, layout),
+        affects=lambda spec, layout: _gates(spec) and _few_kv_heads(spec, layout),
         when="tp above the number of KV heads, with an output gate",
         what="{package} does not split the gate as it splits the heads, and their shapes do not fit",
         remedy="lower tp",
@@ -296,7 +296,7 @@ FAULTS = (
         name="linear-attention-norm",
         package="megatron-core",
         layout_key="sequence_parallel",
-        meets=_partial_norms,
+        affects=_partial_norms,
         when="linear attention with tp > 1 and no sequence parallelism",
         what="{package} does not sum the gradient of its output norm over the heads of other ranks, and lets the copies"
         " drift apart",
@@ -307,7 +307,7 @@ FAULTS = (
         name="sink-gradient-norm",
         package="megatron-core",
         layout_key="tp",
-        meets=lambda spec, layout: _sinks(spec) and layout.tp > 1,
+        affects=lambda spec, layout: _sinks(spec) and layout.tp > 1,
         when="attention sinks with tp > 1",
         what="{package} counts those of one rank alone in the gradient norm",
         remedy="take a layout with tp 1",
@@ -317,7 +317,7 @@ FAULTS = (
         name="token-prediction-loss",
         package="megatron-core",
         layout_key="cp",
-        meets=lambda spec, layout: spec.job.mtp_num_layers > 0 and layout.cp > 1,
+        affects=lambda spec, layout: spec.job.mtp_num_layers > 0 and layout.cp > 1,
         when="mtp_num_layers with cp > 1",
         what="{package} normalises that loss on each rank alone, so that its weight depends on where the trained tokens"
         " lie",

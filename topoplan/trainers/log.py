@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-CUT = re.compile(
+SEPARATORS = re.compile(
     r"\r|(?:\[[a-z_]+[0-9]{1,6}\]: ?)+|^ *[0-9]{1,6}: |^\[[0-9]+,[0-9]+\]<std(?:out|err)>: ?|^\S+Z (?:std\w+ [FP] )?"
 )
 """Separators inside a line and prefixes of a line.
@@ -20,19 +20,19 @@ FIGURE = r"[0-9]{1,15}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,3})?"
 _NUMBER = rf"""["']?(?P<loss>[-+]?(?:{FIGURE}|nan|inf|NaN|Infinity))["']?"""
 
 
-WORDS = ("%|", "loss", "_runtime", "checkpoint")
+KEYWORDS = ("%|", "loss", "_runtime", "checkpoint")
 """Every line about a step, an evaluation, the end of either, or a checkpoint contains one of these. Python searches for
 substrings ten times as fast as for patterns, and a node may print 80 MB per second."""
 
 
-def may_be_told(lines: str) -> bool:
+def may_match(lines: str) -> bool:
     """Whether lines may contain anything that a `Log` matches."""
-    return any(word in lines for word in WORDS)
+    return any(word in lines for word in KEYWORDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """The log patterns of one trainer. They only match lines that contain one of `WORDS`.
+    """The log patterns of one trainer. They only match lines that contain one of `KEYWORDS`.
 
     In a pattern for a quantity, the group is named after its unit: `s`, `ms`, `per_s`, `gib` or `mib`.
     """
@@ -55,7 +55,7 @@ class Log:
     """Finds torch's peak allocated memory so far."""
     reserved: re.Pattern[str] | None = None
     """Finds torch's peak reserved memory so far."""
-    peaks_of_first: bool = False
+    peaks_of_rank_0: bool = False
     """True if memory peaks are those of global rank 0; otherwise they are those of the fullest rank or an equal one."""
     file: str = ""
     """File in the output directory that says more than the printed log."""
@@ -74,7 +74,7 @@ def loss_key(name: str) -> re.Pattern[str]:
 
 def pieces(line: str) -> list[str]:
     """Split a line of a node's output into its pieces, without ANSI colors."""
-    return CUT.split(ANSI.sub("", line[-_LONGEST:]))
+    return SEPARATORS.split(ANSI.sub("", line[-_LONGEST:]))
 
 
 def elapsed_s(found: re.Match[str]) -> int:

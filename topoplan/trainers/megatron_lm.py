@@ -15,7 +15,7 @@ from topoplan import catalog
 from topoplan.layout.layout import Layout
 from topoplan.reading.nested import flattened
 from topoplan.reading.processes import launch_of
-from topoplan.reading.recogniser import Recogniser
+from topoplan.reading.recognizer import Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
 from topoplan.specs import known
@@ -27,12 +27,12 @@ from topoplan.trainers.data_parallel import refuse
 from topoplan.trainers.megatron_keys import DEGREES, ETP, VPP
 from topoplan.trainers.swift import megatron_job
 
-MEGATRON_LM = Recogniser(
+MEGATRON_LM = Recognizer(
     trainer="megatron-lm",
     claim=lambda data, known: 0.0,
     model_keys=("num_layers",),
     programs=r"(?:.*/)?pretrain_(?:gpt|mamba|hybrid|vlm|t5|bert)\.py",
-    family="pretrain_",
+    program_substring="pretrain_",
 )
 
 _DEFAULTS: Mapping[str, Any] = {

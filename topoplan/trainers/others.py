@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from topoplan.reading.interpolation import filled
-from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.source import at, path_of
 
@@ -49,11 +49,11 @@ class Other:
     without: tuple[str, ...] = ()
     """Keys of which none may be present, because they belong to a supported trainer that shares the other keys. The
     trainer of the file is then a guess, which a command that names the file may override."""
-    recognised: Recogniser = field(init=False)
+    recognized: Recognizer = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the recogniser of the trainer's files and commands."""
-        one = Recogniser(
+        """Derive the recognizer of the trainer's files and commands."""
+        one = Recognizer(
             trainer=self.name,
             claim=self._claim,
             model_keys=self.model,
@@ -61,12 +61,12 @@ class Other:
             programs=self.programs,
             command=self.command,
             methods="train",
-            family=self.command or "\0",  # a character that occurs in no program's name
+            program_substring=self.command or "\0",  # a character that occurs in no program's name
             file_options=self.files,
             has_blocks=bool(self.programs) and not self.keys_are_options,
             unpredicted=(f"{self.title} is not predicted", self.why, ""),
         )
-        object.__setattr__(self, "recognised", one)
+        object.__setattr__(self, "recognized", one)
 
     def _claim(self, data: Mapping[str, Any], _known: int) -> float:
         is_there = any(all(at(data, path_of(key)) is not None for key in keys) for keys in self.needs)

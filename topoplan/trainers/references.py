@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 def undefined(configuration: Configuration, rule: Rule) -> Iterator[Finding]:
     """Report references to missing keys, except in a file composed of several (Hydra's `defaults:`)."""
     data = configuration.source.data
-    if "defaults" in data or configuration.part.is_piece:
+    if "defaults" in data or configuration.part.is_excerpt:
         return
     for path, text in texts(data):
         for name in _REFERENCE.findall(text):

@@ -13,7 +13,7 @@
 `keys` repeats a relation for several keys; each key's name replaces KEY. `[[unwise]]` has the form of `[[refused]]`,
 for combinations that are accepted but do not do what they appear to. `[choices]` and `numbers` constrain the values of
 single keys that are missing from the key lists of the catalog. `when` is a Python expression over keys (`block.key`
-inside a block), values, and the facts about launch and model that `around` provides. Its logic is three-valued: what
+inside a block), values, and the facts about launch and model that `context_of` provides. Its logic is three-valued: what
 only the shell or the machine knows is unknown, and so is everything that depends on it. `each` selects blocks by
 patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an environment variable that the script sets for
 the command.
@@ -131,7 +131,7 @@ class Relations:
         functions = {**_FUNCTIONS, **functions}
         for relation in self.refused:
             for block in (one for pattern in relation.each for one in _blocks(configuration.source.data, pattern)):
-                read = _Read(self, configuration, around, functions, block, within=relation.within)
+                read = _Evaluator(self, configuration, around, functions, block, within=relation.within)
                 if (found := read.value(relation.when)) is UNKNOWN or not read.is_true(found):
                     continue
                 what = read.text(relation.what)
@@ -140,7 +140,7 @@ class Relations:
                     yield its.at(configuration, place, refusal=what, remedy=relation.remedy)
 
     def _wrong_values(self, rule: Rule, configuration: Configuration, around: Mapping[str, Any]) -> Iterator[Finding]:
-        read = _Read(self, configuration, around, {}, ())
+        read = _Evaluator(self, configuration, around, {}, ())
         for key in (*self.choices, *self.numbers):
             value = read.value(_parsed(key))
             choices = self.choices.get(key, ())
@@ -192,7 +192,7 @@ def _blocks(data: Any, pattern: str, path: KeyPath = ()) -> Iterator[KeyPath]:
             yield from _blocks(data, rest, (*path, key))
 
 
-class _Read:
+class _Evaluator:
     """Evaluates a table's expressions for one configuration and one of its blocks."""
 
     def __init__(

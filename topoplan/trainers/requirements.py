@@ -137,7 +137,7 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
 
 def _met(spec: Spec, layout: Layout) -> list[Fault]:
     """Return the faults that a layout triggers by itself, whatever else the environment holds."""
-    return [fault for fault in FAULTS if fault.met(spec, layout, {})]
+    return [fault for fault in FAULTS if fault.is_triggered(spec, layout, {})]
 
 
 def _avoided(spec: Spec, met: Iterable[Fault], trainer: Versions) -> list[Fault]:

@@ -20,15 +20,15 @@ from topoplan.specs.traits import Traits
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.codec import Codec, none
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.generated_samples import is_generated
 from topoplan.trainers.log import Log
-from topoplan.trainers.made_up import is_made_up
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.requirements import Requirement, Versions
 from topoplan.trainers.trials import Trial
 
 if TYPE_CHECKING:
-    from topoplan.reading.recogniser import Recogniser
+    from topoplan.reading.recognizer import Recognizer
 
 MAIN_FILE = "train.yaml"
 """The configuration file that the trainer reads first; every bundle has it."""
@@ -177,7 +177,7 @@ class TrainingPath:
             raise LayoutError(f"the layout is for {layout.world_size} GPUs, and the cluster has {gpus}")
         refuse(self.refusals(spec, layout))
         found = self.files(spec, layout)
-        if self.trial is None or not is_made_up(spec.job):
+        if self.trial is None or not is_generated(spec.job):
             return found
         return replace(found, files={**found.files, **self.trial.samples(spec)})
 
@@ -194,7 +194,7 @@ class Trainer:
     """The training paths, Megatron first if the trainer has it; each backend belongs to at most one of them."""
     log: Log
     versions: Versions
-    recognisers: Sequence[Recogniser] = ()
+    recognizers: Sequence[Recognizer] = ()
     """How `check` recognizes the trainer's files and commands."""
     rules: str = ""
     """Module with the rules on the trainer's files, imported only by `check`: `findings(setup)` and the table RULES."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.made_up import is_made_up
+from topoplan.trainers.generated_samples import is_generated
 
 LONGER = 2
 """Factor by which the steps requested from the trainer exceed those of a trial, which is stopped before the end, when
@@ -44,7 +44,7 @@ class Trial:
 
 def trial_job(job: Job, steps: int, output: str, *, length: str = "max_steps") -> Job:
     """Return the job as a trial; `length` is the key for its number of steps."""
-    dropped = {*_LENGTH, *_SAVING, *_EVALUATION, *_TELLING, *(_DATA if is_made_up(job) else ())}
+    dropped = {*_LENGTH, *_SAVING, *_EVALUATION, *_TELLING, *(_DATA if is_generated(job) else ())}
     if job.trainer.get("save_strategy") != "no":  # "no" stays: plans depend on it
         dropped.add("save_strategy")
     kept = {name: value for name, value in job.trainer.items() if name not in dropped and not name.startswith("eval_")}

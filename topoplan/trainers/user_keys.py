@@ -14,7 +14,7 @@ def place_of(spec: Spec, name: str) -> str:
     return ": ".join(part for part in (spec.path, f"job.trainer.{name}") if part)
 
 
-def held(
+def check_user_keys(
     spec: Spec,
     given: Mapping[str, Any],
     check: Callable[[str, Any, str], Any],

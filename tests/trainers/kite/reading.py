@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.recogniser import Recogniser
+from topoplan.reading.recognizer import Recognizer
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of
@@ -16,13 +16,13 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
     return 2.0 * sum(key.startswith("kite_") for key in data)
 
 
-RECOGNISER = Recogniser(
+RECOGNIZER = Recognizer(
     trainer="kite",
     claim=_claim,
     keys=lambda: ("kite_model", "kite_data", "kite_tokens"),
     model_keys=("kite_model",),
     programs=r"kite\.fly",
-    family="kite",
+    program_substring="kite",
 )
 
 ROWS = by_key(

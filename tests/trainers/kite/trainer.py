@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.trainers.kite.reading import CODEC, RECOGNISER, ROWS
+from tests.trainers.kite.reading import CODEC, RECOGNIZER, ROWS
 from topoplan.catalog.packages import Package
 from topoplan.layout.layout import Layout
 from topoplan.operators.params import parameter_count
@@ -96,6 +96,6 @@ KITE = Trainer(
     ),
     log=Log(loss=loss_key("kite_loss"), steps=re.compile(r"gust (?P<step>\d+) of (?P<total>\d+)")),
     versions=Versions(title="Kite"),
-    recognisers=(RECOGNISER,),
+    recognizers=(RECOGNIZER,),
     rules="tests.trainers.kite.rules",
 )

@@ -24,7 +24,7 @@ use_packed_sequences: true
 def translated(method: str = "full", more: str = "") -> Translation:
     script = "export USE_MEGATRON_BRIDGE=1\nllamafactory-cli train train.yaml\n"
     setup = setup_of(script, train_yaml=TRAIN.format(method=method, more=more))
-    (one,) = setup.whole
+    (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
 
 

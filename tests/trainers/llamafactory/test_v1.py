@@ -23,7 +23,7 @@ LORA = f"{FULL}peft_config: {{name: lora, r: 16, target_modules: [q_proj, v_proj
 
 def translated(text: str) -> Translation:
     setup = setup_of(text, name="a.yaml")
-    (one,) = setup.whole
+    (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
 
 

@@ -16,7 +16,7 @@ MEGATRON = "megatron rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --dataset a --m
 
 def translated(command: str) -> Translation:
     setup = setup_of(f"NPROC_PER_NODE=8 {command}\n")
-    (one,) = setup.whole
+    (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
 
 

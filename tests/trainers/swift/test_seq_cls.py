@@ -14,7 +14,7 @@ LABELS = "--task_type seq_cls --num_labels 265"
 
 def translated(command: str) -> Translation:
     setup = setup_of(f"NPROC_PER_NODE=8 {command}\n")
-    (one,) = setup.whole
+    (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
 
 

@@ -26,7 +26,7 @@ GRPO: dict[str, Any] = {
 def translated(**blocks: Any) -> Translation:
     document = {name: {**block, **blocks.pop(name, {})} for name, block in GRPO.items()} | blocks
     setup = setup_of(yaml.safe_dump(document), name="grpo.yaml")
-    (one,) = setup.whole
+    (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from topoplan.catalog import key_list
 from topoplan.errors import nearest
-from topoplan.lint.rules.launch_facts import LAST_PORT, count_of, from_outside, is_port
+from topoplan.lint.rules.launch_facts import LAST_PORT, certain_count, from_outside, is_port
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import launch_of
 from topoplan.reading.rules import read_rules
@@ -19,7 +19,7 @@ from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import as_number, as_whole, at, flag, number
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath
-from topoplan.trainers.around import around
+from topoplan.trainers.around import context_of
 from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.relations import read_relations
 from topoplan.units import shown
@@ -58,7 +58,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _RELATIONS.findings(
             RULES["accelerate-refused-together"],
             configuration,
-            {**around(setup, configuration), "is_piece": False},
+            {**context_of(setup, configuration), "is_piece": False},
             unwise=RULES["accelerate-refused-together.unwise"],
         )
         for trainer in _trainers(setup) if len(told) == 1 else ():
@@ -146,7 +146,7 @@ def _machines(configuration: Configuration, launches: list[Launch]) -> Iterator[
             configuration, "machine_rank", rank=rank, machines=machines, last=machines - 1
         )
     for launch in launches:
-        rank = count_of(launch.options.get("machine_rank"))
+        rank = certain_count(launch.options.get("machine_rank"))
         if rank is not None and rank >= machines:
             yield RULES["accelerate-rank"].on(
                 launch, launch.options["machine_rank"], rank=rank, machines=machines, last=machines - 1
@@ -163,7 +163,7 @@ def _count(configuration: Configuration, launches: list[Launch], key: str) -> in
     option = launches[0].options.get(key) if len(launches) == 1 else None
     if option is None:
         return None if any(key in launch.options for launch in launches) else as_whole(configuration.get(key))
-    return count_of(option)
+    return certain_count(option)
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def _of_trainers(setup: Setup) -> Iterator[Finding]:
     has_other = any(setup.model_key(one) and not one.from_command for one in setup.configurations)
     for launch in setup.launches:
         name = launch.config_file
-        if not name or launch.reads is not None or launch.part.label:
+        if not name or launch.file_configuration is not None or launch.part.label:
             continue
         if has_other:
             close = close_name(launch.part, name) if is_relative(name) and find(launch.part, name) is None else ""
@@ -75,7 +75,7 @@ def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
         name = one.get("deepspeed")
         if isinstance(name, str) and _FILE.fullmatch(name) and not setup.uses_mca(one):
             yield one.part, one.line("deepspeed"), "deepspeed", name
-    text_keys = {one.trainer: one.text_keys for one in setup.recognisers}
+    text_keys = {one.trainer: one.text_keys for one in setup.recognizers}
     for one in setup.configurations:
         for key in text_keys.get(one.trainer, ()):
             name = one.get(key)
@@ -94,9 +94,9 @@ def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
 
 def _models(setup: Setup) -> Iterator[Finding]:
     """Report models whose name differs from a known one in one word that occurs in no known name."""
-    for one in setup.whole:
+    for one in setup.complete_configurations:
         name = setup.named_model(one) or ""
-        if one.part.is_piece or catalog.knows_model(name) or not _HUB_NAME.fullmatch(name):
+        if one.part.is_excerpt or catalog.knows_model(name) or not _HUB_NAME.fullmatch(name):
             continue
         if meant := _misspelt_model(name):
             yield RULES["model-misspelt"].at(one, path_of(setup.model_key(one)), name=name, meant=meant)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from topoplan.errors import nearest
 from topoplan.lint.rules.launch_facts import (
     RULES,
-    count_of,
+    certain_count,
+    certain_text,
     from_outside,
     is_enabled,
     is_llamafactory_cli,
-    known,
     line_of,
     lines_of,
     replaced,
@@ -100,7 +100,7 @@ def _nested(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _nested_llamafactory(launch: Launch) -> Finding:
-    processes = count_of(launch.options.get("nproc_per_node")) or count_of(launch.options.get("num_gpus"))
+    processes = certain_count(launch.options.get("nproc_per_node")) or certain_count(launch.options.get("num_gpus"))
     each = f"each of the {processes} processes" if processes else "each process"
     edits: tuple[Edit, ...] = ()
     if launch.starter == "torchrun" and "no_python" not in launch.options:  # torchrun refuses `--no_python -m`
@@ -168,7 +168,7 @@ def _deepspeed_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
         option = launch.options[counts[0]]
         yield RULES["launch-deepspeed-options"].on(launch, option, count=counts[0], filter=filters[0])
     visible, chosen = launch.variable("CUDA_VISIBLE_DEVICES"), _chosen_by_deepspeed(launch)
-    seen = known(visible)
+    seen = certain_text(visible)
     is_local = visible is not None and seen and chosen is not None and "hostfile" not in launch.options
     if is_local and set(str(seen).replace(" ", "").split(",")) != chosen:
         said = {"devices": seen, "option": [*filters, *counts][0], "chosen": ",".join(sorted(chosen or ()))}
@@ -179,8 +179,8 @@ def _deepspeed_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _chosen_by_deepspeed(launch: Launch) -> set[str] | None:
     """Return the GPUs that `--include localhost:0,1` or `--num_gpus 2` selects, as text."""
-    named = re.fullmatch(r"(?:localhost|127\.0\.0\.1):([\d,]+)", known(launch.options.get("include")) or "")
-    count = count_of(launch.options.get("num_gpus"))
+    named = re.fullmatch(r"(?:localhost|127\.0\.0\.1):([\d,]+)", certain_text(launch.options.get("include")) or "")
+    count = certain_count(launch.options.get("num_gpus"))
     if named:
         return set(named[1].split(","))
     return {str(one) for one in range(count)} if count else None
@@ -188,7 +188,13 @@ def _chosen_by_deepspeed(launch: Launch) -> set[str] | None:
 
 def _family(setup: Setup, launch: Launch) -> str:
     """Return the trainer whose configuration a launch uses."""
-    return launch.reads.trainer if launch.reads else launch.configuration.trainer if launch.configuration else ""
+    return (
+        launch.file_configuration.trainer
+        if launch.file_configuration
+        else launch.configuration.trainer
+        if launch.configuration
+        else ""
+    )
 
 
 def _one_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -211,7 +217,11 @@ def _single_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _deepspeed_alone(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report DeepSpeed in a process that was not started by a distributed launcher: `parser.py`, get_train_args."""
-    used = [one for one in (launch.reads, launch.configuration) if one is not None and one.trainer == "llamafactory"]
+    used = [
+        one
+        for one in (launch.file_configuration, launch.configuration)
+        if one is not None and one.trainer == "llamafactory"
+    ]
     if launch.starter or not any(one.get("deepspeed") for one in used) or starts_torchrun_anyway(launch):
         return
     is_cli = is_llamafactory_cli(launch)
@@ -338,7 +348,7 @@ def _relative_path(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _allocator_overwritten(setup: Setup, launch: Launch) -> Iterator[Finding]:
     variable = launch.variable("PYTORCH_CUDA_ALLOC_CONF")
-    value = known(variable)
+    value = certain_text(variable)
     if variable is None or value is None or not is_llamafactory_cli(launch) or value == "expandable_segments:True":
         return
     if _keeps_allocator(launch):
@@ -348,7 +358,7 @@ def _allocator_overwritten(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _keeps_allocator(launch: Launch) -> bool:
     """Whether PYTORCH_CUDA_ALLOC_CONF reaches the processes unchanged."""
-    is_off = known(launch.variable("OPTIM_TORCH")) is not None and not is_enabled(launch, "OPTIM_TORCH")
+    is_off = certain_text(launch.variable("OPTIM_TORCH")) is not None and not is_enabled(launch, "OPTIM_TORCH")
     return is_off or not is_llamafactory_cli(launch)
 
 
@@ -356,7 +366,7 @@ def _allocator_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report options that torch's allocator cannot parse: it fails when the first tensor is put on the GPU."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         variable = launch.variable(name)
-        value = known(variable)
+        value = certain_text(variable)
         if variable is None or not value or not _keeps_allocator(launch):
             continue
         for option in re.split(r",(?![^\[]*\])", value):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from topoplan.lint.rules.launch_facts import RULES, count_of, from_outside, lines_of, nodes_of, setting_of
+from topoplan.lint.rules.launch_facts import RULES, certain_count, from_outside, lines_of, nodes_of, setting_of
 from topoplan.reading.finding import Finding
 from topoplan.reading.mpi import WRAPPERS, mpi_of
 from topoplan.reading.setup import Launch, Option, Setup, Variable
-from topoplan.reading.slurm import directives, own_of, step_of
+from topoplan.reading.slurm import directives, srun_request_of, step_of
 
 _SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 _VARIABLE = {"srun": "$SLURM_NODEID", "mpirun": "$OMPI_COMM_WORLD_RANK"}
@@ -63,7 +63,7 @@ def _same_rank(setup: Setup, launch: Launch) -> Iterator[Finding]:
     backend = launch.options.get("rdzv_backend")
     if (backend is not None and backend.value != "static") or "rdzv_endpoint" in launch.options:
         return  # the nodes are numbered by the rendezvous
-    rank = count_of(setting)
+    rank = certain_count(setting)
     if rank is not None and (nodes_of(launch) or 2) > 1:
         said = {"wrapper": wrapper, "nodes": nodes, "rank": rank, "variable": _VARIABLE[wrapper]}
         yield RULES["launch-same-rank-everywhere"].on(launch, setting, **said)
@@ -132,7 +132,7 @@ def _gpu_of_a_task(setup: Setup, launch: Launch) -> Iterator[Finding]:
     asked = " ".join([directives(launch.part.text), *(launch.words_of("srun") or ())])
     is_several = step.tasks_per_node is not None and step.tasks_per_node > 1
     trains = launch.configuration is not None and launch.configuration.trainer == "megatron-lm"
-    if is_several and trains and own_of(launch).is_asked and not _BINDS_NONE.search(asked):
+    if is_several and trains and srun_request_of(launch).is_asked and not _BINDS_NONE.search(asked):
         yield RULES["launch-gpu-of-a-task"].on(launch, rank, gpus=1)
 
 

@@ -36,16 +36,16 @@ def is_swift_cli(launch: Launch) -> bool:
     return launch.program in ("swift", "megatron") and not launch.starter
 
 
-def known(value: Option | Variable | None) -> str | None:
+def certain_text(value: Option | Variable | None) -> str | None:
     """Return a value if it is certain: literal text, neither expanded by the shell nor a default."""
     if value is None or value.assumed or is_open(value.value):
         return None
     return value.value.strip()
 
 
-def count_of(value: Option | Variable | None) -> int | None:
+def certain_count(value: Option | Variable | None) -> int | None:
     """Return a certain value as a number."""
-    text = known(value)
+    text = certain_text(value)
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
@@ -69,14 +69,16 @@ def nodes_of(launch: Launch) -> int | None:
         return job_of(launch).nodes
     if setting is None and "srun" in launch.wrappers and launch.program.endswith(".py"):
         return step_of(launch).nodes  # each Slurm task is one process
-    return count_of(setting)
+    return certain_count(setting)
 
 
 def endpoint(launch: Launch) -> tuple[str | None, str | None]:
     """Return host and port of torchrun's rendezvous, resolving variables, as far as they are certain."""
     option = launch.options.get("rdzv_endpoint")
     host, _, port = option.value.rpartition(":") if option else ("", "", "")
-    parts = [known(launch.variable(one.strip("${}"))) if one.startswith("$") else one or None for one in (host, port)]
+    parts = [
+        certain_text(launch.variable(one.strip("${}"))) if one.startswith("$") else one or None for one in (host, port)
+    ]
     return parts[0], parts[1]
 
 
@@ -120,8 +122,8 @@ def starts_torchrun_anyway(launch: Launch) -> bool:
 
 def configurations_of(setup: Setup, launch: Launch) -> tuple[Configuration, ...]:
     """Return the configurations that a launch uses: its file, its arguments, or those in the same document."""
-    if launch.reads is not None:
-        return (launch.reads,)
+    if launch.file_configuration is not None:
+        return (launch.file_configuration,)
     if launch.configuration is not None and not launch.config_file:
         return (launch.configuration,)
     if not launch.config_file:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.lint.rules.launch_facts import RULES, count_of, from_outside, known
+from topoplan.lint.rules.launch_facts import RULES, certain_count, certain_text, from_outside
 from topoplan.reading.finding import Finding
 from topoplan.reading.hostfile import Hostfile
 from topoplan.reading.mpi import mpi_of
@@ -30,7 +30,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 def _of_command(setup: Setup, launch: Launch) -> Iterator[Finding]:
     hosts, nodes = setup.hostfile_of(launch), launch.options.get("num_nodes")
-    count = count_of(nodes)
+    count = certain_count(nodes)
     if "hostfile" not in launch.options and not from_outside(launch):
         mpi = mpi_of(launch)
         started = step_of(launch).nodes if "srun" in launch.wrappers else mpi.count if mpi else None
@@ -47,7 +47,7 @@ def _of_command(setup: Setup, launch: Launch) -> Iterator[Finding]:
         )
     for name in ("include", "exclude"):
         option = launch.options.get(name)
-        if option is not None and known(option):
+        if option is not None and certain_text(option):
             yield from _filter(launch, option, name, hosts)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from topoplan.lint.rules.environment import goes_on
 from topoplan.lint.rules.launch_facts import (
     RULES,
+    certain_text,
     configurations_of,
     from_outside,
     has_exports,
     is_enabled,
-    known,
     megatron_keys,
     size_of,
 )
@@ -35,7 +35,7 @@ def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if not launch.program.startswith("llamafactory") and not _is_own_script(launch):
         return
     configurations = configurations_of(setup, launch)
-    path: TrainerPath = "bridge" if {setup.path_of(one) for one in configurations} == {"bridge"} else "mca"
+    path: TrainerPath = "bridge" if {setup.training_path(one) for one in configurations} == {"bridge"} else "mca"
     name = "USE_MCA" if path == "mca" else "USE_MEGATRON_BRIDGE"
     keys = [key for one in configurations for key in megatron_keys(one, path)]
     all_need_it = all(megatron_keys(one, path) for one in configurations)
@@ -43,7 +43,13 @@ def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
         edits = _exported(setup, launch, name) if path == "bridge" or all(map(_trains_all, configurations)) else ()
         rule = RULES["launch-missing-use-mca" if path == "mca" else "launch-missing-use-megatron-bridge"]
         yield rule.on(launch, key=keys[0], edits=edits)
-    elif path == "mca" and configurations and not keys and is_enabled(launch, name) and launch.reads is not None:
+    elif (
+        path == "mca"
+        and configurations
+        and not keys
+        and is_enabled(launch, name)
+        and launch.file_configuration is not None
+    ):
         yield RULES["launch-unused-use-mca"].on(launch)
 
 
@@ -69,7 +75,7 @@ def _is_own_script(launch: Launch) -> bool:
 
 def _fsdp_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
     variable = launch.variable("CUDA_DEVICE_MAX_CONNECTIONS")
-    if launch.starter == "accelerate" and "use_fsdp" in launch.options and known(variable) == "1":
+    if launch.starter == "accelerate" and "use_fsdp" in launch.options and certain_text(variable) == "1":
         yield RULES["launch-max-connections.fsdp"].on(launch, variable)
 
 
@@ -84,7 +90,7 @@ def _max_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
         max(size_of(one, "tensor_model_parallel_size"), size_of(one, "context_parallel_size"))
         for one in configurations_of(setup, launch)
     ]
-    if not splits or min(splits) < 2 or (variable is not None and known(variable) in (None, "1")):
+    if not splits or min(splits) < 2 or (variable is not None and certain_text(variable) in (None, "1")):
         return
     state = "is not set" if variable is None else f"is {variable.value}"
     yield RULES["launch-max-connections"].on(launch, state=state)

@@ -14,7 +14,8 @@ from topoplan.lint.rules.environment import rewritten
 from topoplan.lint.rules.launch_facts import (
     LAST_PORT,
     RULES,
-    count_of,
+    certain_count,
+    certain_text,
     endpoint,
     from_outside,
     is_llamafactory_cli,
@@ -22,7 +23,6 @@ from topoplan.lint.rules.launch_facts import (
     is_remote,
     is_static,
     is_swift_cli,
-    known,
     nodes_of,
     setting_of,
 )
@@ -62,8 +62,8 @@ def _count_missing(setup: Setup, launch: Launch) -> Iterator[Finding]:
     is_read = is_llamafactory_cli(launch) or is_swift_cli(launch)
     if not is_read or from_outside(launch) or launch.variable("RDZV_ID") is not None:
         return
-    rank, address = launch.variable("NODE_RANK"), known(launch.variable("MASTER_ADDR"))
-    is_of_several = (count_of(rank) or 0) > 0 or (address and not LOCAL_ADDRESS.fullmatch(address))
+    rank, address = launch.variable("NODE_RANK"), certain_text(launch.variable("MASTER_ADDR"))
+    is_of_several = (certain_count(rank) or 0) > 0 or (address and not LOCAL_ADDRESS.fullmatch(address))
     if rank is not None and is_of_several and launch.variable("NNODES") is None:
         yield RULES["launch-missing-node-count"].on(launch, rank, program=launch.program)
 
@@ -127,7 +127,7 @@ def _missing_variables(launch: Launch, nodes: int) -> Iterator[Finding]:
 
 def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
     nodes, setting = nodes_of(launch), setting_of(launch, "master_addr")
-    address = known(setting)
+    address = certain_text(setting)
     if setting is None and (setting := launch.options.get("rdzv_endpoint")) is not None:
         address, _ = endpoint(launch)
         if address is None or not LOCAL_ADDRESS.fullmatch(address):
@@ -135,7 +135,7 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if setting is None or address is None or nodes is None or nodes < 2:
         return
     if LOCAL_ADDRESS.fullmatch(address):
-        if count_of(setting_of(launch, "node_rank")) == 0:
+        if certain_count(setting_of(launch, "node_rank")) == 0:
             return  # node 0 can reach itself under a local address
         yield RULES["launch-local-master-address"].on(launch, setting, nodes=nodes, address=address)
     elif (match := _WITH_MORE.search(address)) and address.count(":") < 2:
@@ -148,7 +148,7 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
     nodes, setting = nodes_of(launch), setting_of(launch, "node_rank")
-    rank = count_of(setting)
+    rank = certain_count(setting)
     if setting is None or rank is None or nodes is None or rank < nodes or launch.starter == "accelerate":
         return  # of accelerate's, another rule tells
     counted = "1 node" if nodes == 1 else f"{nodes} nodes"
@@ -158,7 +158,7 @@ def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
 def _port(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report invalid port numbers."""
     setting = setting_of(launch, "master_port")
-    port = known(setting)
+    port = certain_text(setting)
     if setting is None:
         setting, (_, port) = launch.options.get("rdzv_endpoint"), endpoint(launch)
     if port is not None and not is_port(port):
@@ -171,7 +171,7 @@ def _numbers(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     for name, pattern in _NUMBERS.items():
         setting = setting_of(launch, name)
-        value = known(setting)
+        value = certain_text(setting)
         if value is not None and not pattern.fullmatch(value):
             written = f"--{name}" if launch.starter else name.upper()
             yield RULES["launch-no-number"].on(launch, setting, name=written, value=value or "empty")
@@ -183,10 +183,10 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
     c10d ranks the nodes by itself and reads neither master_addr nor master_port (run.py, get_rdzv_endpoint).
     """
     backend = launch.options.get("rdzv_backend")
-    if (name := known(backend)) is not None and (close := nearest(name, _BACKENDS)) and name not in _BACKENDS:
+    if (name := certain_text(backend)) is not None and (close := nearest(name, _BACKENDS)) and name not in _BACKENDS:
         yield RULES["launch-rendezvous-backend"].on(launch, backend, name=name, close=close)
     rank = launch.options.get("node_rank")
-    if launch.starter == "torchrun" and known(backend) == "c10d" and "rdzv_endpoint" not in launch.options:
+    if launch.starter == "torchrun" and certain_text(backend) == "c10d" and "rdzv_endpoint" not in launch.options:
         nodes = nodes_of(launch)
         if nodes is not None and nodes > 1 and not from_outside(launch):
             yield RULES["launch-no-rendezvous"].on(launch, backend, nodes=nodes)
@@ -200,8 +200,8 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
 def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report a number of processes that differs from the number of visible GPUs."""
     setting: Option | Variable | None = setting_of(launch, "nproc_per_node")
-    visible = known(launch.variable("CUDA_VISIBLE_DEVICES"))
-    count, name = count_of(setting), "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
+    visible = certain_text(launch.variable("CUDA_VISIBLE_DEVICES"))
+    count, name = certain_count(setting), "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
     if launch.starter == "accelerate":
         setting, name = launch.options.get("num_processes"), "num_processes on each machine"
         count = started_by(setup, launch).gpus_per_node
@@ -219,7 +219,7 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
 def _visible(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report GPUs that are hidden from the processes or listed twice."""
     variable = launch.variable("CUDA_VISIBLE_DEVICES")
-    shown = known(variable)
+    shown = certain_text(variable)
     if variable is None or shown is None or "--use_cpu" in launch.arguments or from_outside(launch):
         return
     devices = [one.strip() for one in shown.split(",")]
@@ -236,7 +236,7 @@ def _same_node_rank(setup: Setup) -> Iterator[Finding]:
     """Report two commands with the same node rank in one job."""
     seen: dict[tuple[object, ...], Launch] = {}
     for launch in setup.launches:
-        rank, nodes = count_of(setting_of(launch, "node_rank")), nodes_of(launch)
+        rank, nodes = certain_count(setting_of(launch, "node_rank")), nodes_of(launch)
         if rank is None or nodes is None or nodes < 2:
             continue
         setting = setting_of(launch, "node_rank")
@@ -271,11 +271,11 @@ def _same_port(setup: Setup) -> Iterator[Finding]:
 def _own_port(launch: Launch) -> str | None:
     """Return the port that a launch opens on this machine; None if it picks a free one or the port is unknown."""
     nodes = setting_of(launch, "nnodes")
-    if nodes is not None and count_of(nodes) != 1:
+    if nodes is not None and certain_count(nodes) != 1:
         return None
     if launch.starter == "torchrun" and is_static(launch):
         option = launch.options.get("master_port")
-        return "29500" if option is None else known(option)
+        return "29500" if option is None else certain_text(option)
     return None
 
 

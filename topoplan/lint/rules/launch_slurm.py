@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from topoplan.lint.rules.launch_facts import (
     RULES,
-    count_of,
+    certain_count,
     is_llamafactory_cli,
     is_remote,
     is_swift_cli,
@@ -22,7 +22,7 @@ from topoplan.lint.rules.launch_facts import (
 from topoplan.reading.finding import Finding
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Option, Setup, Variable
-from topoplan.reading.slurm import directives, job_of, own_of, step_of
+from topoplan.reading.slurm import directives, job_of, srun_request_of, step_of
 from topoplan.reading.words import is_open
 from topoplan.specs.batch_options import unknown_option
 
@@ -108,7 +108,7 @@ def _first_node_alone(launch: Launch) -> Iterator[Finding]:
     nodes, setting = job_of(launch).nodes, setting_of(launch, "nnodes")
     if nodes is None or nodes < 2 or setting is None or is_remote(launch):
         return
-    count = count_of(setting)
+    count = certain_count(setting)
     if count == 1 or (count is None and "SLURM_" not in setting.value):
         return
     yield RULES["launch-slurm-first-node"].on(launch, nodes=nodes)
@@ -148,7 +148,7 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
     """Report more than one task per node when each task starts all processes of the node."""
     if "srun" not in launch.wrappers:
         return
-    step, count = step_of(launch), own_of(launch).tasks
+    step, count = step_of(launch), srun_request_of(launch).tasks
     if count is not None and step.nodes is not None and count < step.nodes:
         yield RULES["launch-slurm-tasks.few"].on(launch, count=count, nodes=step.nodes)
     if step.tasks_per_node is not None and step.tasks_per_node > 1:
@@ -159,10 +159,10 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
     """Report a job whose number of nodes differs from that of the command."""
     nodes, setting = job_of(launch).nodes, setting_of(launch, "nnodes")
-    wanted = count_of(setting)
+    wanted = certain_count(setting)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
         return  # not known, or reported by another rule
-    is_part = own_of(launch).nodes is not None  # one of several srun steps
+    is_part = srun_request_of(launch).nodes is not None  # one of several srun steps
     if wanted > nodes or (wanted < nodes and not is_part):
         yield RULES["launch-slurm-nodes"].on(launch, setting, wanted=wanted, nodes=nodes)
 
@@ -179,7 +179,7 @@ def _other_gpus(launch: Launch) -> Iterator[Finding]:
     """Report a job whose number of GPUs per node differs from the number of processes."""
     gpus = step_of(launch).gpus_per_node
     setting = setting_of(launch, "nproc_per_node")
-    wanted = count_of(setting)
+    wanted = certain_count(setting)
     if gpus is None or setting is None or wanted is None or wanted == gpus:
         return
     rule = RULES["launch-slurm-gpus" if wanted > gpus else "launch-slurm-gpus.idle"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import PurePath
 
-from topoplan.lint.rules.launch_facts import RULES, configurations_of, count_of, known, nodes_of, setting_of
+from topoplan.lint.rules.launch_facts import RULES, certain_count, certain_text, configurations_of, nodes_of, setting_of
 from topoplan.lint.rules.launch_nodes import LOCAL_ADDRESS
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import started_by
@@ -31,9 +31,11 @@ def findings(setup: Setup) -> Iterator[Finding]:
         ranks: dict[int | None, Launch] = {}
         for launch in launches:
             rank = setting_of(launch, "node_rank")
-            same = ranks.setdefault(count_of(rank), launch)
+            same = ranks.setdefault(certain_count(rank), launch)
             if same is not launch:
-                yield RULES["launch-nodes-disagree.rank"].on(launch, rank, rank=count_of(rank), file=same.part.name)
+                yield RULES["launch-nodes-disagree.rank"].on(
+                    launch, rank, rank=certain_count(rank), file=same.part.name
+                )
         for launch in others:
             yield from _settings(first, launch)
             yield from _variables(first, launch)
@@ -44,9 +46,9 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
     """Yield the launches of each multi-node job that has one script per node, ordered by rank."""
     scripts = [one for one in setup.launches if not one.part.label and _is_of_a_node(setup, one)]
     for _, of_job in groupby(sorted(scripts, key=_job), key=_job):
-        launches = sorted(of_job, key=lambda one: (count_of(setting_of(one, "node_rank")) or 0, one.part.name))
+        launches = sorted(of_job, key=lambda one: (certain_count(setting_of(one, "node_rank")) or 0, one.part.name))
         alike = len({re.sub(r"\d+", "", one.part.name) for one in launches}) == 1
-        ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
+        ranks = {certain_count(setting_of(one, "node_rank")) for one in launches}
         several = any((_nodes(setup, one) or 1) > 1 for one in launches)
         if several and len(launches) > 1 and (alike or len(ranks) == len(launches)):
             yield launches
@@ -55,7 +57,7 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
 def _is_of_a_node(setup: Setup, launch: Launch) -> bool:
     """Whether a launch is the only command of its file and says which node it is for."""
     is_alone = sum(one.part.name == launch.part.name for one in setup.launches) == 1
-    rank, nodes = count_of(setting_of(launch, "node_rank")), _nodes(setup, launch)
+    rank, nodes = certain_count(setting_of(launch, "node_rank")), _nodes(setup, launch)
     return is_alone and rank is not None and nodes is not None
 
 
@@ -79,7 +81,7 @@ def _settings(first: Launch, launch: Launch) -> Iterator[Finding]:
 
 def _said(launch: Launch, option: str) -> str | None:
     setting = setting_of(launch, option)
-    return known(setting) if setting or launch.starter != "torchrun" else _DEFAULTS.get(option)
+    return certain_text(setting) if setting or launch.starter != "torchrun" else _DEFAULTS.get(option)
 
 
 def _variables(first: Launch, launch: Launch) -> Iterator[Finding]:
@@ -88,7 +90,7 @@ def _variables(first: Launch, launch: Launch) -> Iterator[Finding]:
         if name not in _SWITCHES and (not name.startswith("NCCL_") or _OF_A_NODE.fullmatch(name)):
             continue
         here = launch.variable(name)
-        one, other = ("not set" if each is None else known(each) for each in (first.variable(name), here))
+        one, other = ("not set" if each is None else certain_text(each) for each in (first.variable(name), here))
         if one is not None and other is not None and one != other:
             yield _differs("launch-nodes-disagree.environment", launch, here, first, name, one, other)
 

@@ -9,7 +9,7 @@ from typing import Any
 from topoplan.reading.finding import Finding
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Setup
-from topoplan.trainers.around import around
+from topoplan.trainers.around import context_of
 from topoplan.trainers.key_classes import KeyClasses
 from topoplan.trainers.llamafactory.key_list import keys_for, plain_keys
 from topoplan.trainers.references import undefined
@@ -97,10 +97,10 @@ def findings(setup: Setup) -> Iterator[Finding]:
         for configuration in setup.of(judged.trainer):
             if judged.fork_by and configuration.get(judged.fork_by) is not None:
                 continue
-            if judged.keys is not None and setup.is_whole(configuration):
+            if judged.keys is not None and setup.is_complete(configuration):
                 yield from judged.keys.findings(configuration)
             if judged.trainer == "roll":
                 yield from undefined(configuration, RULES["roll-undefined-reference"])
-            known = around(setup, configuration)
+            known = context_of(setup, configuration)
             unwise = RULES.get(f"{judged.rule}.unwise")
             yield from judged.relations.findings(RULES[judged.rule], configuration, known, _FUNCTIONS, unwise)

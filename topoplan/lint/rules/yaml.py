@@ -14,7 +14,7 @@ RULES = read_rules(__package__, "yaml.toml")
 def findings(setup: Setup) -> Iterator[Finding]:
     """Report excerpts and lost line breaks, the latter as an error in a file and as a note in a block of a page."""
     for part in setup.parts:
-        if part.is_piece:
+        if part.is_excerpt:
             yield RULES["yaml-piece"].found(part, 1)
     for configuration in setup.configurations:
         part = configuration.part

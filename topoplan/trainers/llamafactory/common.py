@@ -8,7 +8,7 @@ from typing import Any
 from topoplan.catalog.releases import releases
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers import made_up
+from topoplan.trainers import generated_samples
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.key_list import missing_template
 from topoplan.trainers.requirements import Versions
@@ -22,7 +22,11 @@ the following words as overrides of its keys."""
 
 def launcher(job: Job, further: str = "") -> str:
     """Return the command of each process, with overrides for keys whose values are files of the bundle."""
-    words = [_LAUNCHER, further, beside("dataset_dir", made_up.DIRECTORY) if made_up.is_made_up(job) else ""]
+    words = [
+        _LAUNCHER,
+        further,
+        beside("dataset_dir", generated_samples.DIRECTORY) if generated_samples.is_generated(job) else "",
+    ]
     return " ".join(filter(None, words))
 
 
@@ -72,7 +76,7 @@ VERSIONS = Versions(
 def dataset_directory(values: Mapping[str, Any]) -> str | None:
     """Return the directory of dataset_info.json; None for data from a hub, tokenized earlier, or in the bundle."""
     directory = str(values["dataset_dir"])
-    if values["dataset"] == made_up.MADE_UP:
+    if values["dataset"] == generated_samples.GENERATED:
         return None
     if directory == "ONLINE" or directory.startswith("REMOTE:") or values.get("tokenized_path"):
         return None

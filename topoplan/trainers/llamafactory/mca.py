@@ -27,9 +27,9 @@ from topoplan.trainers.llamafactory.key_list import templates, trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable
 from topoplan.trainers.llamafactory.mca_job import CODEC
 from topoplan.trainers.llamafactory.mca_refusals import job_refusals, refusals
-from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
 from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mcore_checkpoint_size import checkpoint_size
 from topoplan.trainers.llamafactory.trial import TRIAL
 from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of

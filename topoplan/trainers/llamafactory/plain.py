@@ -10,6 +10,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.hf_checkpoint_size import plain_checkpoint_size
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
     CHECKPOINTS,
@@ -28,7 +29,6 @@ from topoplan.trainers.llamafactory.plain_refusals import refusals
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
 from topoplan.trainers.llamafactory.trial import TRIAL
 from topoplan.trainers.pauses import pauses_of
-from topoplan.trainers.plain_storage import plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import steps
 from topoplan.trainers.torchrun import torchrun_command

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
 
 if TYPE_CHECKING:
@@ -71,19 +71,19 @@ def _runs(script: str, keys: Collection[str], first: str) -> bool:
     return is_own and (first.endswith((".yaml", ".yml")) or first == "--config")
 
 
-LLAMAFACTORY = Recogniser(
+LLAMAFACTORY = Recognizer(
     trainer="llamafactory",
     package="llamafactory",
     claim=_claim,
     keys=known_keys,
     model_keys=(MODEL_KEY,),
     names=("llamafactory-cli", "lmf"),
-    usual=_usual,
+    rule_name_of=_usual,
     programs=r"llamafactory-cli|llamafactory\.launcher",
     command="llamafactory-cli",
     methods=r"train|sft|dpo|rm|(?s:.*)\.(?:yaml|yml|json)",
-    runs=_runs,
-    family="llamafactory",
+    is_training_script=_runs,
+    program_substring="llamafactory",
     takes_deepspeed=True,
     path=path_of,
 )

@@ -21,7 +21,7 @@ _LOG = Log(
     ),
     allocated=value_of("vram_allocated", "gib"),
     reserved=value_of("vram_reserved", "gib"),
-    peaks_of_first=True,
+    peaks_of_rank_0=True,
     file="trainer_log.jsonl",
 )
 """LLaMA-Factory logs through transformers. `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar with
@@ -36,7 +36,7 @@ LLAMA_FACTORY = Trainer(
     training_paths=(MEGATRON, PLAIN),
     log=_LOG,
     versions=VERSIONS,
-    recognisers=OnDemand("topoplan.trainers.llamafactory.reading:LLAMAFACTORY"),
+    recognizers=OnDemand("topoplan.trainers.llamafactory.reading:LLAMAFACTORY"),
     rules="topoplan.trainers.llamafactory.rules",
     usual_for=("full", "freeze", "qlora"),
 )

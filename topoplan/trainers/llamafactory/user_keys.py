@@ -10,7 +10,7 @@ from topoplan.errors import SpecError
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import TrainerPath, check_key, keys_for, needed_transformers
 from topoplan.trainers.model_directory import is_hub_id, model_directory
-from topoplan.trainers.user_keys import held, place_of
+from topoplan.trainers.user_keys import check_user_keys, place_of
 
 _OF_THE_JOB = {
     "bf16": "precision",
@@ -73,7 +73,7 @@ def checked_keys(
     `steps` is the number of steps of the job.
     """
     given = _with_warmup_steps(spec.job.trainer, steps)
-    user = held(
+    user = check_user_keys(
         spec,
         given,
         lambda name, value, where: check_key(name, value, where, path=path),

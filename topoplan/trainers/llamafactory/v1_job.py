@@ -12,7 +12,7 @@ from typing import Any
 
 from topoplan.layout.layout import Layout, changed
 from topoplan.reading.nested import flattened
-from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.job import Job
 from topoplan.trainers import deepspeed_file
@@ -149,7 +149,7 @@ def _assumptions(reading: Reading, *_: object) -> Iterator[str]:
         yield f"batching_strategy {strategy}: every micro batch is taken to have micro_batch_size * cutoff_len tokens"
 
 
-RECOGNISED = Recogniser(trainer="llamafactory-v1", claim=_claim, model_keys=("model",))
+RECOGNIZED = Recognizer(trainer="llamafactory-v1", claim=_claim, model_keys=("model",))
 CODEC = Codec(
     reads="llamafactory-v1",
     rows=ROWS,

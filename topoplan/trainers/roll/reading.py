@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.reading.setup import Configuration, Variable
 from topoplan.specs.source import at
 
@@ -41,13 +41,13 @@ def _runs(script: str, keys: Collection[str], _first: str) -> bool:
     return script.endswith(_STARTS) and "config_name" in keys
 
 
-ROLL = Recogniser(
+ROLL = Recognizer(
     trainer="roll",
     claim=_claim,
     model_keys=("pretrain", "student_pretrain", *(f"{role}.model_args.model_name_or_path" for role in ROLES)),
     file_options=("config_path", "config_name"),
-    runs=_runs,
-    family=_STARTS,
+    is_training_script=_runs,
+    program_substring=_STARTS,
     path=path_of,
     unpredicted=(
         "this file of ROLL trains nothing that is predicted",

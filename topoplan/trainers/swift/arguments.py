@@ -17,7 +17,7 @@ from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
-from topoplan.trainers.user_keys import held
+from topoplan.trainers.user_keys import check_user_keys
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
 """`swift pt` takes the arguments of `swift sft`; `megatron pt` and `megatron rlhf` take those of `megatron sft`."""
@@ -133,7 +133,7 @@ def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> 
         return _checked(name, value, command, where)
 
     fixed = {name: (value,) for name, value in decided.items()}
-    return held(spec, spec.job.trainer, check, fixed, _OF_THE_JOB, left_out="leaves it out")
+    return check_user_keys(spec, spec.job.trainer, check, fixed, _OF_THE_JOB, left_out="leaves it out")
 
 
 def _check_name(name: str, command: Command, where: str) -> None:

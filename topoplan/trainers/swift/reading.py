@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.reading.recogniser import Recogniser
+from topoplan.reading.recognizer import Recognizer
 from topoplan.trainers.swift.arguments import arguments_of
 
 _MARKS = frozenset(["train_type", "tuner_type", "torch_dtype", "max_length", "split_dataset_ratio", "model", "ENV"])
@@ -36,29 +36,29 @@ def _usual(text: str, _module: bool) -> str:
     return match.group(1) if (match := _CLI.fullmatch(text)) else ""
 
 
-SWIFT = Recogniser(
+SWIFT = Recognizer(
     trainer="swift",
     package="ms-swift",
     claim=_claim,
     model_keys=("model",),
     names=("swift",),
-    usual=_usual,
+    rule_name_of=_usual,
     command="swift",
     methods=_METHODS,
     programs=r"swift|swift\.cli\.(?!_megatron\.).*",
-    family="swift",
+    program_substring="swift",
     takes_deepspeed=True,
     text_keys=("system",),
 )
-MEGATRON = Recogniser(
+MEGATRON = Recognizer(
     trainer="swift-megatron",
     claim=_claim_megatron,
     model_keys=("model",),
     names=("megatron",),
-    usual=_usual,
+    rule_name_of=_usual,
     command="megatron",
     methods=_METHODS,
     programs=r"megatron|swift\.cli\._megatron\..*",
-    family="megatron",
+    program_substring="megatron",
     text_keys=("system",),
 )

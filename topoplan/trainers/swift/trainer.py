@@ -16,9 +16,9 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.hf_checkpoint_size import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.pauses import pauses_of
-from topoplan.trainers.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, step_limit, steps
 from topoplan.trainers.swift import megatron_job, sft_job
@@ -270,7 +270,7 @@ MS_SWIFT = Trainer(
     training_paths=(_MEGATRON, _SFT),
     log=_LOG,
     versions=_VERSIONS,
-    recognisers=(SWIFT, MEGATRON),
+    recognizers=(SWIFT, MEGATRON),
     rules="topoplan.trainers.swift.rules",
     unwritten=("dpo",),
     usual_for=("lora",),

@@ -7,23 +7,27 @@ from functools import partial
 
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers import made_up, trials
+from topoplan.trainers import generated_samples, trials
 from topoplan.trainers.swift.samples import limited
 
-_FILE = f"{made_up.DIRECTORY}/samples.jsonl"
+_FILE = f"{generated_samples.DIRECTORY}/samples.jsonl"
 
 
 def _job(spec: Spec, steps: int, output: str, *, length: str) -> Job:
     """Return the trial's job, limiting the user's own samples to what the trial can use."""
     job = trials.trial_job(spec.job, steps, output, length=length)
-    return job if made_up.is_made_up(job) else replace(job, dataset=limited(job, made_up.how_many(spec)))
+    return (
+        job
+        if generated_samples.is_generated(job)
+        else replace(job, dataset=limited(job, generated_samples.how_many(spec)))
+    )
 
 
 def _samples(spec: Spec) -> dict[str, str]:
-    found = made_up.records(spec)
+    found = generated_samples.records(spec)
     if spec.job.stage == "pt":
         found = [{"messages": [{"role": "assistant", "content": one["text"]}]} for one in found]
-    return {_FILE: made_up.lines(found)}
+    return {_FILE: generated_samples.lines(found)}
 
 
 TRIAL = trials.Trial(job=partial(_job, length="max_steps"), samples=_samples)
@@ -32,4 +36,4 @@ MEGATRON_TRIAL = trials.Trial(job=partial(_job, length="train_iters"), samples=_
 
 def samples_argument(spec: Spec) -> str:
     """Return the value of `--dataset` relative to the bundle; empty if train.yaml has it. `#N` repeats samples."""
-    return f"{_FILE}#{made_up.how_many(spec)}" if made_up.is_made_up(spec.job) else ""
+    return f"{_FILE}#{generated_samples.how_many(spec)}" if generated_samples.is_generated(spec.job) else ""

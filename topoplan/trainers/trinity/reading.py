@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.recognizer import SURE, Recognizer
 
 _BLOCKS = frozenset(["algorithm", "buffer", "cluster", "explorer", "model", "monitor", "synchronizer", "trainer"])
 
@@ -18,16 +18,18 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
     return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0
 
 
-TRINITY = Recogniser(
+TRINITY = Recognizer(
     trainer="trinity",
     package="trinity-rft",
     claim=_claim,
     model_keys=("model.model_path",),
     names=("trinity",),
-    usual=lambda text, module: "trinity" if text == "trinity" or (module and text == "trinity.cli.launcher") else "",
+    rule_name_of=lambda text, module: (
+        "trinity" if text == "trinity" or (module and text == "trinity.cli.launcher") else ""
+    ),
     programs="trinity",
     command="trinity",
     methods="run",
     file_options=("config",),
-    family="trinity",
+    program_substring="trinity",
 )

@@ -15,7 +15,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath
-from topoplan.trainers.around import around
+from topoplan.trainers.around import context_of
 from topoplan.trainers.key_classes import KeyClasses
 from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.relations import read_relations
@@ -44,7 +44,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from of_keys
         is_old = any(finding.rule == "trinity-removed-key" for finding in of_keys)
         yield from refused_findings(setup, configuration, is_old=is_old)
-        known = around(setup, configuration)
+        known = context_of(setup, configuration)
         refused, unwise = RULES["trinity-refused-together"], RULES["trinity-refused-together.unwise"]
         yield from _RELATIONS.findings(refused, configuration, known, unwise=unwise)
         yield from _rope(setup, configuration, model)

@@ -11,8 +11,8 @@ from topoplan.operators.params import parameter_count
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.generated_samples import DIRECTORY, is_generated
 from topoplan.trainers.log import Log, loss_key, value_of
-from topoplan.trainers.made_up import DIRECTORY, is_made_up
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
@@ -114,7 +114,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
         "verl": VERL,
         "wait_s": _WAIT_S,
         "theta": ROPE_THETA,
-        "samples": SAMPLES if is_made_up(spec.job) else "",
+        "samples": SAMPLES if is_generated(spec.job) else "",
         "directory": DIRECTORY,
     }
     return render("trinity/start.sh.j2", context)
@@ -154,6 +154,6 @@ TRINITY_RFT = Trainer(
     training_paths=(_FSDP2,),
     log=_LOG,
     versions=_VERSIONS,
-    recognisers=(reading.TRINITY,),
+    recognizers=(reading.TRINITY,),
     rules="topoplan.trainers.trinity.rules",
 )

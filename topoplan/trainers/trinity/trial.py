@@ -8,7 +8,7 @@ from typing import Any
 
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers import made_up
+from topoplan.trainers import generated_samples
 from topoplan.trainers.trials import NEVER, Trial
 
 SAMPLES = "TOPOPLAN_SAMPLES"
@@ -25,17 +25,21 @@ def _job(spec: Spec, steps: int, output: str) -> Job:
     job = spec.job
     own: Mapping[str, Any] = job.trainer.get("trainer") or {}
     block = {**own, "save_interval": NEVER, "save_hf_checkpoint": "never"}
-    epochs = _EPOCHS if made_up.is_made_up(job) else job.epochs
+    epochs = _EPOCHS if generated_samples.is_generated(job) else job.epochs
     return replace(job, epochs=epochs, trainer={**job.trainer, "trainer": block, "checkpoint_root_dir": output})
 
 
 def samples_path(job: Job) -> str:
     """Return the path of generated samples in train.yaml; empty for the user's own data."""
-    return f"${{oc.env:{SAMPLES}}}" if made_up.is_made_up(job) else ""
+    return f"${{oc.env:{SAMPLES}}}" if generated_samples.is_generated(job) else ""
 
 
 def _samples(spec: Spec) -> dict[str, str]:
-    return {f"{made_up.DIRECTORY}/samples.jsonl": made_up.lines(made_up.records(spec, shorter_by=_SPARE_TOKENS))}
+    return {
+        f"{generated_samples.DIRECTORY}/samples.jsonl": generated_samples.lines(
+            generated_samples.records(spec, shorter_by=_SPARE_TOKENS)
+        )
+    }
 
 
 TRIAL = Trial(job=_job, samples=_samples)

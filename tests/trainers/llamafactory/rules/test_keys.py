@@ -32,7 +32,7 @@ ON = {"USE_MEGATRON_BRIDGE": "1"}
 )
 def test_the_variables_say_what_trains_and_else_the_keys(text: str, variables: dict[str, str], path: str) -> None:
     setup = make_setup(text, variables=variables)
-    assert setup.path_of(setup.configurations[0]) == path
+    assert setup.training_path(setup.configurations[0]) == path
 
 
 def test_the_path_decides_which_keys_there_are() -> None:

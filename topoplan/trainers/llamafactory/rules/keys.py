@@ -16,7 +16,7 @@ RENAMED = {"evaluation_strategy": "eval_strategy"}
 
 def keys_of(setup: Setup, configuration: Configuration) -> Mapping[str, Key]:
     """Return the keys that LLaMA-Factory's parser accepts on the configuration's training path."""
-    return keys_for(setup.path_of(configuration) or "plain")
+    return keys_for(setup.training_path(configuration) or "plain")
 
 
 def key_of(setup: Setup, configuration: Configuration, name: str) -> Key | None:

@@ -25,7 +25,7 @@ from topoplan.reading.values import (
     words,
 )
 from topoplan.reading.words import is_open
-from topoplan.trainers.around import around
+from topoplan.trainers.around import context_of
 from topoplan.trainers.llamafactory.key_list import listed_template, newer_than, templates
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.data_sets import data_set_findings
@@ -56,7 +56,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """Report faults of LLaMA-Factory configurations on any training path."""
     for configuration in setup.of("llamafactory"):
         yield from key_findings(setup, configuration)
-        known, unwise = around(setup, configuration), RULES["llamafactory-unwise-together"]
+        known, unwise = context_of(setup, configuration), RULES["llamafactory-unwise-together"]
         yield from _RELATIONS.findings(RULES["llamafactory-refused-together"], configuration, known, unwise=unwise)
         yield from bridge_findings(setup, configuration)
         yield from _data_sets(configuration)
@@ -65,7 +65,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _length(setup, configuration)
         yield from _saving(configuration)
         yield from _learning_rate(configuration)
-        if setup.path_of(configuration) == "plain":
+        if setup.training_path(configuration) == "plain":
             yield from _ignored(configuration)
             yield from _plain(configuration)
         if is_complete(configuration) and is_for_training(configuration):
@@ -123,7 +123,7 @@ def _has_template(configuration: Configuration, name: str) -> bool:
 def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     model, length = model_at_hand(configuration.get(MODEL_KEY), configuration.part), whole(configuration, "cutoff_len")
     longest = model.max_position_embeddings if model else 0
-    stretches = setup.path_of(configuration) == "plain"
+    stretches = setup.training_path(configuration) == "plain"
     stretched = configuration.get("rope_scaling") is not None and stretches
     if model and length and longest and length > longest and not stretched:
         yield RULES["llamafactory-too-long"].at(
@@ -181,7 +181,7 @@ def _plain(configuration: Configuration) -> Iterator[Finding]:
 
 def _with_overrides(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
     """Return the keys of a file, including those that all commands which read the file set as overrides."""
-    over = [launch.configuration for launch in setup.launches if launch.reads is configuration]
+    over = [launch.configuration for launch in setup.launches if launch.file_configuration is configuration]
     keys = [set(one.source.data) if one else set() for one in over]
     said = set.intersection(*keys) if keys else set()
     return {**configuration.source.data, **{key: over[0].get(key) for key in said if over[0]}}
@@ -197,8 +197,10 @@ def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     works = trains or flag(configuration, "do_eval") or flag(configuration, "do_predict")
     evaluates = _strategy(configuration, "eval_strategy", "no") != "no"
     trains_anyway = {"mca": configuration.get("stage") != "pt", "bridge": True}
-    is_job = bool(have.keys() & MARKS_OF_TRAINING) or any(one.reads is configuration for one in setup.launches)
-    if is_job and not works and not evaluates and not trains_anyway.get(setup.path_of(configuration) or ""):
+    is_job = bool(have.keys() & MARKS_OF_TRAINING) or any(
+        one.file_configuration is configuration for one in setup.launches
+    )
+    if is_job and not works and not evaluates and not trains_anyway.get(setup.training_path(configuration) or ""):
         yield RULES["llamafactory-nothing-to-do"].at(configuration, "do_train" if "do_train" in have else None)
     if trains and have.get("output_dir") is None:
         yield RULES["llamafactory-missing-key.output"].at(configuration, None)

@@ -39,7 +39,7 @@ _VALUES_OF_BEFORE = {("quantization_method", "bitsandbytes"): "0.9.3"}
 
 def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     """Report faults of single keys."""
-    path, known = setup.path_of(configuration) or "plain", keys_of(setup, configuration)
+    path, known = setup.training_path(configuration) or "plain", keys_of(setup, configuration)
     since = {name: key.since for name, key in known.items() if key.package == "llamafactory" and key.since}
     for key, needs, version in newer_keys(configuration, since):
         newer, oldest = newer_than(version), releases()[0].name

@@ -23,8 +23,8 @@ from topoplan.units import shown
 def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     """Report on a configuration that Megatron Bridge trains, or that asks for it."""
     switch = "use_megatron_bridge"
-    if setup.path_of(configuration) != "bridge":
-        if flag(configuration, switch) and setup.path_of(configuration) == "plain":
+    if setup.training_path(configuration) != "bridge":
+        if flag(configuration, switch) and setup.training_path(configuration) == "plain":
             yield RULES["bridge-not-asked-for"].at(configuration, switch)
         return
     yield RULES["bridge-not-judged"].at(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import launch_of, visible_gpus
 from topoplan.reading.setup import Configuration, Launch, Setup
-from topoplan.trainers.around import around
+from topoplan.trainers.around import context_of
 from topoplan.trainers.relations import read_relations
 from topoplan.trainers.swift.rules.table import RULES
 from topoplan.units import shown
@@ -29,7 +29,7 @@ def refused_findings(setup: Setup, configuration: Configuration) -> Iterator[Fin
     is_sharded = configuration.trainer == "swift"
     table = _SHARDED if is_sharded else _MEGATRON
     refused, unwise = RULES["swift-refused-together"], RULES["swift-refused-together.unwise"]
-    yield from table.findings(refused, configuration, around(setup, configuration), unwise=unwise)
+    yield from table.findings(refused, configuration, context_of(setup, configuration), unwise=unwise)
     yield from _unknown_tuner(configuration)
     launch = launch_of(setup, configuration)
     if is_sharded and launch is not None:

@@ -28,7 +28,7 @@ def _one_path(_configuration: Configuration, _variables: Sequence[Variable]) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recogniser:
+class Recognizer:
     """How to tell that a configuration or a command belongs to one trainer."""
 
     trainer: str
@@ -44,10 +44,10 @@ class Recogniser:
     with none of them is an excerpt."""
     names: tuple[str, ...] = ()
     """The trainer's commands, as typed."""
-    usual: Callable[[str, bool], str] = _no_program
+    rule_name_of: Callable[[str, bool], str] = _no_program
     """Map a program's spelling, and whether it is a module, to its name in rules; empty for a foreign program."""
     programs: str = ""
-    """Pattern of the programs, by the names that `usual` gives, that take the trainer's keys as arguments."""
+    """Pattern of the programs, by the names that `rule_name_of` gives, that take the trainer's keys as arguments."""
     command: str = ""
     """The program among them that takes a subcommand first."""
     methods: str = ""
@@ -56,9 +56,9 @@ class Recogniser:
     """Options that name the configuration file (one path, or directory and name); then no other option is a key."""
     has_blocks: bool = False
     """True if the trainer's commands take keys as `block.key=value`."""
-    runs: Callable[[str, Collection[str], str], bool] = _runs_none
+    is_training_script: Callable[[str, Collection[str], str], bool] = _runs_none
     """Whether a Python script uses the trainer, given its name, its argument keys, and the first argument."""
-    family: str = ""
+    program_substring: str = ""
     """Text that occurs in the names of all programs that train with the trainer; empty if there is no such text."""
     takes_deepspeed: bool = False
     """True if the trainer's key `deepspeed` names or contains a DeepSpeed configuration."""
@@ -70,15 +70,15 @@ class Recogniser:
     """Return the training path that a configuration takes, for trainers with several."""
 
 
-Recognisers = tuple[Recogniser, ...]
+Recognizers = tuple[Recognizer, ...]
 
 
-def of_program(recognisers: Recognisers, program: str) -> Recogniser | None:
-    """Return the recogniser of the trainer whose keys a program takes as arguments, by the program's usual name."""
-    return next((one for one in recognisers if one.programs and re.fullmatch(one.programs, program)), None)
+def of_program(recognizers: Recognizers, program: str) -> Recognizer | None:
+    """Return the recognizer of the trainer whose keys a program takes as arguments, by the program's usual name."""
+    return next((one for one in recognizers if one.programs and re.fullmatch(one.programs, program)), None)
 
 
 @cache
-def keys_of(recognisers: Recognisers) -> frozenset[str]:
+def keys_of(recognizers: Recognizers) -> frozenset[str]:
     """Return all keys by which pasted text is recognized as a configuration."""
-    return frozenset().union(*(one.keys() for one in recognisers))
+    return frozenset().union(*(one.keys() for one in recognizers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.reading.recogniser import SURE, Recogniser, Recognisers
+from topoplan.reading.recognizer import SURE, Recognizer, Recognizers
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.trainers import deepspeed_alone, megatron_lm, registry
 from topoplan.trainers.codec import Codec
@@ -31,10 +31,10 @@ def _accelerate(data: Mapping[str, Any], _known: int) -> float:
 
 
 _STARTERS = (
-    Recogniser(trainer="deepspeed", claim=_deepspeed),
-    Recogniser(trainer="accelerate", claim=_accelerate),
+    Recognizer(trainer="deepspeed", claim=_deepspeed),
+    Recognizer(trainer="accelerate", claim=_accelerate),
 )
-_ONLY_READ = (ROLL, megatron_lm.MEGATRON_LM, v1_job.RECOGNISED)
+_ONLY_READ = (ROLL, megatron_lm.MEGATRON_LM, v1_job.RECOGNIZED)
 _CODECS = (
     *(deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC),
     *(megatron_lm.CODEC, bridge_job.CODEC, v1_job.CODEC),
@@ -42,24 +42,24 @@ _CODECS = (
 """Codecs of files that are only read, never written."""
 
 
-def recognisers() -> Recognisers:
-    """Return the recognisers of launchers, of trainers that are only read, and of each trainer."""
+def recognizers() -> Recognizers:
+    """Return the recognizers of launchers, of trainers that are only read, and of each trainer."""
     return (
         *_STARTERS,
         *_ONLY_READ,
-        *(one.recognised for one in others().values()),
-        *(one for trainer in registry.TRAINERS for one in trainer.recognisers),
+        *(one.recognized for one in others().values()),
+        *(one for trainer in registry.TRAINERS for one in trainer.recognizers),
     )
 
 
 def trainer_of(configuration: Configuration) -> Trainer:
     """Return the trainer of a configuration; a lone DeepSpeed file is attributed to the first trainer."""
     name, (first, *_) = configuration.trainer, registry.TRAINERS
-    return next((one for one in registry.TRAINERS if name in {each.trainer for each in one.recognisers}), first)
+    return next((one for one in registry.TRAINERS if name in {each.trainer for each in one.recognizers}), first)
 
 
 def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:
     """Return the codec of a configuration; None if it is not predicted."""
-    name = setup.path_of(configuration) or configuration.trainer
+    name = setup.training_path(configuration) or configuration.trainer
     codecs = (way.codec for trainer in registry.TRAINERS for way in trainer.training_paths)
     return next((one for one in (*codecs, *_CODECS) if one is not None and one.reads == name), None)

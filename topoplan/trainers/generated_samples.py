@@ -17,7 +17,7 @@ from topoplan.errors import SpecError
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
-MADE_UP = "topoplan_samples"
+GENERATED = "topoplan_samples"
 """Value of `job.dataset` that stands for generated samples."""
 DIRECTORY = "samples"
 """Directory of the samples in a bundle."""
@@ -40,9 +40,9 @@ _TEMPLATE_TOKENS = 16
 """Approximate length of a chat template in tokens."""
 
 
-def is_made_up(job: Job) -> bool:
+def is_generated(job: Job) -> bool:
     """Whether a job trains on generated samples."""
-    return job.dataset == MADE_UP
+    return job.dataset == GENERATED
 
 
 def refuse_images(spec: Spec) -> None:
