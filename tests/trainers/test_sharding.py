@@ -141,7 +141,7 @@ def test_nothing_said_is_plain_data_parallelism() -> None:
 
 def test_another_launcher_is_not_taken_for_one_process() -> None:
     one = configuration(FULL)
-    started = replace(launch("src/train.py", "train.yaml", starter=""), wrappers=("mpirun",), reads=one)
+    started = replace(launch("src/train.py", "train.yaml", starter=""), wrappers=("mpirun",), file_configuration=one)
     with pytest.raises(NotPredictedError, match="what `mpirun` starts"):
         of(one, all_of(one, launches=(started,)))
 

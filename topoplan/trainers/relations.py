@@ -13,7 +13,7 @@
 `keys` repeats a relation for several keys; each key's name replaces KEY. `[[unwise]]` has the form of `[[refused]]`,
 for combinations that are accepted but do not do what they appear to. `[choices]` and `numbers` constrain the values of
 single keys that are missing from the key lists of the catalog. `when` is a Python expression over keys (`block.key`
-inside a block), values, and the facts about launch and model that `context_of` provides. Its logic is three-valued: what
+inside a block), values, and the facts about launch and model that `context_of` gives. Its logic is three-valued: what
 only the shell or the machine knows is unknown, and so is everything that depends on it. `each` selects blocks by
 patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an environment variable that the script sets for
 the command.

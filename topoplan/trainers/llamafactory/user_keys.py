@@ -68,7 +68,7 @@ def checked_keys(
     warnings: list[str],
     remedy: str,
 ) -> dict[str, Any]:
-    """Return `job.trainer`, each key checked and compared with the plan. Raises whatever `held` raises.
+    """Return `job.trainer`, each key checked and compared with the plan. Raises whatever `check_user_keys` raises.
 
     `steps` is the number of steps of the job.
     """
