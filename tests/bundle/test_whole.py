@@ -71,7 +71,7 @@ class TestContent:
     def test_of_a_script_that_is_cut_off_is_refused(self, bundle: Path, bundles: dict[str, dict[str, str]]) -> None:
         whole = (bundle / "node-01.sh").read_bytes()
         (bundle / "node-01.sh").write_bytes(whole[:1000])
-        assert f"node-01.sh: is cut off behind 1000 of {len(whole)} bytes; write it again" in refused(bundle)
+        assert f"node-01.sh: is truncated after 1000 of {len(whole)} bytes; write it again" in refused(bundle)
         write_bundle(bundles["old"], bundle)
         assert read_bundle(bundle).notes == ()
 

@@ -21,7 +21,7 @@ def test_version(cli: Cli, arguments: list[str]) -> None:
         (["status", "--accpet-new"], "did you mean '--accept-new'?; `topoplan runs status --help`"),
         (["predict"], "Missing argument 'RUNS'; as in `topoplan predict runs.jsonl`"),
         (["--verison"], "did you mean '--version'?; see `topoplan --help`"),
-        ([""], "'' is no verb"),
+        ([""], "'' is not a command"),
         (["preflight", "."], ".: is not a bundle: no plan.json"),
         (["rank", "x.yaml", "--top", "0"], "--top"),
         (["rank", "x.yaml", "--top", "many"], "Invalid value for '--top': expected a whole number"),

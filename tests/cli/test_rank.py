@@ -41,7 +41,7 @@ def test_rejected_layouts_come_when_asked_for(cli: Cli, spec_file: Path, fake_se
     jsonschema.validate(document, SCHEMA)
     assert document["rejected"][0]["fix"] == "recompute full makes it fit"
     assert fake_search[0]["keep_rejected"] is True
-    assert "Out by memory: 1 layout" in cli("rank", spec_file, "--rejected").out
+    assert "Rejected by memory: 1 layout" in cli("rank", spec_file, "--rejected").out
 
 
 def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_command(spec_file: Path) -> None:

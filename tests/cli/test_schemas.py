@@ -16,7 +16,7 @@ from topoplan.run.record import NodeRecord, RunRecord
 
 SMALL = "--pin tp=4,pp=1,cp=1,micro_batch_size=1"
 WITHOUT_JSON = {"page", "init", "runs logs", "show", "show schema"}
-"""Verbs that write a spec, print the output of others, are no verb by themselves, or print JSON anyway."""
+"""Verbs that write a spec, print the output of others, are no verbs by themselves, or print JSON anyway."""
 BARE_LISTS = {"show gpus", "show models"}
 ASKED = {
     "rank": f"rank spec.yaml {SMALL}",

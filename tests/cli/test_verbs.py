@@ -84,13 +84,13 @@ def test_short_names_say_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
-        (["rnak"], "'rnak' is no verb; did you mean `topoplan rank`?"),
-        (["modles"], "'modles' is no verb; did you mean `topoplan show models`?"),
-        (["stats"], "'stats' is no verb; did you mean `topoplan runs status`?"),
-        (["show", "gpu"], "topoplan show: 'gpu' is no verb; did you mean `topoplan show gpus`?"),
-        (["x" * 300], "is no verb;"),
-        (["xyzzy"], "'xyzzy' is no verb; `topoplan --help` lists what there is"),
-        (["runs", "xyzzy"], "topoplan runs: 'xyzzy' is no verb; `topoplan runs --help` lists what there is"),
+        (["rnak"], "'rnak' is not a command; did you mean `topoplan rank`?"),
+        (["modles"], "'modles' is not a command; did you mean `topoplan show models`?"),
+        (["stats"], "'stats' is not a command; did you mean `topoplan runs status`?"),
+        (["show", "gpu"], "topoplan show: 'gpu' is not a command; did you mean `topoplan show gpus`?"),
+        (["x" * 300], "is not a command;"),
+        (["xyzzy"], "'xyzzy' is not a command; `topoplan --help` lists what there is"),
+        (["runs", "xyzzy"], "topoplan runs: 'xyzzy' is not a command; `topoplan runs --help` lists what there is"),
         (["runs", "--json", "status"], "--json goes behind the verb; as in `topoplan runs status --json`"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_log_that_ended_well_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("{'loss': 1.0}\n", encoding="utf-8")
     ran = run("check", str(path))
-    assert (ran.exit_code, ran.stdout) == (0, "Nothing to say about 1 file.\n")
+    assert (ran.exit_code, ran.stdout) == (0, "No findings in 1 file.\n")
 
 
 def test_a_log_that_cannot_be_read_is_told_beside_the_others(log: str, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_best_plan_that_no_files_can_be_written_of_leads_to_the_safe_one() -> 
     refused = answer(make_ranking(TROUBLED, ROOMY, safe=1, spec=spec))
     assert refused.refused
     assert refused.next.endswith(f"--plan {ROOMY.id}")
-    assert "no files can be written of the best plan" in printed(print_answer, refused)
+    assert "no files can be written for the best plan" in printed(print_answer, refused)
 
 
 def test_warnings_are_those_of_the_bundle_too() -> None:

@@ -98,7 +98,7 @@ def test_configurations_that_are_predicted_alike_share_a_table() -> None:
 
 
 def test_nothing_to_say_is_said() -> None:
-    assert shown(checked()) == "Nothing to say about 2 files.\n"
+    assert shown(checked()) == "No findings in 2 files.\n"
     assert shown(check_setup(Setup(parts=()), PredictionTarget())) == "No configuration and no command was found.\n"
 
 
@@ -109,8 +109,7 @@ def test_a_program_whose_arguments_nobody_knows_is_named() -> None:
     found = replace(checked(), setup=setup)
 
     assert shown(found).startswith(
-        "Only the launch of a.py, b/a.py was looked at: the arguments are no known trainer's.\n"
-        "Nothing to say about 1 file."
+        "Only the launch of a.py, b/a.py was looked at: the arguments are no known trainer's.\nNo findings in 1 file."
     )
     assert checked_to_dict(found)["unread_programs"] == ["a.py", "b/a.py"]
 
@@ -214,14 +213,14 @@ def test_copies_are_named_with_what_is_left_in_their_own_lines() -> None:
     assert fixed_text(fixed()) == "\nWrote train.fixed.yaml: 1 correction to train.yaml.\n"
     assert fixed_text(fixed(left, NOTE)) == (
         "\nWrote train.fixed.yaml: 1 correction to train.yaml.\n"
-        "Left for a person:\n"
+        "Left to correct by hand:\n"
         "- train.fixed.yaml:2: error: a is wrong\n"
     )
 
 
 def test_nothing_to_correct_is_said() -> None:
     assert fixed_text(Fixed(copies=(), after=checked())) == (
-        "\nNothing that a program can correct: no copy was written.\n"
+        "\nNothing can be corrected automatically: no copy was written.\n"
     )
 
 

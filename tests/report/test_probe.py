@@ -32,9 +32,9 @@ def test_the_table_has_a_row_a_host() -> None:
 def test_hosts_that_could_not_be_asked_are_named_with_the_remedy() -> None:
     hosts = cluster("dgx-h100")
     text = printed(hosts, GONE, None)
-    assert "1 host could not be asked" in text
+    assert "1 host could not be probed" in text
     assert "gone: nothing listens; start sshd" in text
-    assert "1 of 2 hosts could not be asked; --partial" in text
+    assert "1 of 2 hosts could not be probed; --partial" in text
     assert "--partial" not in printed([], GONE, None)
 
 

@@ -158,8 +158,8 @@ def test_ascii_terminals_get_ascii() -> None:
 
 def test_rejected_layouts_are_grouped_by_rule() -> None:
     text = printed(print_rejected, usual_ranking())
-    assert "Out by memory: 1 layout\n" in text
-    assert text.index("Out by memory") < text.index("Out by layers")
+    assert "Rejected by memory: 1 layout\n" in text
+    assert text.index("Rejected by memory") < text.index("Rejected by layers")
 
 
 def test_host_memory_is_a_column_where_something_is_kept_there() -> None:

@@ -42,7 +42,7 @@ def test_of_two_plans_over_the_card_neither_wins() -> None:
 
 def test_a_tie_is_called_one() -> None:
     first, *_ = verdict(compared(make_plan(tp=2, step_s=3.0), make_plan(tp=4, step_s=3.001)))
-    assert "equally fast as far as predictions see" in first
+    assert "equally fast within the error of the predictions" in first
 
 
 def test_the_band_is_ascii_where_the_terminal_is() -> None:

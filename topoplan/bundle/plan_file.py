@@ -165,7 +165,7 @@ def _placed(source: Source) -> Iterator[None]:
         raise type(error)(error.what, where=where, expected=error.expected, remedy=error.remedy) from None
     except ArithmeticError as error:
         # Each figure is within its range, but together they describe no real machine or model.
-        raise SpecError(f"its figures do not go together ({error})", where=source.place(("inputs",))) from None
+        raise SpecError(f"its figures are inconsistent ({error})", where=source.place(("inputs",))) from None
 
 
 def _line_of(where: str, source: Source) -> str:

@@ -104,7 +104,7 @@ def refuse_unusable(directory: Path, files: Mapping[str, bytes], fresh: Mapping[
             continue
         place, suffix = shown_path(directory / name), Path(name).suffix
         if is_nobodys(name, data, fresh[name]):
-            what = f"is cut off behind {len(data)} of {len(fresh[name])} bytes" if data.strip() else "is empty"
+            what = f"is truncated after {len(data)} of {len(fresh[name])} bytes" if data.strip() else "is empty"
             raise SpecError(what, where=place, remedy=f"write it again: {again(directory)}")
         try:
             if suffix in (".yaml", ".yml"):

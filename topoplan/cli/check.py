@@ -45,10 +45,11 @@ def check(
     fix: Annotated[bool, option("--fix", "Write corrected copies beside the originals: train.fixed.yaml.")] = False,
     force: Annotated[bool, option("--force", "With --fix, write over a file that is not ours.")] = False,
     select: Annotated[
-        list[str] | None, option("--select IDS", "These rules alone, with commas: ids, or how ids begin (launch).")
+        list[str] | None, option("--select IDS", "Only these rules: ids or their beginnings (launch), comma-separated.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, option("--ignore IDS", "Not these; in a file: # topoplan: ignore[IDS], or ignore-file[IDS].")
+        list[str] | None,
+        option("--ignore IDS", "Skip these rules; in a file: # topoplan: ignore[IDS], or ignore-file[IDS]."),
     ] = None,
     form: Form = "text",
     as_json: AsJson = False,

@@ -96,8 +96,10 @@ def _unknown(typed: str, parent: str, word: str) -> InputError:
         where = Path(word)
         if word and not parent and where.exists():
             verb = "launch" if where.is_dir() else "rank"
-            return InputError(f"{word!r} is no verb", remedy=f"write one before it, as in `{PROGRAM} {verb} {word}`")
+            return InputError(
+                f"{word!r} is not a command", remedy=f"write one before it, as in `{PROGRAM} {verb} {word}`"
+            )
     names = {name: verb.name for verb in VERBS for name in (verb.word, verb.short, verb.was) if name}
     close = difflib.get_close_matches(word.lower(), names, n=1)
     remedy = f"did you mean `{PROGRAM} {names[close[0]]}`?" if close else f"`{typed} --help` lists what there is"
-    return InputError(f"{word!r} is no verb", where=typed if parent else "", remedy=remedy)
+    return InputError(f"{word!r} is not a command", where=typed if parent else "", remedy=remedy)

@@ -65,7 +65,7 @@ Finetuning = Annotated[
 Overrides = Annotated[
     list[str] | None, option("--set KEY=VALUE", "Set one key of the job or the cluster; may be repeated.")
 ]
-Pins = Annotated[list[str] | None, option("--pin KEY=N,...", "Layout keys that must hold, such as tp=4,pp=1.")]
+Pins = Annotated[list[str] | None, option("--pin KEY=N,...", "Fixed layout keys, such as tp=4,pp=1.")]
 Margin = Annotated[
     str | None,
     option(
@@ -92,7 +92,7 @@ TrainerChoice = Annotated[
     str | None,
     option(
         "--trainer llamafactory|swift|trinity",
-        "Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
+        "Only plans that this trainer runs; by default LLaMA-Factory, or another one where it cannot.",
         completion.trainers,
     ),
 ]

@@ -21,7 +21,7 @@ def size(
         str | None,
         option("--tokens N", "Tokens of the whole job, such as 2B, in place of the spec's samples and epochs."),
     ] = None,
-    sure: Annotated[bool, option("--sure", "Hold the upper end of the band to the limit.")] = False,
+    sure: Annotated[bool, option("--sure", "Compare the upper end of the band with the limit.")] = False,
     price: Annotated[float | None, option("--gpu-hour-price X", "Price of a GPU-hour.", min=0.0)] = None,
     options: SpecOptions,
     as_json: AsJson = False,

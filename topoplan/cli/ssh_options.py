@@ -13,9 +13,9 @@ from topoplan.cli.options import argument, option
 if TYPE_CHECKING:
     from topoplan.remote.identities import Access, NewKey
 
-AcceptNew = Annotated[bool, option("--accept-new", "Take and note the keys of hosts that no known-hosts file names.")]
+AcceptNew = Annotated[bool, option("--accept-new", "Accept and record the keys of unknown hosts.")]
 RunReference = Annotated[str, argument("RUN", "Id of the run or the beginning of it; the last one by default.", runs)]
-Grace = Annotated[float, option("--grace SECONDS", "From SIGTERM to SIGKILL.", min=0, max=3600)]
+Grace = Annotated[float, option("--grace SECONDS", "Time between SIGTERM and SIGKILL.", min=0, max=3600)]
 
 
 def time_option(option: str, help_words: str) -> Any:
@@ -36,11 +36,13 @@ def time_option(option: str, help_words: str) -> Any:
 
 LostHostAfter = Annotated[
     float | None,
-    time_option("--lost-host-after", "Give a host up that was not seen for so long, such as 30min; by default never."),
+    time_option(
+        "--lost-host-after", "Give up on a host that is unreachable for so long, such as 30min; by default never."
+    ),
 ]
 HangAfter = Annotated[
     float | None,
-    time_option("--hang-after", "End the run when no step came for so long, such as 1h; by default never."),
+    time_option("--hang-after", "End the run after so long without a step, such as 1h; by default never."),
 ]
 
 

@@ -48,7 +48,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the trials and wha
 Synthetic = Annotated[
     bool, typer.Option("--synthetic", help="Train on made-up samples though the job names a data set.")
 ]
-GoOn = Annotated[bool, typer.Option("--go-on", help="Count the trials of before, and write the profile over theirs.")]
+GoOn = Annotated[bool, typer.Option("--go-on", help="Continue from earlier trials and replace their profile.")]
 
 
 _OF_CHECKPOINTS = ("output", "disk")

@@ -118,7 +118,7 @@ def answer_lines(answer: Answer, *, ascii_only: bool = False) -> list[Line]:
         versus = f"plan {safe.rank}, {speed_difference(best.plan, safe.plan)}"
         lines.append(Line("Safe", safe.plan.id, f"{versus}; {figures(safe.plan, ascii_only=ascii_only)}"))
     if answer.refused:
-        lines.append(Line("Mind", "no files can be written of the best plan", answer.refused))
+        lines.append(Line("Mind", "no files can be written for the best plan", answer.refused))
     # If the best plan is refused, that must be resolved before its command works.
     return [*lines, Line("Then" if answer.refused and answer.next == best.command else "Next", answer.next)]
 

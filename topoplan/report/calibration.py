@@ -108,7 +108,7 @@ def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
 
 def _told(time: Calibration) -> Iterator[str]:
     found = [
-        f"{one.knob.name} {one.factor:.2f} (give or take {100 * one.spread:.0f}%)"
+        f"{one.knob.name} {one.factor:.2f} (±{100 * one.spread:.0f}%)"
         for one in time.shifts
         if one.explained_share >= _TOLD
     ]

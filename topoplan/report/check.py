@@ -159,7 +159,7 @@ def _closing_line(checked: Checked) -> str:
     ignored = f" {counted(checked.ignored, 'finding')} ignored." if checked.ignored else ""
     if not checked.findings:
         files = len(dict.fromkeys(part.name for part in parts))
-        return f"Nothing to say about {counted(files, 'file')}.{ignored}"
+        return f"No findings in {counted(files, 'file')}.{ignored}"
     counts = ", ".join(counted(checked.count(one), one) for one in SEVERITIES if checked.count(one))
     return f"{counts}.{ignored}"
 
@@ -237,7 +237,7 @@ def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
     """Print the copies written, further corrections in them, and the findings left to do."""
     console.print()
     if not fixed.copies:
-        paragraph(console, "Nothing that a program can correct: no copy was written.")
+        paragraph(console, "Nothing can be corrected automatically: no copy was written.")
         return
     told = {(one.rule, one.what) for one in checked.findings}
     for copy in fixed.copies:
@@ -248,7 +248,7 @@ def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
         bullets(console, (f"then found and corrected: {one.what}  [{one.rule}]" for one in new))
     left = [one for one in fixed.after.findings if one.severity != "note"]
     if left:
-        paragraph(console, "Left for a person:")
+        paragraph(console, "Left to correct by hand:")
     bullets(console, (f"{_place_in_copy(one, fixed)}: {one.severity}: {one.what}" for one in left))
 
 

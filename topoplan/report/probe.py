@@ -67,7 +67,7 @@ def print_probe(
             table.add_row(*_row(one, reached))
         console.print(table)
     if failed:
-        apart(console, f"{counted(len(failed), 'host')} could not be asked:", style="bold")
+        apart(console, f"{counted(len(failed), 'host')} could not be probed:", style="bold")
         bullets(console, (str(error) for error in failed.values()))
     findings = draft.findings if draft else ()
     if findings:
@@ -96,7 +96,7 @@ def finding_line(check: Result) -> str:
 
 def _why_none(reached: Sequence[Probed], failed: Mapping[str, HostError], draft: Draft | None) -> str:
     if failed and (draft is None or not reached):
-        some = f"{len(failed)} of {len(failed) + len(reached)} hosts could not be asked"
+        some = f"{len(failed)} of {len(failed) + len(reached)} hosts could not be probed"
         return f"{some}; --partial makes one of the others" if reached else some
     return "the findings marked [stops] must go first"
 

@@ -21,5 +21,5 @@ def print_rejected(console: Console, ranking: Ranking) -> None:
     for rule, rejections in sorted(by_rule.items(), key=lambda item: (item[0] != "memory", -len(item[1]), item[0])):
         shown = rejections[:_EXAMPLES]
         more = f", the first {len(shown)}" if len(shown) < len(rejections) else ""
-        console.print(f"\nOut by {rule}: {counted(len(rejections), 'layout')}{more}", soft_wrap=True)
+        console.print(f"\nRejected by {rule}: {counted(len(rejections), 'layout')}{more}", soft_wrap=True)
         bullets(console, (reason_line(rejection) for rejection in shown))

@@ -77,7 +77,7 @@ def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float |
             reasons.setdefault(kind, []).append(row.nodes)
             examples[kind] = f"{row.nodes}: {row.found.reason}"
     if reasons:
-        console.print("\nOut, and why:")
+        console.print("\nRejected, and why:")
         bullets(console, (f"{kind} on {_spans(nodes)} nodes; on {examples[kind]}" for kind, nodes in reasons.items()))
 
 

@@ -110,7 +110,7 @@ def _state_words(state: NodeState) -> str:
         return f"ended with exit code {state.code}{signal_words(state.code)}{why}{left}"
     return {
         "running": "running",
-        "gone": "gone without an exit code: it was killed, by a person, for memory, or at logout",
+        "gone": "gone without an exit code: it was killed by somebody, for memory, or at logout",
         "never-started": "never started",
         "rebooted": "the machine was started again while it ran",
     }[state.state]

@@ -60,8 +60,8 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
     elif len(may_be) == sum(not (isinstance(result, Stopped) and result.is_over) for result in results.values()):
         paragraph(
             console,
-            f"{record.run_id}: what is known to be of it has ended. What is named here got no signal: it has given up"
-            " the session, the parents and the environment that would prove it to be.",
+            f"{record.run_id}: what is known to belong to it has ended. The processes named here got no signal: they"
+            " have left the session, parents and environment that would prove that they belong to it.",
         )
     else:
         again = f"run `topoplan runs stop {shlex.quote(record.run_id)}` again"

@@ -162,7 +162,7 @@ def print_tuned(
         [
             *_sentences(tuning, standing, why),
             *([f"the profile is in {profile}; its plan's bundle in {bundle}"] if profile else []),
-            *([f"not over: {listed(awaited)}; remove what no job will run any more"] if awaited else []),
+            *([f"not over: {listed(awaited)}; delete those that no job will run any more"] if awaited else []),
         ],
     )
     print_commands(console, commands)

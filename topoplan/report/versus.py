@@ -66,8 +66,8 @@ def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
         sentences.append(f"{name} wins, since {other} {lacks}; it is {_speed(faster)}.")
     elif comparison.is_tie:
         sentences.append(
-            f"The two are equally fast as far as predictions see ({abs(faster):.1%} apart); {name} is ranked first,"
-            " for its memory or its simplicity."
+            f"The two are equally fast within the error of the predictions ({abs(faster):.1%} apart); {name} is"
+            " ranked first, for its memory or its simplicity."
         )
     else:
         sentences.append(f"{name} wins: it is {_speed(faster)}.")

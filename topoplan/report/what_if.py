@@ -186,7 +186,7 @@ def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) ->
         if text
     ]
     if out:
-        console.print("\nOut, and why:")
+        console.print("\nRejected, and why:")
         bullets(console, out)
 
 

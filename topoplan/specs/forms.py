@@ -196,7 +196,7 @@ class JobForm(Block, Job):
         "relative to this one. In place of reading the data set.",
         [[512, 1000], [1024, 300]],
     )
-    pin: PinForm | None = key("Layout keys that must hold.")  # type: ignore[assignment]
+    pin: PinForm | None = key("Fixed layout keys.")  # type: ignore[assignment]
 
 
 NVLINK = Quantity(RATE, 1e10, 1e13, "10GB/s to 10TB/s for each GPU, or none", may_be_none=True)

@@ -114,7 +114,7 @@ class Job:
     trainer: Annotated[Mapping[str, Any], TRAINER_KEYS] = key(
         "Any other keys of the trainer's YAML, passed through.", default=dict
     )
-    pin: Mapping[str, Any] = key("Layout keys that must hold.", default=dict)
+    pin: Mapping[str, Any] = key("Fixed layout keys.", default=dict)
     reference_forwards: Annotated[int | None, Count(0, 16)] = key(
         "Forward passes without gradients that each sequence makes beside the one that trains, through the model as it"
         " was at first (GRPO, KTO). By default 1 in stage dpo, whose losses without a reference have 0 (SimPO, ORPO),"
