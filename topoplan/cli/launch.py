@@ -34,9 +34,7 @@ def launch(
     stop_on_exit: Annotated[
         bool, option("--stop-on-exit", "Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
     ] = False,
-    retries: Annotated[
-        int, option("--retries N", "Restart up to N times after failures that may not recur.", min=0)
-    ] = 0,
+    retries: Annotated[int, option("--retries N", "Restart after failures that may not recur.", min=0)] = 0,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     hang_after: HangAfter = None,
