@@ -88,7 +88,7 @@ def test_names_what_may_be_left_and_leaves_it_alone(cli: Cli, live: LiveRun) -> 
     assert "nothing was running; may be of it: process " in words
     assert "(sleep 64), since " in words
     assert "holds a file of it; see `ps -fp " in words
-    assert "what is known to be of it has ended" in words
+    assert "what is known to belong to it has ended" in words
     document = json.loads(cli("stop", "--json").out)
     (held,) = document["nodes"][0]["may_be"]
     assert (held["command"], held["holds"], document["stopped"]) == ("sleep 64", "file", False)
