@@ -1,10 +1,10 @@
-"""What sources refuse, beside the tables of relations: `python -m tests.verify.refusals_of_sources CHECKOUT...`.
+"""List what sources refuse and no table covers: `python -m tests.verify.refusals_of_sources SOURCE...`.
 
-Every `raise`, `assert` and warning below the directories or files is listed that stands under a condition on a
-configuration: with its place, the keys that the conditions around it read, and what it says. Keys are those of the key
-lists (or of `--keys`, a file with one a line). It is told when no row of the tables names all keys of the innermost
-condition; `--all` tells the others too, with the first row that does. A row that names the keys may still ask another
-question: the list shows where to look, and what is looked at is for a person to say.
+Finds every `raise`, `assert` and warning in the given directories or files that is guarded by a condition on
+configuration keys, and prints its place, its conditions and its message. Keys are those of the catalog's key lists, or
+those in the file of `--keys`, one per line. A place is printed if no row of the tables of relations names all keys of
+its innermost condition; with `--all` the others are printed too, with the first row that does. Since a row that names
+the keys may ask another question, a person has to judge the list.
 """
 
 import argparse
@@ -22,27 +22,27 @@ _WARNINGS = ("warning", "warning_once", "warning_rank0", "warning_rank0_once", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """One place that refuses, or warns."""
+    """A statement that refuses a configuration, or warns about it."""
 
     place: str
     kind: str
     conditions: tuple[str, ...]
     """Outermost first."""
     keys: frozenset[str]
-    """Keys that the innermost condition reads; conditions without keys are passed over."""
+    """Keys in the innermost condition that reads any."""
     alternatives: tuple[frozenset[str], ...]
-    """The same keys by the operands of the condition, if it is an `or`."""
+    """`keys` by operand if the condition is an `or`; otherwise one set."""
     says: str
 
 
 def refusals(path: Path, known: frozenset[str]) -> Iterator[Refusal]:
-    """Those of one file that depend on a key."""
+    """Yield the refusals in a file that depend on a known key."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     yield from _below(tree, str(path), (), known)
 
 
 def _below(node: ast.AST, place: str, around: tuple[ast.expr, ...], known: frozenset[str]) -> Iterator[Refusal]:
-    """Those below a node; the conditions of a block hold for its statements."""
+    """Yield the refusals below a node, which is guarded by the conditions `around`."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             place = f"{place}:{name}" if place.endswith(".py") else f"{place}.{name}"
@@ -81,7 +81,7 @@ def _told(
 
 
 def names(node: ast.AST) -> frozenset[str]:
-    """Names and attributes that an expression reads, and texts that `getattr` asks for."""
+    """Return the names and attributes that an expression reads, including those read by `getattr`."""
     found = set()
     for one in ast.walk(node):
         match one:
@@ -93,7 +93,7 @@ def names(node: ast.AST) -> frozenset[str]:
 
 
 def known_keys() -> frozenset[str]:
-    """All keys of the lists."""
+    """Return the keys of all key lists in the catalog."""
     found: set[str] = set()
 
     def walk(held: object) -> None:
@@ -108,7 +108,7 @@ def known_keys() -> frozenset[str]:
 
 
 def rows() -> Iterator[tuple[str, frozenset[str]]]:
-    """The rows of all tables: what each says, and the names that it reads."""
+    """Yield each row of the tables: its text, and the names that it reads."""
     for path in sorted(PACKAGE.rglob("*.toml")):
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         values = {key: words(text) for key, text in document.get("values", {}).items()}
@@ -117,18 +117,18 @@ def rows() -> Iterator[tuple[str, frozenset[str]]]:
             if isinstance(row, dict) and "when" in row:
                 for key in row.get("keys", ["KEY"]):
                     reads = words(" ".join([row["when"], *row["at"]]).replace("KEY", key))
-                    for _ in range(3):  # values of values
+                    for _ in range(3):  # named values may use other named values
                         reads |= {inner for one in reads & values.keys() for inner in values[one]}
                     yield f"{path.name}: {row['what'].replace('KEY', key)}", reads
 
 
 def words(text: str) -> frozenset[str]:
-    """The names in an expression of a table."""
+    """Return the names in an expression of a table."""
     return frozenset("".join(char if char.isalnum() or char == "_" else " " for char in text).split())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print them."""
+    """Print the refusals that no row covers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", type=Path)
     parser.add_argument("--keys", type=Path)

@@ -1,7 +1,7 @@
-"""Names that ms-swift knows, from the sources of its versions: `python -m tests.verify.swift_names VERSION=DIR...`.
+"""Collect the names that ms-swift registers: `python -m tests.verify.swift_names VERSION=DIR...`.
 
-Brings `topoplan/catalog/trainer_keys/ms_swift_names.json` to these versions, oldest first: DIR is a checkout or an
-unpacked wheel. Nothing is imported, so that neither torch nor any of the trainer's own packages is needed.
+Updates `topoplan/catalog/trainer_keys/ms_swift_names.json` to the given versions, oldest first. DIR is a checkout or an
+unpacked wheel of a version; it is only parsed, so neither torch nor ms-swift has to be installed.
 """
 
 import ast
@@ -18,7 +18,7 @@ SOURCE = (
     "all do."
 )
 _CLASSES = {"ModelType": "model_type", "TemplateType": "template"}
-"""End of the name of a class of constants -> the argument that takes one of them."""
+"""Ending of the name of a class of constants -> the argument that takes one of the constants."""
 _CALLS = {"register_model": "model_type", "register_template": "template"}
 _MAPS = {
     "agent_template_map": "agent_template",
@@ -32,11 +32,11 @@ _MAPS = {
     "optimizers_map": "optimizer",
     "rm_plugins": "reward_model_plugin",
 }
-"""Dictionary of plug-ins -> the argument."""
+"""Dictionary of plug-ins -> the argument that takes one of its keys."""
 
 
 def names_in(package: Path) -> dict[str, set[str]]:
-    """Argument -> names of one version."""
+    """Return the names that one version registers, by argument."""
     found: dict[str, set[str]] = {key: set() for key in (*_CLASSES.values(), *_MAPS.values())}
     for path in package.rglob("*.py"):
         for key, name in _of_file(ast.parse(path.read_text(encoding="utf-8"))):
@@ -60,9 +60,9 @@ def _of_file(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def main(versions: list[str]) -> None:
-    """Write the list."""
-    told = [one.split("=", 1) for one in versions]
-    known = [version for version, _ in told]
+    """Update the file."""
+    found = {version: names_in(Path(directory)) for version, directory in (one.split("=", 1) for one in versions)}
+    known = list(found)
     document: Document = {
         "schema": "topoplan.swift_names/1",
         "source": SOURCE,
@@ -70,9 +70,9 @@ def main(versions: list[str]) -> None:
     }
     if (FOLDER / NAME).exists():
         document |= {key: value for key, value in read(NAME).items() if key not in document}
-    for _ in range(2):
-        for version, directory in told:
-            for key, names in names_in(Path(directory)).items():
+    for _ in range(2):  # since and until are right once each version has been brought up twice
+        for version, names_by_key in found.items():
+            for key, names in names_by_key.items():
                 document.setdefault(key, [])
                 bring_names_up(document, key, names, version, known)
     bounds = {word: document.pop(word) for word in ("since", "until") if word in document}

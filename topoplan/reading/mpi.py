@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from topoplan.reading.setup import Launch
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Launch
 
-WRAPPERS = ("mpirun", "mpiexec")
+MPI = frozenset(["mpirun", "mpiexec"])
+"""The programs of MPI that start processes on several nodes."""
 _COUNTS = frozenset(["-np", "--np", "-n", "--n", "-c"])
 _PER_NODE = frozenset(["-N", "-npernode", "--npernode", "-ppn", "-perhost"])
 _MAPPED = re.compile(r"ppr:(\d+):node(?::.*)?")
@@ -18,15 +21,15 @@ _MAPPED = re.compile(r"ppr:(\d+):node(?::.*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Processes; None where mpirun is not told, or the shell fills it in."""
+    """Numbers of processes; None if the options do not give one, or the shell expands it."""
 
     count: int | None = None
     per_node: int | None = None
 
 
 def mpi_of(launch: Launch) -> Started | None:
-    """Return what the mpirun of a command starts; None where there is none."""
-    words = launch.words_of(*WRAPPERS)
+    """Return what the mpirun of a command starts; None if it has none."""
+    words = launch.words_of(*MPI)
     if words is None:
         return None
     count: int | None = None

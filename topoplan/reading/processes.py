@@ -102,7 +102,8 @@ def processes_of(launch: Launch) -> Processes:
         total = _number(launch, options.get("num_processes", ""))
         gpus = total // nodes if total and nodes else None
     elif "srun" in launch.wrappers and launch.program.endswith(".py"):
-        nodes, gpus = step_of(launch).nodes, step_of(launch).tasks_per_node
+        step = step_of(launch)
+        nodes, gpus = step.nodes, step.tasks_per_node
     else:
         nodes = _of_variable(launch, "NNODES", 1)
         takes_all = "llamafactory" in launch.program or nodes is None

@@ -10,13 +10,14 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from topoplan.reading.mpi import MPI
 from topoplan.reading.parts import Part
 from topoplan.reading.session import Command, Environment, read_inner
 from topoplan.reading.setup import Variable
 from topoplan.reading.starters import PYTHON, base_name
 from topoplan.reading.words import Word, is_open, join
 
-_SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
+SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 REMOTE = frozenset(["ssh", "pdsh", "clush", "sshpass"])
 CONTAINERS = frozenset(["docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "kubectl"])
 _TERMINALS = frozenset(["tmux", "screen"])
@@ -24,7 +25,7 @@ _TERMINALS = frozenset(["tmux", "screen"])
 _LOCAL = frozenset(
     [
         *("exec", "nohup", "sudo", "time", "command", "builtin", "setsid", "stdbuf", "nice", "ionice", "numactl"),
-        *("taskset", "timeout", "srun", "mpirun", "mpiexec", "env", "uv", "uvx", "conda", "mamba", "poetry", "pipenv"),
+        *("taskset", "timeout", "srun", *MPI, "env", "uv", "uvx", "conda", "mamba", "poetry", "pipenv"),
         *("pixi", "proxychains", "proxychains4", "script", "nsys", "nsight-sys", "py-spy", "screen", "tmux", "xargs"),
         *("doas", "unbuffer", "catchsegv"),
     ]
@@ -62,7 +63,7 @@ class _Unwrapping:
                 return
             name = base_name(command.words[0].text)
             wrapped = replace(command, wrappers=(*command.wrappers, name), wrapper_words=(*command.wrapper_words, ()))
-            if name in _SHELLS:
+            if name in SHELLS:
                 if (text := _text_of_shell(command.words)) is not None:
                     self._inner(text, wrapped, depth, background=command.background)
                 return
@@ -131,6 +132,6 @@ def _text_of_shell(words: Sequence[Word]) -> Word | None:
 def is_command(word: Word, rest: Sequence[Word]) -> bool:
     """Whether a word names a launcher, wrapper, shell, Python interpreter or Python script."""
     name = base_name(word.text)
-    if name in _STARTERS or name in _WRAPPERS or name in _SHELLS or PYTHON.fullmatch(name) or name.endswith(".py"):
+    if name in _STARTERS or name in _WRAPPERS or name in SHELLS or PYTHON.fullmatch(name) or name.endswith(".py"):
         return True
     return is_open(word.text) and bool(rest) and rest[0].text in ("-m", "-u")

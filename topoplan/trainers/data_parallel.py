@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.reading.mpi import MPI
 from topoplan.reading.processes import launch_of, visible_gpus
 from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.codec import Comment, Reading, Row, Rows, layout_of, nothing
@@ -24,9 +25,6 @@ USUAL_SEQ_LEN = 2048
 CHECKPOINTING = Recompute(granularity="full", method="uniform", num_layers=1)
 """Gradient checkpointing: each layer is recomputed."""
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-_OTHER_LAUNCHERS = frozenset(["mpirun", "mpiexec"])
-"""Launchers that start the processes themselves, with options that are not read here."""
 
 _OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),
@@ -147,7 +145,7 @@ def sharding_of(keys: Keys, setup: Setup) -> Sharding:
     )
     if starter in ("accelerate", "deepspeed"):
         keys.not_predicted((key,), f"what `{starter}` reads the sharding from was not given, and this")
-    others = _OTHER_LAUNCHERS & set(launch.wrappers) if launch and not starter else ()
+    others = MPI & set(launch.wrappers) if launch and not starter else ()
     if others:
         keys.not_predicted((key,), f"what `{min(others)}` starts, and how many processes,")
     is_alone = launch is not None and visible_gpus(launch) == 1

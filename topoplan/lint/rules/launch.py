@@ -33,6 +33,7 @@ _CLI_WORDS = re.compile(
     r"(?:\$\((?:which|command -v) (?:llamafactory-cli|lmf)\)|`which (?:llamafactory-cli|lmf)`"
     r"|(?:[^\s'\"`$()]*/)?(?:llamafactory-cli|lmf))\s+train(?!\S)"
 )
+_EARLY_OPTION = re.compile(r"\baccelerate\s+(--?[A-Za-z][\w-]*)[^\n]*\slaunch\b")
 _BARE_SWIFT = re.compile(r"(?<!\S)(swift|megatron)\s+(sft|pt|rlhf)(?!\S)")
 _DECLARED_CHOICES = {
     "recompute_method": ("uniform", "recompute"),
@@ -188,13 +189,8 @@ def _chosen_by_deepspeed(launch: Launch) -> set[str] | None:
 
 def _family(setup: Setup, launch: Launch) -> str:
     """Return the trainer whose configuration a launch uses."""
-    return (
-        launch.file_configuration.trainer
-        if launch.file_configuration
-        else launch.configuration.trainer
-        if launch.configuration
-        else ""
-    )
+    used = launch.file_configuration or launch.configuration
+    return used.trainer if used else ""
 
 
 def _one_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -257,9 +253,8 @@ def _file_behind(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _early_option(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    pattern = re.compile(r"\baccelerate\s+(--?[A-Za-z][\w-]*)[^\n]*\slaunch\b")
     for line, text in lines_of(launch) if launch.starter == "accelerate" else ():
-        if found := pattern.search(text):
+        if found := _EARLY_OPTION.search(text):
             yield RULES["launch-early-option"].on(launch, line, option=found[1])
 
 

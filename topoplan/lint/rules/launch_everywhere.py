@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 from topoplan.lint.rules.launch_facts import RULES, certain_count, from_outside, lines_of, nodes_of, setting_of
 from topoplan.reading.finding import Finding
-from topoplan.reading.mpi import WRAPPERS, mpi_of
+from topoplan.reading.mpi import MPI, mpi_of
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.reading.slurm import directives, srun_request_of, step_of
+from topoplan.reading.wrappers import SHELLS
 
-_SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 _VARIABLE = {"srun": "$SLURM_NODEID", "mpirun": "$OMPI_COMM_WORLD_RANK"}
 _OF_MPI = re.compile(r"\$\{?(?:OMPI_COMM_WORLD_\w*RANK|PMIX?_RANK|PMI_LOCAL_RANK|MPI_LOCALRANKID)\}?")
 _OWN_HOST = re.compile(r"(?:\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?HOSTNAME\}?)")
@@ -44,8 +44,8 @@ def _wrapper(launch: Launch) -> tuple[str, int] | None:
 
 def _is_worked_out_there(launch: Launch, setting: Option | Variable) -> bool:
     """Whether a shell on the node works a value out."""
-    names = [at for at, name in enumerate(launch.wrappers) if name in ("srun", *WRAPPERS)]
-    if not names or not _SHELLS.intersection(launch.wrappers[names[0] + 1 :]):
+    names = [at for at, name in enumerate(launch.wrappers) if name in ("srun", *MPI)]
+    if not names or not SHELLS.intersection(launch.wrappers[names[0] + 1 :]):
         return False
     return launch.first_line <= setting.line <= launch.last_line and not _in_double_quotes(launch)
 
@@ -80,7 +80,7 @@ def _rank_of_the_caller(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if mpi_of(launch) is None or setting is None or launch.variable(setting.value.strip("${}")) is not None:
         return
     found = _OF_MPI.search(setting.value)
-    if found is not None and not _SHELLS.intersection(launch.wrappers):
+    if found is not None and not SHELLS.intersection(launch.wrappers):
         yield RULES["launch-mpirun-rank"].on(launch, setting, variable=found[0])
 
 
@@ -99,7 +99,7 @@ def _variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
     started, configuration = mpi_of(launch), launch.configuration
     if started is None or (started.count or 1) < 2 or launch.starter or from_outside(launch):
         return
-    if configuration is None or configuration.trainer != "megatron-lm" or _SHELLS.intersection(launch.wrappers):
+    if configuration is None or configuration.trainer != "megatron-lm" or SHELLS.intersection(launch.wrappers):
         return
     if launch.variable("RANK") is None:
         yield RULES["launch-mpirun-variables"].on(launch, program=launch.program, count=started.count)

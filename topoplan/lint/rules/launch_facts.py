@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from topoplan.reading.finding import Edit
+from topoplan.reading.mpi import MPI
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Variable
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
@@ -101,12 +102,12 @@ def from_outside(launch: Launch) -> bool:
 
 def is_remote(launch: Launch) -> bool:
     """Whether a launch runs on other machines than its script."""
-    return bool({"ssh", "pdsh", "clush", "srun", "mpirun", "mpiexec"} & set(launch.wrappers))
+    return bool({"srun", *REMOTE, *MPI} & set(launch.wrappers))
 
 
 def has_exports(launch: Launch) -> bool:
     """Whether a launch sees what the script exports, unlike commands on other machines and in containers."""
-    return not {"mpirun", "mpiexec", *REMOTE, *CONTAINERS} & set(launch.wrappers)
+    return not (MPI | REMOTE | CONTAINERS) & set(launch.wrappers)
 
 
 def is_enabled(launch: Launch, name: str) -> bool:

@@ -24,10 +24,10 @@ from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.reading.slurm import directives, job_of, srun_request_of, step_of
 from topoplan.reading.words import is_open
+from topoplan.reading.wrappers import SHELLS
 from topoplan.specs.batch_options import unknown_option
 
 _IN_SINGLE_QUOTES = re.compile(r"'[^']*(?:'|$)")
-_SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
 _OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID|LOCALID)\b")
 _RANK = re.compile(rf"(?i:rank|rdzv[_-]id)[= ]\"?({_OF_A_TASK.pattern})")
 _COUNT = re.compile(r"\d+[kKmM]?")
@@ -129,11 +129,11 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     if variable is None:
         return
     after = launch.wrappers[launch.wrappers.index("srun") + 1 :]
-    if _SHELLS.intersection(after) and launch.first_line <= setting.line <= launch.last_line:
+    if SHELLS.intersection(after) and launch.first_line <= setting.line <= launch.last_line:
         text = "\n".join(line for _, line in lines_of(launch))
         if not re.search(r"\s-\w*c\s+\"", text) or not _OF_A_TASK.search(text):
             return  # single-quoted or escaped: the shell on the node expands it
-    elif _SHELLS.intersection(after) and _is_escaped(launch, setting):
+    elif SHELLS.intersection(after) and _is_escaped(launch, setting):
         return
     yield RULES["launch-slurm-node-rank"].on(launch, setting, variable=variable[0])
 
