@@ -43,6 +43,18 @@ wait "$!" || { sleep 5 & wait "$!"; }  # Slurm signals every process: the worker
 """
 
 
+# One node fails; the trainers of the others die by SIGTERM half a second later, long before Slurm signals their tasks.
+SIGNALLED_PYTHON = r"""#!/bin/bash
+if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
+mkdir "$PROBE/$SLURMD_NODENAME"
+echo "$$" > "$PROBE/$SLURMD_NODENAME/pids"
+while (($(ls -d "$PROBE"/*/pids | wc -l) < 4)); do sleep 0.02; done
+[[ "$SLURMD_NODENAME" != sim3 ]] || exit 7
+sleep 0.5
+kill "$$"
+"""
+
+
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     with own_slurm() as running:
@@ -183,6 +195,15 @@ def test_a_node_that_fails_ends_the_others_and_the_job_has_its_code(slurm: Slurm
     assert "0: ended by SIGTERM" in job.output
     assert bundle.alive() == []
     assert job.details["Requeue"] == "1"  # for a machine that is lost: one that fails by itself is not started again
+
+
+def test_a_script_that_dies_of_the_signal_first_does_not_hide_the_code_of_the_node_that_failed(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    bundle = Bundle(tmp_path, SIGNALLED_PYTHON)
+    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()))
+    assert (job.state, job.exit_code) == ("FAILED", "7:0"), job.output
+    assert bundle.alive() == []
 
 
 def test_secrets_reach_the_tasks_and_a_missing_one_ends_the_job_with_a_line(slurm: Slurm, tmp_path: Path) -> None:
