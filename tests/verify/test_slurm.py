@@ -43,15 +43,20 @@ wait "$!" || { sleep 5 & wait "$!"; }  # Slurm signals every process: the worker
 """
 
 
-# One node fails; the trainers of the others die by SIGTERM half a second later, long before Slurm signals their tasks.
+# The trainers die by SIGTERM, as if Slurm's signal had reached them first. One node fails once the shells of the others
+# wait for what they are not told yet: their sleep lasts until Slurm signals them.
 SIGNALLED_PYTHON = r"""#!/bin/bash
 if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
 mkdir "$PROBE/$SLURMD_NODENAME"
 echo "$$" > "$PROBE/$SLURMD_NODENAME/pids"
-while (($(ls -d "$PROBE"/*/pids | wc -l) < 4)); do sleep 0.02; done
-[[ "$SLURMD_NODENAME" != sim3 ]] || exit 7
-sleep 0.5
-kill "$$"
+[[ "$SLURMD_NODENAME" == sim3 ]] || kill "$$"
+while (($(ls -d "$PROBE"/*/waits | wc -l) < 3)); do sleep 0.02; done
+exit 7
+"""
+SIGNALLED_SLEEP = r"""#!/bin/bash
+[[ "$1" == 2 && "$SLURMD_NODENAME" != sim3 ]] || exec /bin/sleep "$@"
+touch "$PROBE/$SLURMD_NODENAME/waits"
+exec /bin/sleep 60
 """
 
 
@@ -201,6 +206,8 @@ def test_a_script_that_dies_of_the_signal_first_does_not_hide_the_code_of_the_no
     slurm: Slurm, tmp_path: Path
 ) -> None:
     bundle = Bundle(tmp_path, SIGNALLED_PYTHON)
+    (tmp_path / "env/sleep").write_text(SIGNALLED_SLEEP)
+    (tmp_path / "env/sleep").chmod(0o755)
     job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()))
     assert (job.state, job.exit_code) == ("FAILED", "7:0"), job.output
     assert bundle.alive() == []
