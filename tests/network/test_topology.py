@@ -27,7 +27,7 @@ def test_every_link_has_a_rate_and_a_latency_and_goes_both_ways_alike() -> None:
         for other, link in links.items():
             assert link.rate_bytes_per_s > 0
             assert link.latency_s > 0
-            assert replace(graph.links[other][one], name=link.name) == link
+            assert graph.links[other][one]._replace(name=link.name) == link
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 
 def shard(**changes: Any) -> Shard:
     plain = Shard(tokens=4096, seq_len=4096, tp=1, cp=1, ep=1, etp=1, sequence_parallel=False, precision="bf16")
-    return replace(plain, **changes)
+    return plain._replace(**changes)
 
 
 def layer(name: str, changed: Shard, index: int = -1) -> LayerActivations:
@@ -160,7 +160,7 @@ def test_a_checkpointed_vision_tower_keeps_block_inputs_and_one_block() -> None:
 def test_without_flash_attention_the_score_matrix_is_kept_and_core_attn_frees_it() -> None:
     model = known.model("Qwen/Qwen3-8B")
     flash = Shard(tokens=4096, seq_len=4096, tp=2, cp=1, ep=1, etp=1, sequence_parallel=True, precision="fp16")
-    unfused = replace(flash, flash_attention=False)
+    unfused = flash._replace(flash_attention=False)
     with_flash, without = (layer_activations(model, model.layers[0], shard) for shard in (flash, unfused))
     # arXiv 2205.05198, equation (1): 2 bytes for each of the a * s * s scores of the softmax's output (no dropout
     # here).
@@ -178,7 +178,7 @@ def test_imbalance_gives_the_busiest_rank_more_tokens_unless_it_has_all_experts(
     assert isinstance(layer.ffn, Moe)
     for ep, share in ((8, 1.5), (1, 1.0)):
         uneven = shard_of(case_of(spec, "megatron"), layout_of(spec, ep=ep))
-        even = replace(uneven, token_imbalance=1.0)
+        even = uneven._replace(token_imbalance=1.0)
         assert uneven.routed_tokens(layer.ffn) == share * even.routed_tokens(layer.ffn)
         more, less = (layer_activations(spec.model, layer, one) for one in (uneven, even))
         routed = sum(t.saved_bytes for t in less.saved if t.name.startswith(("experts.", "routing weights")))

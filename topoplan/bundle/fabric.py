@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import PurePosixPath
 
 from topoplan.catalog.fabrics import Need, needs_of_kind, topology_file
@@ -25,7 +24,7 @@ def _needs(cluster: Cluster) -> Iterator[Need]:
             yield need
         elif need.use != "library":
             path = given if need.use == "path" else str(PurePosixPath(given, PurePosixPath(need.paths[0]).name))
-            yield replace(need, paths=(path,), missing=f"no {path}, which {need.variable} in env of the spec leads to")
+            yield need._replace(paths=(path,), missing=f"no {path}, which {need.variable} in env of the spec leads to")
     if file := cluster.env.get("NCCL_TOPO_FILE") or cluster.fabric.topology_file:
         yield topology_file(file)
 

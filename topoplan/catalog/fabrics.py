@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from topoplan.catalog import load
 
 FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(NamedTuple):
     """Files that every host must have before NCCL can use the network as planned."""
 
     use: Literal["library", "profile", "path"]
@@ -33,8 +31,7 @@ class Need:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(NamedTuple):
     """A kind of cloud machine."""
 
     name: str
@@ -55,8 +52,7 @@ class Machine:
     """Rate of one of these NICs each way, as stated by the vendor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Daemon:
+class Daemon(NamedTuple):
     """A program that must run on every host during a run."""
 
     name: str

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -24,8 +24,7 @@ PYTHONS = ">=3.9"
 accepts)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(NamedTuple):
     """One package."""
 
     name: str

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from topoplan.catalog import key_list
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(NamedTuple):
     """A version of LLaMA-Factory whose keys are known."""
 
     version: str

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.engines.rule import Broken, Rule, broken_rule
@@ -36,8 +35,7 @@ Limit = Callable[[], float]
 further."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Layouts that all break the same rule."""
 
     layouts: tuple[Layout, ...]
@@ -46,34 +44,31 @@ class Refused:
     """How many candidates each of the layouts stands for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fastest:
+class Fastest(NamedTuple):
     """The fastest of some candidates that fits."""
 
     layout: Layout
     memory: Memory
     step_s: float
-    count: int
+    candidates: int
     """Number of candidates, this one included."""
 
 
-@dataclass(frozen=True, slots=True)
-class TooLarge:
+class TooLarge(NamedTuple):
     """Candidates of which none fits."""
 
     layouts: tuple[Layout, ...]
     """The candidates worth naming."""
-    count: int
+    candidates: int
     """Number of candidates, including `layouts`."""
     memory: Callable[[Layout], Memory]
     """Returns the memory of one of `layouts`; may stop at a lower bound once that exceeds the card."""
 
 
-@dataclass(frozen=True, slots=True)
-class TooSlow:
+class TooSlow(NamedTuple):
     """Candidates that are certain to be slower than the limit."""
 
-    count: int
+    candidates: int
 
 
 Outcome = Refused | Fastest | TooLarge | TooSlow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from topoplan.specs.cluster import Cluster
 
@@ -11,8 +12,7 @@ FREED = "activations freed by then"
 """Name of the negative term of a moment: activations that it no longer holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """A point in the step at which a stage may reach its peak memory."""
 
     name: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topoplan.errors import LayoutError
 from topoplan.layout.stages import end_sizes, spread_pipeline_layout
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from topoplan.layout.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
+class _Word(NamedTuple):
     """A word of an id, with how to write and how to read it."""
 
     pattern: str

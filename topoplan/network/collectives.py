@@ -18,8 +18,8 @@ All other groups of the same kind are assumed to communicate at the same time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.network.placement import Group, Span, span
 from topoplan.network.topology import LONE_FLOW, local_ranks
@@ -32,8 +32,7 @@ TCP_SOCKETS = 2
 guide, NCCL_SOCKET_NTHREADS)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Protocol:
+class Protocol(NamedTuple):
     """Costs of an NCCL protocol relative to Simple. LL sends flags along with the data instead of waiting."""
 
     rate: float
@@ -56,8 +55,7 @@ def _protocols(profile: Profile) -> tuple[Protocol, ...]:
     return SIMPLE, Protocol(profile.ll_efficiency, profile.ll_hop_share, profile.ll_network_hop_share)
 
 
-@dataclass(frozen=True, slots=True)
-class AlgorithmCost:
+class AlgorithmCost(NamedTuple):
     """One algorithm on one group."""
 
     rate_bytes_per_s: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from topoplan.network.nccl_buffers import Use, buffer_bytes
 from topoplan.network.placement import Group, span
@@ -12,8 +12,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
 
 
-@dataclass(frozen=True, slots=True)
-class UsedGroup:
+class UsedGroup(NamedTuple):
     """A group in which a rank communicates, and what is sent in it."""
 
     name: str
@@ -21,8 +20,7 @@ class UsedGroup:
     uses: frozenset[Use]
 
 
-@dataclass(frozen=True, slots=True)
-class Communicator:
+class Communicator(NamedTuple):
     """A communicator of a rank with its memory."""
 
     name: str

@@ -8,9 +8,8 @@ communicator, however small its first message is. Values that NCCL chooses by ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from topoplan.network.placement import Span
 from topoplan.specs.cluster import Cluster
@@ -67,8 +66,7 @@ _SLOWEST = 0.49
 """The search stops at rates below this fraction of the best one so far; `graph/search.cc::ncclTopoCompute`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Channels:
+class Channels(NamedTuple):
     """Numbers of channels of a communicator."""
 
     collective: int

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from topoplan.layout.layout import Layout
 
 GroupName = Literal["tp", "cp", "dp", "dp_cp", "pp", "etp", "ep", "tp_ep", "edp"]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The shape of a group: `size` ranks, `stride` apart. All groups of one name have the same shape."""
 
     size: int
@@ -59,8 +57,7 @@ def first_ranks(shape: Group, world_size: int) -> list[int]:
     return [start + offset for start in range(0, world_size, block) for offset in range(shape.stride)]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """How a group is spread over domains (nodes, or NVLink domains)."""
 
     domains: int

@@ -9,10 +9,9 @@ message on its rail. Without NVLink there is no PXN, and the message crosses the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Link, Wiring, cluster_graph, local_ranks
 from topoplan.specs.cluster import Cluster
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """The links that a message takes from one GPU to another."""
 
     sending: tuple[Link, ...]

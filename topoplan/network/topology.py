@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from topoplan.specs.cluster import Cluster
 
@@ -45,8 +45,7 @@ _PCIE_BOX_GPUS_PER_SWITCH = 4
 """Servers for eight PCIe cards: one switch with four cards on each socket."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A one-way edge of the graph."""
 
     name: str

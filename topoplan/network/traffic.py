@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.network.patterns import MESSAGES, Pattern
 from topoplan.network.placement import Group, first_ranks
@@ -22,8 +22,7 @@ from topoplan.network.topology import KINDS, Link, LinkKind, Wiring, local_ranks
 from topoplan.specs.cluster import Cluster
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedLink:
+class LoadedLink(NamedTuple):
     """A link and the load that a pattern puts on it."""
 
     kind: LinkKind
@@ -39,8 +38,7 @@ class LoadedLink:
         return self.rate_bytes_per_s / self.load
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLoads:
+class LinkLoads(NamedTuple):
     """The tightest link of each kind that a pattern crosses."""
 
     inside: tuple[LoadedLink, ...]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.layout.layout import Recompute
 from topoplan.operators.eager import LayerUse
@@ -17,8 +17,7 @@ ATTENTION_OUTPUTS = ("attention output", "softmax statistics")
 """Saved tensors that attention itself produces."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerActivations:
+class LayerActivations(NamedTuple):
     """Activation memory of one layer and one micro-batch, in bytes."""
 
     saved: tuple[SavedTensor, ...]
@@ -55,13 +54,12 @@ def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivati
 @lru_cache(maxsize=1 << 12)
 def eager_activations(model: Model, layer: Layer, use: LayerUse) -> LayerActivations:
     """Return everything that a layer of a Hugging Face model keeps."""
-    shard = replace(WHOLE, tokens=use.tokens, seq_len=use.seq_len, flash_attention=use.flash_attention)
+    shard = WHOLE._replace(tokens=use.tokens, seq_len=use.seq_len, flash_attention=use.flash_attention)
     input_bytes = float(use.residual_bytes * use.tokens * model.hidden_size)
     return _activations(eager_ops(model, layer, use, shard), input_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptActivations:
+class KeptActivations(NamedTuple):
     """Activation memory of one layer under a recompute mode, in bytes per micro-batch."""
 
     kept_bytes: float

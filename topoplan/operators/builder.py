@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from topoplan.network.placement import Group
@@ -37,7 +36,7 @@ class Builder:
     ) -> None:
         """Record a tensor that the last operator saves for backward."""
         last = self.ops[-1]
-        self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by, saved_only_by)))
+        self.ops[-1] = last._replace(saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by, saved_only_by)))
 
     def norm(self, name: str, width: int = 0) -> None:
         """Add a norm of the hidden state, or of a tensor `width` wide."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.network.placement import Group
 from topoplan.operators.builder import Builder
@@ -56,8 +57,7 @@ def eager_case(case: Case) -> Case:
     return replace(case, profile=eager_profile(case.profile, case.cluster.gpu))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerUse:
+class LayerUse(NamedTuple):
     """How one layer is trained, as far as its memory and time depend on it."""
 
     tokens: int

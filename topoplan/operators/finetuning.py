@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.errors import SpecError, nearest
 from topoplan.operators.adapters import LORA_RANK
@@ -13,8 +13,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model, Moe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elements:
+class Elements(NamedTuple):
     """Parameters of a model by treatment."""
 
     trained: int

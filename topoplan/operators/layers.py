@@ -7,9 +7,9 @@ if the Hugging Face model differs from megatron-core's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from topoplan.operators import latent_attention, linear_attention, mlp, moe, softmax_attention, token_prediction
 from topoplan.operators.builder import Builder
@@ -20,8 +20,7 @@ from topoplan.operators.te import TeBuilder
 from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model
 
 
-@dataclass(frozen=True, slots=True)
-class Mixer:
+class Mixer(NamedTuple):
     """The functions that add the operators of one kind of attention, including its norm."""
 
     te: Callable[[TeBuilder, Any], None]

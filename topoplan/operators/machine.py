@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 from topoplan.layout.layout import Recompute
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s
@@ -179,8 +180,7 @@ class Calls(Work):
         return on.call_s(self.kind, self.group, self.sent_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """An operator with its seconds: one kernel, or one collective, of a layer and a micro-batch."""
 
     name: str

@@ -64,8 +64,7 @@ def linear_weight(
     return Linear(name, max(1, experts) * inputs * outputs, split, True, inputs, outputs, side, experts, is_adapter)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
+class SavedTensor(NamedTuple):
     """One tensor that backward needs, of one micro-batch on one rank."""
 
     name: str
@@ -76,8 +75,7 @@ class SavedTensor:
     """Megatron recompute modules that save this tensor; without one of them nothing keeps it. Empty if always saved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """One call of a collective, before any overlap hides it."""
 
     kind: str
@@ -119,8 +117,7 @@ class Work:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operator of a layer, for one micro-batch on one rank."""
 
     name: str

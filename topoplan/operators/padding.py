@@ -6,9 +6,9 @@ What is padded to which length is a trait of the trainer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
+from typing import NamedTuple
 
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
@@ -29,8 +29,7 @@ def is_padded_to_seq_len(padding: Padding, job: Job, layout: Layout) -> bool:
     return padding.to_seq_len_with_experts and layout.ep > 1 and job.stage != "pt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(NamedTuple):
     """One sequence of the batch, on average."""
 
     positions: float
@@ -41,8 +40,7 @@ class Load:
     """Token positions, averaged over all ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class Content(NamedTuple):
     """Tokens of samples in one sequence of the batch, on average."""
 
     tokens: float

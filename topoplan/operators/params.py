@@ -6,7 +6,7 @@ The counts are exact, for a whole model and for each of its ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.operators.adapters import Adapters
@@ -96,7 +96,7 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int, etp: int) -> 
 @lru_cache(maxsize=4096)
 def adapter_tensors(model: Model, layer: Layer, adapters: Adapters) -> tuple[Linear, ...]:
     """Return the adapter weights of one layer."""
-    weights = (weight for op in te_ops(model, layer, replace(WHOLE, adapters=adapters)) for weight in op.weights)
+    weights = (weight for op in te_ops(model, layer, WHOLE._replace(adapters=adapters)) for weight in op.weights)
     return tuple(weight for weight in weights if isinstance(weight, Linear) and weight.is_adapter)
 
 

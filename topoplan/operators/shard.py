@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
@@ -14,8 +14,7 @@ from topoplan.specs.case import Case
 from topoplan.specs.model import Moe
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """The share of a micro-batch and of a layer that one rank works on. Token counts are per micro-batch."""
 
     tokens: int
@@ -113,4 +112,4 @@ def average_shard(shard: Shard, case: Case, layout: Layout) -> Shard:
     """Return the shard with its average number of tokens, on the data-parallel rank that the step waits for."""
     load = load_of(case, layout)
     sequences = layout.micro_batch_size * case.job.sequences_per_sample
-    return replace(shard, tokens=round(sequences * load.positions) // layout.cp, seq_len=round(load.extent))
+    return shard._replace(tokens=round(sequences * load.positions) // layout.cp, seq_len=round(load.extent))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.layout.layout import Recompute
 from topoplan.operators.eager import LayerUse, eager_case
@@ -16,8 +16,7 @@ from topoplan.specs.case import Case
 from topoplan.specs.model import Layer
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTime:
+class LayerTime(NamedTuple):
     """Seconds of one layer and one micro-batch."""
 
     forward_s: tuple[float, ...]

@@ -6,7 +6,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge, TooSlow
 from topoplan.engines.registry import ENGINES, engine_of
@@ -36,8 +37,7 @@ _Miss = tuple[float, int, Layout]
 """(sort key, running number that keeps the order stable, layout)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """A layout that fits and is ranked."""
 
     layout: Layout
@@ -155,16 +155,16 @@ class _Search:
             case Refused():
                 self._refuse(outcome)
             case Fastest():
-                self.dominated += outcome.count - 1
+                self.dominated += outcome.candidates - 1
                 caveats = caveats_of(self.spec, outcome.layout, self.trainer_of(outcome.layout))
                 speed = self.tokens_per_gpu / outcome.step_s
                 self.plans.append(plan := _Found(outcome.layout, outcome.memory, speed, caveats))
                 if not self.with_room or has_room(plan):
                     self.fastest = max(self.fastest, worth(plan))
             case TooSlow():
-                self.dominated += outcome.count
+                self.dominated += outcome.candidates
             case TooLarge():
-                self.out_of_memory += outcome.count
+                self.out_of_memory += outcome.candidates
                 for layout in outcome.layouts:
                     self._miss(layout, outcome.memory)
 

@@ -1,7 +1,5 @@
 """Experts that transformers runs one by one: what is gathered, kept and launched for them."""
 
-from dataclasses import replace
-
 from tests.engines.samples import MIXED, spec_of
 from topoplan.engines.data_parallel.communication import gathered_linears
 from topoplan.layout.forms import layout_from_dict
@@ -27,7 +25,7 @@ def test_stage_3_gathers_every_linear_layer_of_looped_experts_by_itself() -> Non
 def test_looped_experts_keep_what_grouped_ones_do_and_are_launched_one_by_one() -> None:
     spec, (layer, *_) = spec_of(MIXED), spec_of(MIXED).model.layers
     grouped, looped = (
-        eager_ops(spec.model, layer, replace(USE, tokens=4096, loops_experts=loops), WHOLE) for loops in (False, True)
+        eager_ops(spec.model, layer, USE._replace(tokens=4096, loops_experts=loops), WHOLE) for loops in (False, True)
     )
     kept = [sum(tensor.saved_bytes for op in ops for tensor in op.saved) for ops in (grouped, looped)]
     assert kept[0] == kept[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from topoplan.engines.account import (
     BANDS,
@@ -174,7 +173,7 @@ def _sent(
         *(
             (f"{kind} gradients", "last", 1, 1.0, one)
             if one.kind == "all-reduce"
-            else (f"{kind} gradients to their shards", "last", 1, 1.0, replace(one, kind="reduce-scatter"))
+            else (f"{kind} gradients to their shards", "last", 1, 1.0, one._replace(kind="reduce-scatter"))
             for kind, one in communication.reduces
         ),
         *((f"{kind} weights after the step", "after", 1, 1.0, one) for kind, one in communication.gathers),
