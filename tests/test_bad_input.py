@@ -57,6 +57,7 @@ FILES = {
     "tp3.yaml": TRAIN + "tensor_model_parallel_size: 3\n",
     "half.yaml": "cutoff_len: 2048\nlearning_rate: 1.0e-5\n",
     "compose.yaml": "services:\n  web:\n    image: nginx\n",
+    "prose.sh": "echo hello\n",
     "axolotl.yaml": "base_model: x\nsequence_len: 2048\nmicro_batch_size: 2\ndatasets: [{path: x}]\n",
 }
 DATA_SETS = {"ok": {"file_name": "ok.json"}, "gone": {"file_name": "gone.json"}, "bad": 5}
@@ -107,10 +108,12 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 
 def check_refused(capsys: pytest.CaptureFixture[str], words: str, *arguments: str) -> None:
+    files = sorted(Path().rglob("*"))
     code, out, err = answer(capsys, *arguments)
     assert (code, out) == (2, "")
-    assert err.startswith("topoplan: ")
+    assert err.startswith("topoplan")
     assert all(part in err for part in words.split(" .. ")), err
+    assert sorted(Path().rglob("*")) == files
 
 
 @pytest.mark.parametrize(("changes", "words"), rows("spec"))

@@ -39,18 +39,6 @@ def test_keys_of_the_cluster_and_the_margin_count(cli: Cli, train: Path) -> None
     assert "[plan-does-not-fit]" in tight.out
 
 
-@pytest.mark.parametrize(
-    "option", [("--set", "nodes=2"), ("--nodes", "2"), ("--margin", "5%"), ("--profile", "own.yaml")]
-)
-def test_options_about_a_cluster_need_one(cli: Cli, train: Path, option: tuple[str, str]) -> None:
-    result = cli("check", train, *option)
-
-    assert (result.code, result.err) == (
-        2,
-        f"topoplan: {option[0]}: is about a cluster, and none is given; add --cluster SPEC, or --gpu NAME\n",
-    )
-
-
 def test_a_cluster_can_be_said_in_options(cli: Cli, train: Path) -> None:
     said = " ".join(cli("check", train, "--gpu", "h100", "--nodes", "4").out.split())
     assert "on h100-sxm-80gb-4x8, 4 x 8 h100-sxm-80gb: " in said

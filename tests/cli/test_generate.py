@@ -201,12 +201,6 @@ def test_a_plan_is_written_for_another_scheduler_when_asked(cli: Cli, bundle: Pa
     assert content("plain") == content(bundle)
 
 
-def test_either_a_spec_or_a_plan_is_needed(cli: Cli) -> None:
-    result = cli("generate")
-    assert result.code == 2
-    assert "expected a SPEC, --gpu or --from PLAN" in result.err
-
-
 def test_a_plan_that_cannot_be_read_writes_nothing(cli: Cli, bundle: Path) -> None:
     (bundle / "plan.json").write_text((bundle / "plan.json").read_text().replace('"tp": 4', '"tp": 3'))
     result = cli("generate", "--from", bundle)

@@ -1,7 +1,6 @@
 """`topoplan init`: its output loads and ranks, whatever it was made from; and what it refuses."""
 
 import io
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -131,27 +130,6 @@ def test_in_a_terminal_only_what_is_open_is_asked(cli: Cli, monkeypatch: pytest.
     monkeypatch.setattr("sys.stdin", Terminal(""))
     assert cli("init").code == 130
     assert not Path("cluster.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("", "--gpu, --model, --seq-len and --batch are missing; add --gpu h100-sxm-80gb --model Qwen/Qwen3-8B"),
-        ("--gpu h100 --seq-len 1 --batch 1", "--model is missing; add --model Qwen/Qwen3-8B, or call it in a terminal"),
-        ("--gpu h1 --model Qwen/Qwen3-8B --seq-len 1 --batch 1", "GPU 'h1' is not known"),
-        ("--from train.yaml", "--gpu is missing"),
-        ("--from prose.sh --gpu h100", "prose.sh"),
-        ("--from . --gpu h100", "is not a bundle: no plan.json"),
-        ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o there.yaml", "there.yaml: exists; name another"),
-    ],
-)
-def test_what_is_wrong_is_one_message_and_nothing_is_written(cli: Cli, arguments: str, message: str) -> None:
-    files = {"train.yaml": FULL, "there.yaml": "mine", "prose.sh": "echo hello\n"}
-    for name, text in files.items():
-        Path(name).write_text(text)
-    result = cli("init", *shlex.split(arguments))
-    assert result.is_refused(message), result
-    assert {path.name: path.read_text() for path in Path().iterdir()} == files
 
 
 def test_rank_takes_the_file_too_and_says_what_it_makes_of_it(cli: Cli, fake_search: list[dict[str, Any]]) -> None:

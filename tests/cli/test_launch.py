@@ -75,7 +75,3 @@ def test_a_dry_run_says_which_secrets_are_set_and_a_launch_without_one_is_refuse
 )
 def test_bad_choices_get_one_message(cli: Cli, bundle: Path, options: list[str], words: str) -> None:
     assert cli("launch", bundle, *options).is_refused(words)
-
-
-def test_what_is_no_bundle_gets_one_message(cli: Cli, tmp_path: Path) -> None:
-    assert cli("launch", tmp_path).is_refused("is not a bundle: no plan.json")

@@ -8,12 +8,8 @@ from tests.cli.conftest import SPEC, Cli
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cluster.yaml"], "names no hosts; "),
         ([str(Path("generated/h100-4x8").resolve())], "names no hosts"),
         (["twice.yaml"], "hosts[1]: a is listed twice"),
-        (["cluster.yaml", "--skip", "gpu"], "did you mean 'gpus'?"),
-        (["none.yaml"], "none.yaml: no such file"),
-        (["."], ".: is not a bundle: no plan.json"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(

@@ -45,12 +45,6 @@ def test_a_file_to_start_from_is_written_once(cli: Cli, tmp_path: Path) -> None:
     assert "with the constants of" in cli("show", "profile", "h100-sxm-80gb", "--profile", path).out
 
 
-def test_options_that_do_not_go_together_are_refused(cli: Cli, tmp_path: Path) -> None:
-    assert cli("show", "profile", "-o", tmp_path / "x").code == 2
-    assert cli("show", "profile", "h100-sxm-80gb", "--json", "-o", tmp_path / "x").code == 2
-    assert "did you mean" in cli("show", "profile", "h100-sxm-8gb").err
-
-
 def test_rank_takes_a_profile(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
     pins = ("--pin", "tp=2,pp=1,micro_batch_size=1", "--json")
     plain = json.loads(cli("rank", spec_file, *pins).out)

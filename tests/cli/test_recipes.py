@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from tests.cli.conftest import Cli
 
 ASK = ("show", "recipes", "--gpu", "a100-sxm-80gb", "--model")
@@ -34,22 +32,3 @@ def test_people_get_a_table(cli: Cli) -> None:
     assert result.code == 0, result.err
     assert "6 GPUs, a100-sxm-80gb" in result.out
     assert "8,192" in result.out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("Qwen3-0.6B", "--gpus", "0"), "--gpus: '0' is not a whole number; expected one from 1 to 1,024"),
-        (("Qwen3-0.6B", "--gpus", "1,,2"), "--gpus: an empty value"),
-        (("Qwen3-0.6B", "--context", "4k"), "--context: '4k' is not a whole number"),
-        (("Qwen3-0.6B", "--context", "8192..4096"), "--context: 8192..4096 ends before it begins"),
-        (("Qwen3-0.6B", "--context", ".."), "--context: '' is not a whole number"),
-        (("Qwen3-0.6B,qwen3-0.6b",), "--model: Qwen3-0.6B is named twice"),
-        (("Qwen9-1B",), "model 'Qwen9-1B' is not known"),
-        (("Qwen3-0.6B", "--csv", "--json"), "--csv and --json cannot be used together"),
-        (("Qwen3-0.6B", "--gpu", "v100-sxm-32gb"), "FlashAttention 2"),
-        (("Qwen3-0.6B", "--gpu", "a101"), "GPU 'a101' is not known"),
-    ],
-)
-def test_bad_input_is_one_line(cli: Cli, options: tuple[str, ...], message: str) -> None:
-    assert cli(*ASK, *options).is_refused(message)

@@ -65,25 +65,6 @@ def test_the_machines_of_a_spec_do_not_hold_the_number_of_nodes(cli: Cli, job_fi
     assert cli("size", job_file, *PIN, "--max-hours", "9").code == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "Missing option '--max-hours'"),
-        (["--max-hours", "0"], "--max-hours: 0 hours; expected a number above zero"),
-        (["--max-hours", "nan"], "--max-hours: nan hours"),
-        (["--max-hours", "1", "--max-nodes", "0"], "--max-nodes"),
-        (["--max-hours", "1", "--max-nodes", "131073"], "--max-nodes: 131073 nodes; expected at most 131072"),
-        (["--max-hours", "1", "--gpu-hour-price", "inf"], "--gpu-hour-price: inf is not a price"),
-        (["--max-hours", "1", "--tokens", "2X"], "--tokens: '2X' is not a count"),
-        (["--max-hours", "1", "--set", "nodes=4"], "--set: nodes is what is looked for"),
-        (["--max-hours", "1", "--nodes", "4"], "--nodes: it is what is looked for"),
-        (["--max-hours", "1", "--set", "samples=null"], "job.samples is missing"),
-    ],
-)
-def test_bad_options_are_one_message(cli: Cli, job_file: Path, options: list[str], message: str) -> None:
-    assert cli("size", job_file, *options).is_refused(message)
-
-
 def test_the_backends_that_are_named_are_searched(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
     cli("size", spec_file, "--backend", "fsdp2", "--tokens", "1M", "--max-hours", "1000", "--max-nodes", "1")
     assert [call["spec"].backends for call in fake_search] == [("fsdp2",)]

@@ -2,8 +2,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cli.conftest import Cli
 
 PLAN = "tp2-pp2-dp8-mbs1"
@@ -35,26 +33,6 @@ def test_a_run_document_is_drawn(cli: Cli, tmp_path: Path) -> None:
     }
     path.write_text(json.dumps(document))
     assert "4 pipeline ranks x 3 chunks" in cli("timeline", "--run", path).out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-o", "step.png"], "expected a name in .svg or .json"),
-        (["-o", "step.svg", "--json"], "cannot be used together"),
-        (["--force"], "--force is for --output"),
-        (["--plan", "tp3-pp1-dp8-mbs1"], "tp 3"),
-    ],
-)
-def test_bad_input_is_one_message(
-    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli("timeline", spec_file, *arguments).is_refused(message)
-
-
-def test_a_spec_or_a_run_is_needed(cli: Cli) -> None:
-    assert "expected a SPEC, --gpu or --run FILE" in cli("timeline").err
 
 
 def test_a_plan_without_pipeline_has_lanes(cli: Cli, spec_file: Path, tmp_path: Path) -> None:

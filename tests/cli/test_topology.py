@@ -32,24 +32,6 @@ def test_degrees_bring_a_table(cli: Cli, spec_file: Path, layout: str, words: st
     assert f"Communication groups of {words}" in result.out
 
 
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        ("tp=3", "world size 32 % (tp 3 * pp 1 * cp 1) = 2"),
-        ("tp=4,dp=4", "tp 4 * pp 1 * cp 1 * dp 4 = 16 != world size 32"),
-        ("ep=5", "32 GPUs of a stage % (ep 5 * etp 1) = 2"),
-        ("tb=4", "unknown degree 'tb'"),
-        ("tp=x", "'tp=x' is not a degree"),
-        ("tp=0", "'tp=0' is not a degree"),
-        ("tp=2,tp=4", "tp is 2 and 4"),
-        ("ulysses=4,tp=2", "tp 2 with ulysses"),
-        ("ulysses=3", "world size 32 is not divided by ulysses 3"),
-    ],
-)
-def test_degrees_that_make_no_sense_are_refused(cli: Cli, spec_file: Path, layout: str, message: str) -> None:
-    assert cli("topology", spec_file, "--layout", layout).is_refused(f"--layout: {message}")
-
-
 def test_a_plan_is_chosen_by_place_or_id(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
     by_id = json.loads(cli("topology", spec_file, "--plan", "tp2-pp2-dp8-mbs1", "--json").out)
     assert not fake_search
@@ -88,22 +70,6 @@ def test_a_plans_groups_get_what_constants_of_ones_own_say(cli: Cli, spec_file: 
     assert rate("--set", f"profile={own}") == pytest.approx(
         rate() * 0.4 / profile_of(known.gpu("h100-sxm-80gb")).nvlink_efficiency
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--json", "-o", "x.svg"), "cannot be used together"),
-        (("-o", "x.txt"), "expected a name in .svg"),
-        (("--layout", "tp=1", "--plan", "1"), "cannot be used together"),
-        (("--model", "Qwen/Qwen3-8B"), "go with --plan"),
-        (("--backend", "fsdp2"), "--backend and --trainer go with --plan"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(
-    cli: Cli, spec_file: Path, options: tuple[str, ...], message: str
-) -> None:
-    assert cli("topology", spec_file, *options).is_refused(message)
 
 
 def test_a_plan_that_splits_data_alone_comes_with_its_bytes(cli: Cli, spec_file: Path) -> None:

@@ -81,26 +81,8 @@ def test_short_names_say_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_
     assert "there are no runs" in cli(name).err
 
 
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        (["rnak"], "'rnak' is not a command; did you mean `topoplan rank`?"),
-        (["modles"], "'modles' is not a command; did you mean `topoplan show models`?"),
-        (["stats"], "'stats' is not a command; did you mean `topoplan runs status`?"),
-        (["show", "gpu"], "topoplan show: 'gpu' is not a command; did you mean `topoplan show gpus`?"),
-        (["x" * 300], "is not a command;"),
-        (["xyzzy"], "'xyzzy' is not a command; `topoplan --help` lists what there is"),
-        (["runs", "xyzzy"], "topoplan runs: 'xyzzy' is not a command; `topoplan runs --help` lists what there is"),
-        (["runs", "--json", "status"], "--json goes behind the verb; as in `topoplan runs status --json`"),
-    ],
-)
-def test_a_word_that_is_no_verb(cli: Cli, typed: list[str], answer: str) -> None:
-    assert cli(*typed).is_refused(answer)
-
-
-def test_a_forgotten_verb(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
-    assert cli(spec_file).is_refused(f"write one before it, as in `topoplan rank {spec_file}`")
-    assert cli(tmp_path).is_refused(f"write one before it, as in `topoplan launch {tmp_path}`")
+def test_a_long_word_that_is_no_verb(cli: Cli) -> None:
+    assert cli("x" * 300).is_refused("is not a command;")
 
 
 def test_nothing_says_a_former_name() -> None:
