@@ -1,12 +1,9 @@
 """Configurations in the planner's terms: how trainers interpret keys, and missing keys."""
 
-from typing import Any
-
 import pytest
 
-from tests.lint.translating import translated
 from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca, setup_of
-from topoplan.errors import InputError, SpecError
+from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.lint.translate import translate
 from topoplan.specs.cluster import Cluster
@@ -28,36 +25,6 @@ def test_the_articles_scheme_becomes_the_layout_that_it_describes(h100s: Cluster
     assert (job.seq_len, job.global_batch_size, job.precision, job.packing) == (4096, 64, "bf16", False)
     assert (job.freeze_vision_tower, job.image_max_pixels) == (False, 451584)
     assert found.spec.model.name == "Qwen/Qwen3-VL-8B-Instruct"
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"bf16": False}, "train.yaml:4: neither bf16 nor fp16"),
-        ({"stage": "ppo"}, "stage 'ppo' does not reach the Megatron trainer"),
-        ({"optimizer": "sgd"}, "optimizer sgd is not predicted"),
-        ({"tensor_model_parallel_size": "four"}, "train.yaml:1: tensor_model_parallel_size is 'four'"),
-        ({"model_name_or_path": "/data/final"}, "was not found"),
-        ({"recompute_granularity": '"null"'}, "recompute_granularity: 'null' is not a choice"),
-        ({"pipeline_model_parallel_layout": "Exx"}, "pipeline_layout 'Exx'"),
-        (
-            {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "freeze_language_model": True},
-            "everything is frozen",
-        ),
-    ],
-)
-def test_what_cannot_be_predicted_is_said_with_its_place(h100s: Cluster, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        translated(h100s, **keys)
-
-    assert message in str(error.value)
-
-
-def test_a_lora_that_is_ignored_is_predicted_as_the_full_training_that_runs(h100s: Cluster) -> None:
-    found = translated(h100s, finetuning_type="lora")
-
-    assert found.spec.job.finetuning == "full"
-    assert "finetuning_type lora trains all weights in this trainer" in found.assumptions
 
 
 def test_a_command_on_a_part_of_the_cluster_is_predicted_on_that_part(h100s: Cluster) -> None:

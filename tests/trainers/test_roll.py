@@ -1,11 +1,8 @@
 """ROLL documents: which role trains, on how many GPUs, and the job and layout that its keys describe."""
 
-from typing import Any
-
 import pytest
 
 from tests.reading.setups import setup_of
-from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
 from topoplan.planner.predict import predict
 from topoplan.specs.load import load_cluster
@@ -43,25 +40,6 @@ def translated(**said: str) -> Translation:
     return translate(one, setup, load_cluster("cluster_specs/h100-4x8.yaml"))
 
 
-def test_its_training_role_on_megatron_is_that_of_mcore_adapter() -> None:
-    found = translated()
-    layout, job = found.layout, found.spec.job
-    assert (layout.backend, layout.tp, layout.dp, layout.sequence_parallel) == ("mca", 2, 8, True)
-    assert layout.recompute.granularity == "full"
-    assert (job.seq_len, job.global_batch_size, job.precision) == (6144, 2 * 8 * 8, "bf16")
-    assert (found.spec.cluster.nodes, found.spec.cluster.gpus_per_node) == (2, 8)
-    # ROLL asserts that overlap_param_gather is off, so no better plan may turn it on.
-    assert job.pin["overlap_param_gather"] is False
-
-
-def test_its_training_role_on_fsdp2() -> None:
-    found = translated(**ON_FSDP, of_model="ulysses_size: 4, lora_target: 'q_proj,v_proj'")
-    layout, job = found.layout, found.spec.job
-    assert (layout.backend, layout.ulysses, layout.dp, layout.offload) == ("fsdp2", 4, 4, True)
-    assert (job.finetuning, job.lora_target, job.pure_bf16) == ("lora", ("q_proj", "v_proj"), False)
-    assert translated(**ON_FSDP).spec.job.pure_bf16
-
-
 @pytest.mark.parametrize("strategy", [{}, ON_FSDP])
 def test_adapters_and_frozen_parts(strategy: dict[str, str]) -> None:
     adapters = translated(**strategy, of_model="lora_target: all-linear, lora_rank: 64")
@@ -75,56 +53,6 @@ def test_adapters_and_frozen_parts(strategy: dict[str, str]) -> None:
     for prefix, is_frozen in (("", False), (f"freeze_module_prefix: {tower}", True)):
         job = translated(**strategy, model="Qwen/Qwen2.5-VL-7B-Instruct", of_model=prefix).spec.job
         assert {job.freeze_vision_tower, job.freeze_multi_modal_projector} == {is_frozen}
-
-
-@pytest.mark.parametrize("strategy", [{}, ON_FSDP])
-@pytest.mark.parametrize(
-    ("said", "tokens", "each", "count"),
-    [
-        (["use_dynamic_batching_in_train: true", "max_tokens_per_microbatch_in_train: 20000"], 6144, 3, 6),
-        (["use_dynamic_batching_in_train: true", "max_tokens_per_microbatch_in_train: 6144"], 6144, 1, 16),
-        (["use_sequence_packing: true", f"sequence_packing_args: {PACKS}"], 8192, 1, 12),
-        (["use_sequence_packing: true"], 6144, 2, 8),
-    ],
-)
-def test_micro_batches_that_are_cut_by_their_tokens(
-    strategy: dict[str, str], said: list[str], tokens: int, each: int, count: int
-) -> None:
-    more = "".join(f"\n  {line}" for line in said)
-    found = translated(**strategy, devices=f"list(range(0,16)){more}")
-    assert (found.spec.job.seq_len, found.layout.micro_batch_size) == (tokens, each)
-    assert found.layout.gradient_accumulation_steps == count
-    assert found.spec.job.keeps_samples_apart is (PACKS in said[-1])
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ({"config": "overlap_param_gather: true"}, "which ROLL stops at"),
-        ({"of_model": "additional_target: embed_tokens"}, "additional_target 'embed_tokens' is not predicted"),
-        ({"of_model": "freeze_module_prefix: model.layers"}, "freeze_module_prefix 'model.layers' is not predicted"),
-        ({**ON_FSDP, "config": "ep_size: 8"}, "ep_size 8 is not predicted"),
-        ({**ON_FSDP, "config": "fsdp_size: 4"}, "fsdp_size 4 of 16 GPUs is not predicted"),
-        ({"devices": "open('x')"}, "expected list"),
-    ],
-)
-def test_what_is_not_predicted_says_why(said: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        translated(**said)
-
-
-@pytest.mark.parametrize(
-    ("devices", "predicted", "said"),
-    [
-        ("'[0, 1, 2]'", 3, "on the 1 x 3 GPUs that it is for"),
-        ("list(range(8,16)) + list(range(8))", 16, "on the 2 x 8 GPUs that it is for"),
-        ("list(range(0,64))", 32, "and the file is for 64"),
-    ],
-)
-def test_gpus_are_those_of_the_device_mapping(devices: str, predicted: int, said: str) -> None:
-    found = translated(devices=devices, config="")
-    assert found.spec.cluster.world_size == predicted
-    assert said in " ".join(found.assumptions)
 
 
 def test_a_script_names_its_document_by_directory_and_name() -> None:

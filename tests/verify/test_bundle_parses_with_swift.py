@@ -1,4 +1,4 @@
-"""train.yaml and what lies beside it through ms-swift's own argument classes, with all of their checks."""
+"""Parse train.yaml, and the files beside it, with ms-swift's own argument classes and all of their checks."""
 
 import importlib.util
 import json
@@ -7,24 +7,75 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bundle.samples import CLUSTER, QWEN3_8B
+from tests.bundle.samples import B200, CLUSTER, DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, V100
 from tests.trainers.swift.plans import files_for
-from tests.trainers.swift.test_megatron import CASES as MEGATRON_CASES
-from tests.trainers.swift.test_sft import CASES
 from tests.verify.swift import ROOT, need_swift, parse
 from tests.verify.test_a_bundle_trains import make_model
+from topoplan.layout.layout import Recompute
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 
+FULL = Recompute(granularity="full")
+ON_B200 = replace(CLUSTER, gpu=B200)
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp-lora": {"job": {"finetuning": "lora"}},
+    "ddp-qlora": {"job": {"finetuning": "qlora"}},
+    "ddp-pure": {"job": {"pure_bf16": True}},
+    "zero1": {"backend": "deepspeed", "zero_stage": 1},
+    "zero2-8bit": {"backend": "deepspeed", "zero_stage": 2, "job": {"optimizer": "adamw_8bit"}},
+    "zero3": {"backend": "deepspeed", "recompute": FULL},
+    "zero3-offload": {"backend": "deepspeed", "offload_optimizer": True, "offload_param": True},
+    "zero3-qlora": {"backend": "deepspeed", "job": {"finetuning": "qlora", "quantization_bit": 4}},
+    "zero2-freeze": {"backend": "deepspeed", "zero_stage": 2, "job": {"finetuning": "freeze"}},
+    "fsdp2": {"backend": "fsdp2", "recompute": FULL},
+    "fsdp2-offload": {"backend": "fsdp2", "offload": True},
+    "fsdp2-qlora": {"backend": "fsdp2", "job": {"finetuning": "qlora"}},
+    "ulysses": {"backend": "deepspeed", "ulysses": 4},
+    "liger": {"backend": "fsdp2", "fused_linear_cross_entropy": True},
+    "vision": {"backend": "deepspeed", "model": QWEN3_VL_8B},
+    "moe": {"backend": "deepspeed", "model": QWEN3_30B},
+    "pretraining": {"job": {"stage": "pt", "packing": True}},
+    "fp16": {"cluster": replace(CLUSTER, gpu=V100), "job": {"precision": "fp16", "packing": False}},
+}
+MEGATRON_CASES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "context": {"tp": 2, "cp": 2},
+    "all-to-all": {"tp": 2, "cp": 2, "cp_comm_type": "a2a", "backend": "megatron"},
+    "uneven": {"tp": 1, "pp": 2, "pipeline_layout": "Et*17|t*19,L"},
+    "moe": {"model": QWEN3_30B, "tp": 2, "pp": 4, "vpp": 2, "ep": 4},
+    "latent": {"model": DEEPSEEK, "tp": 1, "ep": 8, "backend": "megatron", "moe_token_dispatcher_type": "alltoall"},
+    "flex": {"model": QWEN3_30B, "ep": 8, "tp": 1, "moe_token_dispatcher_type": "flex", "backend": "megatron"},
+    "vision": {"model": QWEN3_VL_8B},
+    "selective": {"recompute": Recompute(granularity="selective", modules=("core_attn", "mlp"))},
+    "block": {"pp": 2, "recompute": Recompute(granularity="full", method="block", num_layers=3)},
+    "offload": {"optimizer_offload_fraction": 0.5},
+    "fp8": {"job": {"precision": "fp8"}},
+    "mxfp8": {"job": {"precision": "mxfp8"}, "cluster": ON_B200, "fp8_param": True},
+    "nvfp4": {"job": {"precision": "nvfp4"}, "cluster": ON_B200},
+    "fp16": {"job": {"precision": "fp16"}},
+    "part-of-an-epoch": {"job": {"epochs": 0.5}},
+    "lora": {"job": {"finetuning": "lora"}, "backend": "megatron"},
+    "lora-experts": {
+        **{"model": QWEN3_30B, "tp": 2, "ep": 4, "backend": "megatron", "moe_token_dispatcher_type": "alltoall"},
+        "job": {"finetuning": "lora", "lora_rank": 32, "lora_target": ("linear_qkv", "linear_fc1")},
+    },
+    "lora-vision": {
+        **{"model": QWEN3_VL_8B, "backend": "megatron"},
+        "job": {"finetuning": "lora", "freeze_vision_tower": True, "freeze_multi_modal_projector": True},
+    },
+}
+
 Parsed = Mapping[str, Mapping[str, str]]
-"""Case -> what the class makes of it, as repr."""
+"""Case -> the parsed arguments, as repr."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +108,7 @@ def parsed_megatron(folder: Path) -> Parsed:
 
 
 def write(root: Path, case: str, **what: Any) -> Path:
-    """train.yaml of a bundle."""
+    """Write a bundle, and return its train.yaml."""
     bundle = root / case
     bundle.mkdir(parents=True)
     for name, text in files_for(**what).items():
@@ -66,7 +117,7 @@ def write(root: Path, case: str, **what: Any) -> Path:
 
 
 def further(folder: Path, path: Path) -> list[str]:
-    """A model that is there, and the file beside train.yaml, which the scripts name by its whole path."""
+    """Return options for an existing model, and for the file beside train.yaml that the scripts pass by its path."""
     found = ["--model", str(folder / "tiny"), "--model_type", "qwen3", "--template", "qwen3"]
     for option, name in (("deepspeed", "ds_config.json"), ("fsdp", "fsdp.json")):
         beside = path.with_name(name)
@@ -111,7 +162,7 @@ def test_megatron_sft_takes_every_argument(case: str, parsed_megatron: Parsed) -
 
 
 def test_the_list_of_arguments_is_what_the_installed_version_declares(folder: Path) -> None:
-    """In a process of its own, as a stand-in takes the place of mcore_bridge."""
+    """Runs in a separate process, because a stand-in replaces mcore_bridge there."""
     command = (
         "import json; from tests.verify.key_lists import swift_differences; print(json.dumps(swift_differences()))"
     )

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.reading.setups import setup_of
-from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
 from topoplan.planner.predict import predict
 from topoplan.specs.load import load_cluster
@@ -52,28 +51,3 @@ def test_adapters_leave_the_model_as_its_checkpoint_has_it(text: str, finetuning
     assert found.spec.job.lora_target == ("q_proj", "v_proj")
     weights = predict(found.spec, found.layout).memory.by_stage[0].parts_bytes["weights"]
     assert weights == pytest.approx(frozen * 8.19e9 / 8, rel=0.1)
-
-
-def test_deepspeed_is_told_by_its_file() -> None:
-    text = FULL.replace("{name: fsdp2, dcp_path: null}", "{name: deepspeed, config_file: a/ds_z3_config.json}")
-    layout = translated(f"{text}enable_activation_checkpointing: false\n").layout
-    assert (layout.backend, layout.zero_stage, layout.recompute.granularity) == ("deepspeed", 3, "none")
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("bf16: false", "training in fp32 is not predicted"),
-        ("optim_config: {name: muon}", "optim_config.name 'muon' is not predicted"),
-        ("dist_config: {name: fsdpturbo, ep_size: 16}", "dist_config.name 'fsdpturbo' is not predicted"),
-        ("dist_config: null", "without dist_config"),
-        ("peft_config: {name: lora, export_dir: a}", "a run that does not train"),
-        ("peft_config: {name: freeze}", "keeps what is frozen in bf16"),
-        ("cp_size: 2", "cp_size 2 is not predicted"),
-        ("global_batch_size: 20", "expected a multiple of 16"),
-    ],
-)
-def test_what_is_not_predicted_says_why(more: str, message: str) -> None:
-    lines = [line for line in FULL.splitlines() if line.split(":")[0] != more.split(":")[0]]
-    with pytest.raises(InputError, match=message):
-        translated("\n".join([*lines, more]))

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
 from topoplan.bundle.bundle import generate
 from topoplan.specs.cluster import Cluster
@@ -23,9 +21,3 @@ def files_for(
         cluster=cluster, model=model, job={"dataset": SAMPLES, **(job or {})}, backend=backend, **layout
     )
     return generate(spec, plan, trainer="swift")
-
-
-def values_for(**what: Any) -> dict[str, Any]:
-    """Return train.yaml as a YAML parser reads it."""
-    found: dict[str, Any] = yaml.safe_load(files_for(**what)["train.yaml"])
-    return found

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.reading.setups import setup_of
-from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
 from topoplan.planner.predict import predict
 from topoplan.specs.load import load_cluster
@@ -18,22 +17,6 @@ def translated(command: str) -> Translation:
     setup = setup_of(f"NPROC_PER_NODE=8 {command}\n")
     (one,) = setup.complete_configurations
     return translate(one, setup, load_cluster("cluster_specs/a100-1x8.yaml"))
-
-
-@pytest.mark.parametrize(
-    ("command", "tokens", "method"),
-    [
-        (f"{PLAIN} --tuner_type lora", 2048 + 512, "lora"),
-        (f"{PLAIN} --tuner_type full --beta 0 --max_completion_length 4096", 2048 + 4096, "full"),
-        (f"{PLAIN} --tuner_type lora --use_vllm true --vllm_mode colocate --sleep_level 1", 2048 + 512, "lora"),
-        (f"{PLAIN} --tuner_type lora --use_vllm true --vllm_mode server", 2048 + 512, "lora"),
-        (f"{MEGATRON} --tuner_type lora --max_completion_length 2048", 4096, "lora"),
-    ],
-)
-def test_it_trains_on_prompts_with_their_answers(command: str, tokens: int, method: str) -> None:
-    found = translated(command)
-    assert (found.spec.job.seq_len, found.spec.job.stage, found.spec.job.finetuning) == (tokens, "sft", method)
-    assert any("the update of the policy" in text for text in found.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -58,31 +41,3 @@ def test_the_model_as_it_was_at_first_sees_the_samples_too(command: str, forward
     more = both.memory.device_bytes - one.memory.device_bytes  # including the allocator's share
     assert model_gb * 0.99e9 <= more <= model_gb * 1.15e9
     assert both.time.step_s >= one.time.step_s * (1 + 0.15 * forwards)
-
-
-@pytest.mark.parametrize(
-    ("command", "sequences"),
-    [
-        (f"{PLAIN.replace('grpo', 'rm')} --tuner_type lora --gradient_accumulation_steps 2", 2),
-        (f"{PLAIN.replace('grpo', 'simpo')} --tuner_type lora --gradient_accumulation_steps 2", 2),
-        (f"{MEGATRON.replace('grpo', 'rm')} --tuner_type lora --packing true", 1),
-    ],
-)
-def test_pairs_of_answers_without_a_reference(command: str, sequences: int) -> None:
-    job = translated(command).spec.job
-    assert (job.stage, job.global_batch_size, job.sequences_per_sample) == ("dpo", 16, sequences)
-    assert (job.forwards_beside, job.num_labels) == (0, int("rm" in command))
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("--tuner_type full --rlhf_type gkd", "rlhf_type 'gkd' is not predicted"),
-        ("--tuner_type full --ref_model Qwen/Qwen3-14B", "ref_model 'Qwen/Qwen3-14B' is not predicted"),
-        ("--tuner_type lora --use_vllm true --vllm_mode colocate", "sleep_level 0"),
-        ("--tuner_type lora --teacher_model a", "teacher_model 'a' is not predicted"),
-    ],
-)
-def test_what_else_stays_on_the_gpus_is_not_predicted(more: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        translated(f"{PLAIN} {more}")
