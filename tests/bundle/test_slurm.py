@@ -335,6 +335,25 @@ def test_a_machine_that_is_none_of_the_hosts_says_so(tmp_path: Path) -> None:
     assert done.stderr == "gpu5 is none of the nodes: gpu9 gpu8 gpu7 gpu6\n"
 
 
+# Slurm's signal reaches the shell of a task long after it has ended the trainer: here after that many sleeps.
+LATE = """echo >>"$PROBE/sleeps"
+(($(wc -l <"$PROBE/sleeps") != 50)) || kill -TERM "$PPID"
+"""
+DIES = """#!/bin/bash
+[[ "$1" == - || "$1" == -c ]] || kill -TERM "$$"
+"""
+
+
+@pytest.mark.parametrize(("sleep", "code"), [(LATE, 1), ("exit 0", 143)], ids=["by Slurm", "by somebody"])
+def test_a_task_whose_script_was_ended_first_waits_for_its_own_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: str, code: int
+) -> None:
+    monkeypatch.setitem(STAND_INS, "sleep", sleep)
+    bundle = ready_bundle(tmp_path, cluster=ONE_NODE)
+    (tmp_path / "env/bin/python").write_text(DIES)
+    assert submit(bundle, tmp_path, nodes="n1", cwd=tmp_path).returncode == code
+
+
 def test_one_node_meets_itself(tmp_path: Path) -> None:
     done = submit(ready_bundle(tmp_path, cluster=ONE_NODE), tmp_path, nodes="n3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

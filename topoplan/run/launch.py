@@ -26,7 +26,7 @@ from topoplan.remote.fanout import run_on_all, tried
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload, with_modes
-from topoplan.remote.waiting import Call
+from topoplan.remote.waiting import Call, Deadline
 from topoplan.run import programs
 from topoplan.run import record as records
 from topoplan.run.bundle_reader import Bundle, BundleNode
@@ -43,6 +43,8 @@ from topoplan.run.watched import Watched
 OWN_PARTS = 3
 """Trailing components of a run directory's path that belong to topoplan alone: the user's runs, the node, the run."""
 _BY_USER = "Ctrl-C"
+_EXITING_S, _EXITING_LOOK_S = 5.0, 0.5
+"""Time for processes to exit after the script has ended, and the interval at which to check."""
 _FOR_A_MOMENT: tuple[HostProblem, ...] = ("timeout",)
 """Problems that may be temporary on a host that accepted a login a moment ago."""
 
@@ -255,21 +257,27 @@ class LaunchSession(Session):
 
     def _tell_what_is_left(self, nodes: Sequence[Watched]) -> None:
         """Report processes that jobs left running after a good end: nobody else would notice that they hold GPUs."""
-        # Processes that were there when the end was noticed may just have been exiting.
+        # Processes that were there when the end was noticed may just be exiting, the supervisor of the node among them.
         asked = {node.name: node.connection for node in nodes if node.state and node.state.pids}
-        deadline_s = self._settings.stop_s
+        deadline_s, deadline = self._settings.stop_s, Deadline(_EXITING_S)
 
         def one(name: str, connection: Connection) -> NodeState:
             node = self._nodes[name]
             return node_state(connection, node.run_dir, started=node.started, deadline_s=deadline_s)
 
         connections = {name: one for name, one in asked.items() if one is not None}
-        for name, state in run_on_all(connections, one, deadline_s=deadline_s + 1).items():
-            if not isinstance(state, HostError) and state.pids:
-                count, pids = len(state.pids), " ".join(map(str, state.pids))
-                processes = f"{count} process{'es' if count > 1 else ''}"
-                text = f"left {processes} running, {pids}; `topoplan runs stop` ends what is left"
-                self._tell(Event(kind="note", node=name, text=text, data={"pids": list(state.pids)}))
+        while True:
+            states = run_on_all(connections, one, deadline_s=deadline_s + 1)
+            left = {name: state.pids for name, state in states.items() if isinstance(state, NodeState) and state.pids}
+            if not left or deadline.left_s <= 0 or self._is_interrupted():
+                break
+            connections = {name: connections[name] for name in left}
+            time.sleep(_EXITING_LOOK_S)
+        for name, pids in left.items():
+            count, named = len(pids), " ".join(map(str, pids))
+            processes = f"{count} process{'es' if count > 1 else ''}"
+            text = f"left {processes} running, {named}; `topoplan runs stop` ends what is left"
+            self._tell(Event(kind="note", node=name, text=text, data={"pids": list(pids)}))
 
     def _interrupted(self, watch: Watch | None) -> Outcome:
         """Stop what was started, or remove what was uploaded."""

@@ -123,7 +123,7 @@ def welcome() -> "list[Peer]":
     with listener() as door:
         while len(found) < TOLD["nodes"] - 1 and time.monotonic() < end:
             door.settimeout(max(0.01, end - time.monotonic()))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # a stranger may say anything
                 peer = Peer(door.accept()[0], "")
                 token, *node = peer.greeting(LOOK_S)
                 if token == TOLD["token"]:
@@ -286,9 +286,9 @@ def go_on(peers: "list[Peer]") -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         Supervisor(peers).watch()
         word = ending()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     except Over as over:
         word = str(over)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for peer in peers if word else ():
         peer.say(word)
     with contextlib.suppress(OSError, Over):
