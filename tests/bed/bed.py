@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from tests.waiting import LIMIT_S
 from topoplan.remote.ssh_config import Target
 
 Kind = Literal["namespaces", "loopback"]
@@ -155,6 +156,10 @@ class Bed:
         self.directory = directory
         self.user = getpass.getuser()
         self.number, self._state = _reserve()
+        self.hosts: dict[str, BedHost] = {}
+        self._namespaces: list[str] = []
+        self._bridges: list[str] = []
+        self._note()  # at once: a reservation without an owner is removed after a while
         self.home = directory / "home"
         ssh = self.home / ".ssh"
         ssh.mkdir(parents=True, mode=0o700)
@@ -162,9 +167,6 @@ class Bed:
         self.known_hosts = ssh / "known_hosts"
         (directory / "authorized_keys").write_text(new_key(self.key) + "\n")
         self.networks = list(dict.fromkeys(network for machine in machines for network in machine.networks))
-        self.hosts: dict[str, BedHost] = {}
-        self._namespaces: list[str] = []
-        self._bridges: list[str] = []
         try:
             for index, machine in enumerate(machines):
                 self._add(index, machine)
@@ -231,10 +233,9 @@ class Bed:
     def partition(self, one: str, other: str) -> Iterator[None]:
         """Drop all packets between two hosts; the client still reaches both."""
         rules = [
-            ["ip", "netns", "exec", self._namespace(mine), "iptables", action, "INPUT", "-s", address, "-j", "DROP"]
+            [*self._inside(mine), "-A", "INPUT", "-s", address, "-j", "DROP"]
             for mine, theirs in ((one, other), (other, one))
             for address in self.hosts[theirs].addresses.values()
-            for action in ("-A",)
         ]
         for rule in rules:
             subprocess.run(rule, check=True)
@@ -269,12 +270,16 @@ class Bed:
         self._hiding(names, "-D", how)
 
     def _hiding(self, names: Sequence[str], action: str, how: Hiding | HalfHiding) -> None:
-        # In the hosts' namespaces, which are removed with the bed.
+        # In the hosts' namespaces, which are removed with the bed; in all at once, as far as possible.
         client = f"10.213.{self.number}.1"
-        for name in names or self.hosts:
-            for chain, fate in _HIDING[how].items():
-                other = "-s" if chain == "INPUT" else "-d"
-                subprocess.run([*self._inside(name), action, chain, "-p", "tcp", other, client, *fate], check=True)
+        commands = [
+            [*self._inside(name), action, chain, "-p", "tcp", "-s" if chain == "INPUT" else "-d", client, *fate]
+            for name in names or self.hosts
+            for chain, fate in _HIDING[how].items()
+        ]
+        for command, process in [(command, subprocess.Popen(command)) for command in commands]:
+            if process.wait() != 0:
+                raise RuntimeError(f"`{shlex.join(command)}`: exit code {process.returncode}")
 
     @contextlib.contextmanager
     def hidden(self, *names: str, how: Hiding | HalfHiding = "drop") -> Iterator[None]:
@@ -323,10 +328,18 @@ class Bed:
         self._wait_for(host)
 
     def reboot(self, name: str, down_s: float) -> None:
-        """End all processes of a host, and start its sshd again after a while, in another boot of the machine."""
-        host = self.hosts[name]
-        self._stop(host)
+        """Shut a host down, and boot it after a while."""
+        self.shut_down(name)
         time.sleep(down_s)
+        self.boot(name)
+
+    def shut_down(self, name: str) -> None:
+        """End all processes of a host."""
+        self._stop(self.hosts[name])
+
+    def boot(self, name: str) -> None:
+        """Start the sshd of a host that was shut down, in another boot of the machine."""
+        host = self.hosts[name]
         boot = host.directory / "boot_id"
         boot.write_text(f"{uuid.uuid4()}\n")
         self._start(host)
@@ -459,7 +472,7 @@ class Bed:
         """End the sshd, its sessions and all that they started."""
         if host.sshd is None:
             return
-        end = time.monotonic() + 10
+        end = time.monotonic() + LIMIT_S
         while (running := set(self.processes(host.name))) and time.monotonic() < end:
             for pid in running:
                 with contextlib.suppress(ProcessLookupError):
@@ -472,7 +485,7 @@ class Bed:
 
     def _wait_for(self, host: BedHost) -> None:
         """Wait until the host's sshd listens, as seen from the client or from the host itself."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             if host.sshd is not None and host.sshd.poll() is not None:
                 break

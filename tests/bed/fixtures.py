@@ -68,11 +68,11 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short timeouts: networks here answer within a millisecond, so one second of silence means that a peer is gone."""
+    """Short timeouts for hosts that are gone: the kernels of this network answer within a millisecond."""
     monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", 1.2)
-    monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 2.0)
+    monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 4.0)
     monkeypatch.setattr("topoplan.run.following._TRY_S", 2.0)
-    monkeypatch.setattr("topoplan.run.stopping._LOST_S", 2.0)
+    monkeypatch.setattr("topoplan.run.stopping._LOST_S", 5.0)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.bed.bed import Bed
 from tests.bed.watched import texts
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
 from tests.bundle.test_node_script import fill
+from tests.waiting import LIMIT_S, eventually, wait_until
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict
@@ -35,13 +36,13 @@ from topoplan.specs.cluster import Host
 
 NAMES = ("one", "two", "three", "four")
 LABELS = [f"node-{node:02d}" for node in range(len(NAMES))]
-_LONGEST_S = 120
+_LONGEST_S = 3 * LIMIT_S
 """Limit for one launch of a test, however slow the machine is."""
 PYTHON = r"""#!/bin/bash
 [[ "$1" == - || "$1" == -c ]] && exit 0
 . "${BASH_SOURCE[0]%/*}/../does"
 """
-SETTINGS = Settings(grace_s=0.5, connect_s=15, upload_s=30, start_s=30, stop_s=8, drain_s=10)
+SETTINGS = Settings(grace_s=0.5, connect_s=LIMIT_S, upload_s=LIMIT_S, start_s=LIMIT_S, stop_s=LIMIT_S, drain_s=LIMIT_S)
 
 
 @dataclass
@@ -169,9 +170,9 @@ class Hosts:
         """Stop the last run with its record, as `topoplan runs stop` does."""
         note_stop(load().run_id, grace_s)
         for node, name in zip(load().nodes, NAMES, strict=True):
-            with connect(self.bed.target(name), Access(), deadline_s=30) as connection:
+            with connect(self.bed.target(name), Access(), deadline_s=LIMIT_S) as connection:
                 stopped = stop_node(
-                    connection, node.run_dir, started=node.started, grace_s=grace_s, deadline_s=grace_s + 10
+                    connection, node.run_dir, started=node.started, grace_s=grace_s, deadline_s=grace_s + LIMIT_S
                 )
                 assert stopped.is_over
 
@@ -184,11 +185,14 @@ class Hosts:
                 found[name] = lines
         return found
 
-    def assert_nothing_is_left(self, within_s: float = 15.0) -> None:
-        end = time.monotonic() + within_s
-        while (left := self.jobs()) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert left == {}
+    def assert_nothing_is_left(self) -> None:
+        self.assert_jobs_are_on()
+
+    def assert_jobs_are_on(self, *names: str) -> None:
+        """Assert that jobs run on these hosts only; what a client has left there takes a moment to end."""
+        eventually(lambda: set(self.jobs()) <= set(names))
+        left = self.jobs()
+        assert set(left) == set(names), left
 
 
 class After:
@@ -281,13 +285,6 @@ def hosts_of(bed: Bed, root: Path, *, gpus: int = 2, **cluster: Any) -> Hosts:
     return hosts
 
 
-def wait_until(condition: Callable[[], object], what: str, within_s: float = 30.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, f"never: {what}"
-        time.sleep(0.02)
-
-
 def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
     """Send SIGINT when a line with one of the words has come; return the whole output of the process."""
     said = []
@@ -298,5 +295,5 @@ def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
             process.send_signal(signal.SIGINT)
             break
     said.append(process.stdout.read())
-    process.wait(60)
+    process.wait(LIMIT_S)
     return "".join(said)

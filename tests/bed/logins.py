@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.waiting import LIMIT_S
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
@@ -12,11 +13,11 @@ from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 
 
-def log_in(target: Target, access: Access | None = None, *, deadline_s: float = 30) -> Connection:
+def log_in(target: Target, access: Access | None = None, *, deadline_s: float = LIMIT_S) -> Connection:
     return connect(target, access or Access(), deadline_s=deadline_s)
 
 
-def refused(target: Target, access: Access | None = None, *, deadline_s: float = 30) -> HostError:
+def refused(target: Target, access: Access | None = None, *, deadline_s: float = LIMIT_S) -> HostError:
     with pytest.raises(HostError) as caught:
         log_in(target, access, deadline_s=deadline_s).close()
     assert caught.value.host == target.name
@@ -25,7 +26,7 @@ def refused(target: Target, access: Access | None = None, *, deadline_s: float =
 
 
 def hostname(connection: Connection) -> str:
-    return connection.run(["hostname"], deadline_s=30).stdout.decode().strip()
+    return connection.run(["hostname"], deadline_s=LIMIT_S).stdout.decode().strip()
 
 
 def children() -> set[int]:

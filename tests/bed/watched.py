@@ -2,13 +2,13 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.bed.bed import Bed
+from tests.waiting import LIMIT_S, wait_until
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
@@ -19,7 +19,6 @@ from topoplan.run.node import node_state, start_node, stop_node
 from topoplan.run.watch import Watch
 from topoplan.run.watched import Watched
 
-WAIT_S = 30.0
 NOT_LET_IN: HostError | None = None
 """What prevents reconnecting, if it is something other than the hosts."""
 
@@ -38,7 +37,7 @@ class Jobs:
     connections: list[Connection] = field(default_factory=list)
 
     def host(self, name: str) -> Connection:
-        connection = connect(self.bed.target(name), Access(), deadline_s=30)
+        connection = connect(self.bed.target(name), Access(), deadline_s=LIMIT_S)
         self.connections.append(connection)
         return connection
 
@@ -56,8 +55,8 @@ class Jobs:
     def start(self, **scripts: str) -> None:
         for name, script in scripts.items():
             host = self.host(name)
-            upload(host, {"node.sh": script.encode()}, self.run_dir(name), deadline_s=WAIT_S)
-            start_node(host, run_dir=self.run_dir(name), script="node.sh", environment={}, deadline_s=WAIT_S)
+            upload(host, {"node.sh": script.encode()}, self.run_dir(name), deadline_s=LIMIT_S)
+            start_node(host, run_dir=self.run_dir(name), script="node.sh", environment={}, deadline_s=LIMIT_S)
 
     def go(self, name: str) -> None:
         """Let a job continue that waits for the file `go`."""
@@ -66,17 +65,23 @@ class Jobs:
     def ended(self, *names: str) -> None:
         """Wait for the ends of jobs."""
         for name in names:
-            host, end = self.host(name), time.monotonic() + WAIT_S
-            while node_state(host, self.run_dir(name), deadline_s=30).state != "ended":
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            host, place = self.host(name), self.run_dir(name)
+
+            def is_over(host: Connection = host, place: str = place) -> bool:
+                return node_state(host, place, deadline_s=LIMIT_S).state == "ended"
+
+            wait_until(is_over, f"the job on {name} ends")
+
+    def ended_before(self, name: str, seconds: float) -> Path:
+        """Date the end of a job back; return the file in which it is."""
+        end = Path(self.run_dir(name)) / ".topoplan" / "exit"
+        code, up_s = end.read_text().split()
+        end.write_text(f"{code} {float(up_s) - seconds}\n")
+        return end
 
     def said(self, name: str, data: bytes) -> None:
         """Wait for the first output of a job."""
-        end = time.monotonic() + WAIT_S
-        while self.log(name) != data:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: self.log(name) == data, f"{name} has written {data!r}")
 
     def node(self, name: str, **changes: Any) -> Watched:
         values: dict[str, Any] = {
@@ -106,13 +111,13 @@ class Jobs:
     def of(self, kind: str, node: str = "") -> list[str]:
         return texts(self.events, kind, node)
 
-    def stop(self, name: str) -> None:
-        with connect(self.bed.target(name), Access(), deadline_s=30) as host:
-            stop_node(host, self.run_dir(name), grace_s=1, deadline_s=WAIT_S)
+    def stop(self, name: str, grace_s: float = LIMIT_S / 2) -> None:
+        with connect(self.bed.target(name), Access(), deadline_s=LIMIT_S) as host:
+            stop_node(host, self.run_dir(name), grace_s=grace_s, deadline_s=LIMIT_S)
 
     def close(self) -> None:
         for name in self.names:
-            self.stop(name)
+            self.stop(name, grace_s=0)
         for connection in self.connections:
             connection.close()
 
@@ -126,10 +131,10 @@ def texts(events: Sequence[Event], kind: str, node: str) -> list[str]:
 
 def sees(watch: Watch, condition: Callable[[], object]) -> bool:
     """Watch until a condition holds."""
-    return watch.until(lambda: bool(condition()), deadline_s=WAIT_S)
+    return watch.until(lambda: bool(condition()), deadline_s=LIMIT_S)
 
 
 def ends(watch: Watch) -> bool:
     """Watch until all nodes are over."""
-    watch.until(lambda: False, deadline_s=WAIT_S)
+    watch.until(lambda: False, deadline_s=LIMIT_S)
     return all(node.over for node in watch.nodes)

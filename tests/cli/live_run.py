@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bed.bed import Bed, Machine, probe
+from tests.waiting import LIMIT_S, wait_until
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
@@ -21,7 +21,6 @@ from topoplan.run.node import node_state, start_node, stop_node
 from topoplan.run.record import NodeRecord, RunRecord
 
 NAMES = ("alpha", "beta")
-WAIT_S = 15.0
 
 
 @dataclass
@@ -36,28 +35,27 @@ class LiveRun:
             files = {node.script: script.encode()}
             options: dict[str, Any] = {"run_dir": node.run_dir, "script": node.script, "environment": {}}
             with self.host(node.node) as host:
-                upload(host, files, node.run_dir, deadline_s=WAIT_S)
-                started = start_node(host, **options, files=files, deadline_s=WAIT_S)
+                upload(host, files, node.run_dir, deadline_s=LIMIT_S)
+                started = start_node(host, **options, files=files, deadline_s=LIMIT_S)
             nodes[node.node] = dataclasses.replace(node, started=started)
         self.record = record.update(self.record.run_id, nodes=tuple(nodes))
 
     def host(self, node: int) -> Connection:
-        return connect(self.bed.target(NAMES[node]), Access(), deadline_s=30)
+        return connect(self.bed.target(NAMES[node]), Access(), deadline_s=LIMIT_S)
 
     def wait_for(self, states: Sequence[str]) -> None:
         for node, state in enumerate(states):
             with self.host(node) as host:
-                end = time.monotonic() + WAIT_S
-                while node_state(host, self.record.nodes[node].run_dir, deadline_s=30).state != state:
-                    assert time.monotonic() < end
-                    time.sleep(0.02)
+                place = self.record.nodes[node].run_dir
+
+                def is_so(host: Connection = host, place: str = place, state: str = state) -> bool:
+                    return node_state(host, place, deadline_s=LIMIT_S).state == state
+
+                wait_until(is_so, f"node {node} is {state}")
 
     def wait_for_log(self, node: int, data: bytes) -> None:
         path = Path(self.record.nodes[node].run_dir) / ".topoplan" / "log"
-        end = time.monotonic() + WAIT_S
-        while path.read_bytes() != data:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: path.read_bytes() == data, f"node {node} has written {data!r}")
 
     @contextlib.contextmanager
     def unreachable(self, node: int) -> Iterator[None]:
@@ -114,4 +112,4 @@ def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     finally:
         for node in run.record.nodes:
             with run.host(node.node) as host:
-                stop_node(host, node.run_dir, started=node.started, grace_s=0, deadline_s=WAIT_S)
+                stop_node(host, node.run_dir, started=node.started, grace_s=0, deadline_s=LIMIT_S)

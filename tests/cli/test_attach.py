@@ -10,6 +10,7 @@ import pytest
 from tests.bundle.samples import make_spec_and_plan
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
+from tests.waiting import LIMIT_S
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict
@@ -24,7 +25,8 @@ def shown_lines(text: str) -> list[str]:
 def test_shows_all_nodes_and_ends_with_the_runs_code(
     cli: Cli, live: LiveRun, codes: tuple[int, int], expected: int
 ) -> None:
-    live.start(*(f"echo {code}; sleep 0.3; exit {code}" for code in codes))
+    live.start(*(f"echo {code}; exit {code}" for code in codes))
+    live.wait_for(["ended", "ended"])
     shown = cli("attach")
     assert shown.code == expected
     assert sorted(shown_lines(shown.out)) == [f"[node-{node:02d}] {code}" for node, code in enumerate(codes)]
@@ -41,12 +43,12 @@ def test_a_node_that_never_started_is_named(cli: Cli, live: LiveRun) -> None:
 
 
 def test_ctrl_c_leaves_the_run_as_it_is(live: LiveRun) -> None:
-    live.start("echo up; exec sleep 61", "echo up; exec sleep 62")
+    live.start("echo up; exec sleep 610", "echo up; exec sleep 620")
     command = [sys.executable, "-m", "topoplan", "attach", "live"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
         assert {process.stdout.readline(), process.stdout.readline()} == {b"[node-00] up\n", b"[node-01] up\n"}
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert said.decode().endswith(
         "  topoplan runs attach live-1  # watch it again\n"
@@ -86,7 +88,7 @@ def test_a_host_that_cannot_be_reached_hides_none_of_the_others(cli: Cli, live: 
     live.start("echo here; sleep 0.2", "echo there")
     live.wait_for_log(0, b"here\n")
     with live.unreachable(1):
-        shown = cli("attach", "--lost-host-after", "1s")
+        shown = cli("attach", "--lost-host-after", "6s")
     assert (shown.code, shown_lines(shown.out)) == (1, ["[node-00] here"])
     assert "how node-01 is, is not known: " in shown.err
     assert record.load().state == "running"
@@ -108,7 +110,7 @@ def test_what_still_runs_after_a_failure_is_stopped_unless_asked_not_to(
     from topoplan.run.settings import Settings
 
     monkeypatch.setattr("topoplan.run.settings.Settings", lambda **given: Settings(linger_s=0.3, **given))
-    live.start("echo up; exec sleep 61", "echo No space left on device; exit 9")
+    live.start("echo up; exec sleep 610", "echo No space left on device; exit 9")
     live.wait_for(["running", "ended"])
     shown = cli("attach", "--no-stop-on-failure")
     assert shown.code == 9

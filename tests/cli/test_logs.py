@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.jobs import wait_until
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
+from tests.waiting import LIMIT_S, wait_until
 
 
 def test_lines_of_several_nodes_begin_with_the_node(cli: Cli, live: LiveRun) -> None:
@@ -45,7 +45,10 @@ def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
     assert (shown.code, shown.out) == (0, "one\ntwo\n")
 
 
-def test_follows_on_where_the_connection_is_lost(live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_follows_on_where_the_connection_is_lost(
+    live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", LIMIT_S)
     live.start("seq 5; printf '\\377\\r'; until [ -e go ]; do sleep 0.02; done; printf 'two'; exit 3")
     live.wait_for_log(0, b"1\n2\n3\n4\n5\n\xff\r")
     from topoplan.cli.main import main

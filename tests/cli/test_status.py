@@ -6,7 +6,7 @@ from topoplan.run import record
 
 
 def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:
-    live.start("echo hello; sleep 60", "exit 3")
+    live.start("echo hello; sleep 600", "exit 3")
     live.wait_for(["running", "ended"])
     live.wait_for_log(0, b"hello\n")
     shown = cli("status")
@@ -19,7 +19,7 @@ def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:
 
 
 def test_json_has_what_the_table_has(cli: Cli, live: LiveRun) -> None:
-    live.start("echo up; sleep 60")
+    live.start("echo up; sleep 600")
     live.wait_for_log(0, b"up\n")
     document = json.loads(cli("status", "liv", "--json").out)
     assert (document["schema"], document["run_id"]) == ("topoplan.status/1", "live-1")
@@ -31,7 +31,7 @@ def test_json_has_what_the_table_has(cli: Cli, live: LiveRun) -> None:
 
 
 def test_a_host_that_cannot_be_reached_hides_no_other(cli: Cli, live: LiveRun) -> None:
-    live.start("sleep 60", "sleep 60")
+    live.start("sleep 600", "sleep 600")
     with live.unreachable(1):
         shown = cli("status")
         assert shown.code == 1

@@ -8,7 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 Open = Callable[..., Any]
+LIMIT_MS = 1000 * LIMIT_S
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +22,7 @@ def chromium() -> Iterator[Any]:
         pytest.skip("there is no Chromium on this machine: apt install chromium")
     with playwright.sync_playwright() as running:
         # Run as root, as in a container, Chromium cannot use its sandbox.
-        browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=LIMIT_MS)
         yield browser
         browser.close()
 
@@ -46,7 +49,7 @@ def open_page(chromium: Any) -> Iterator[Open]:
         contexts.append(context)
         context.route("**/*", checked)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(LIMIT_MS)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(address)

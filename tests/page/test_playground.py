@@ -14,7 +14,7 @@ import pytest
 
 from tests import playground
 from tests.page.asked import LARGE, SHIPPED
-from tests.page.conftest import Open
+from tests.page.conftest import LIMIT_MS, Open
 from tests.page.test_browser import first_paint_ms
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import _EXAMPLE, Questions
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_this_python(address: str, open_page: Open) -> None
 
 
 def test_it_is_there_soon(address: str, open_page: Open) -> None:
-    assert first_paint_ms(open_page(address)) < 1000
+    assert first_paint_ms(open_page, address) < 1000
 
 
 def ask(page: Any, **values: str) -> None:
@@ -95,7 +95,7 @@ def ask(page: Any, **values: str) -> None:
 
 def test_a_question_is_asked_and_mended(address: str, open_page: Open) -> None:
     page = open_page(address)
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(2 * LIMIT_MS)
     ask(page)
     page.locator("#files pre").wait_for()
     expected = Questions(None, SpecOptions()).answer({"question": {"options": _EXAMPLE, "spec": None}})
@@ -111,7 +111,7 @@ def test_a_question_is_asked_and_mended(address: str, open_page: Open) -> None:
 
 def test_a_long_search_shows_how_far_it_is_and_can_be_stopped(address: str, open_page: Open) -> None:
     page = open_page(address)
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(2 * LIMIT_MS)
     ask(page, **LARGE)
     page.locator("#searching", has_text="Starting Python").wait_for()
     page.locator("#searching", has_text="%").wait_for()

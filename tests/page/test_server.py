@@ -27,7 +27,7 @@ def server() -> Iterator[PageServer]:
 
 def ask(server: PageServer, path: str, body: str | None = None, **headers: str) -> tuple[int, str]:
     """Return status and text of a request; underscores in header names stand for hyphens."""
-    connection = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
+    connection = http.client.HTTPConnection(HOST, server.server_port, timeout=120)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     method = "GET" if body is None else "POST"
     kind = {} if body is None else {"Content-Type": "application/json"}
@@ -76,7 +76,7 @@ def test_everybody_else_gets_nothing(
 
 
 def test_fifty_megabytes_are_not_read(server: PageServer) -> None:
-    connection = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
+    connection = http.client.HTTPConnection(HOST, server.server_port, timeout=120)
     connection.putrequest("POST", f"/{server.token}/echo")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(50 * MOST_BYTES))

@@ -140,7 +140,7 @@ class TestWhoWeAre:
             time.sleep(deadline_s)
             return "open sesame"
 
-        deadline_s = 1.0
+        deadline_s = 5.0
         log_in(bed.target("alpha", identity_files=(sealed,)), Access(ask=ask), deadline_s=deadline_s).close()
 
     def test_a_passphrase_that_nobody_knows_is_never_shown(self, bed: Bed, sealed: Path) -> None:

@@ -149,7 +149,9 @@ class TestJumpHosts:
         assert "jump host jump cannot reach port 9" in error.what
 
     def test_may_lead_to_a_host_that_does_not_answer(self, cables: Bed) -> None:
-        with cables.partition("jump", "inside"):
-            error = refused(cables.target("inside", "jump"), deadline_s=0.5)
-        assert error.problem == "timeout"
-        assert "through jump host jump" in error.what
+        target = cables.target("inside", "jump")
+        jump = open_jump(target, Access())
+        with cables.partition("jump", "inside"), pytest.raises(HostError, match="through jump host jump") as caught:
+            connect(target, Access(), through=jump, deadline_s=0.5)
+        jump.release()
+        assert caught.value.problem == "timeout"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.jobs import LABELS, SETTINGS, Hosts, Once, Ran, both, wait_until
+from tests.bed.jobs import LABELS, SETTINGS, After, Hosts, Once, Ran, both
 from tests.run.test_attach import Client
+from tests.waiting import LIMIT_S
 from topoplan.remote.identities import Access
 from topoplan.run.attempts import LaunchAgain, begun_at, lost_steps
 from topoplan.run.events import Event
@@ -27,7 +28,7 @@ TRAINS = BEGINS + "setsid sleep 600 & echo \"{{'loss': 1.0}}\"; [ -e $first ] ||
 FAILS = BEGINS + "[ -e $first ] || {{ : >$first; sleep 0.5; {fault}; }}"
 
 
-AGAIN = replace(SETTINGS, retries=2, back_s=60)
+AGAIN = replace(SETTINGS, retries=2, back_s=5 * 60)
 
 
 def launch(hosts: Hosts, *, settings: Settings = AGAIN, on: Callable[[Event], None] = lambda event: None) -> Ran:
@@ -70,21 +71,19 @@ def test_what_would_go_wrong_again_is_not(hosts: Hosts, fault: str) -> None:
 
 def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: Hosts) -> None:
     hosts.does(TRAINS.format(root=hosts.root))
-    healed: list[float] = []
+    waits = After("when nothing of it can be left; waiting up to 5 min for node-02")
 
-    def heal() -> None:
-        healed.append(time.monotonic())
-        hosts.bed.heal("three")
+    def heal(event: Event) -> None:
+        before = waits.seen
+        waits(event)
+        if waits.seen and not before:
+            threading.Timer(3, hosts.bed.heal, ["three"]).start()  # while it is asked again and again
 
-    def cut() -> None:
-        hosts.bed.cut("three")
-        threading.Timer(10, heal).start()
-
-    ran = launch(hosts, settings=replace(AGAIN, lost_after_s=2), on=Once("loss", cut))
+    cut = Once("loss", lambda: hosts.bed.cut("three"))
+    ran = launch(hosts, settings=replace(AGAIN, lost_after_s=2), on=both(cut, heal))
     assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
     assert [attempt.node for attempt in ran.outcome.attempts] == ["node-02"]
-    assert healed
-    assert any("when nothing of it can be left; waiting up to 60 s for node-02" in event.text for event in ran.events)
+    assert waits.seen
     hosts.assert_nothing_is_left()
 
 
@@ -94,19 +93,14 @@ def test_a_host_that_goes_away_once_more_is_waited_for(hosts: Hosts) -> None:
     goes_on = 'echo "node-00.sh: the trainer goes on from out/checkpoint-$step"; sleep 1'
     begins = f'[ ! -e "{hosts.root}/$HOSTNAME.begun" ] || {{ {goes_on}; }}\n'
     hosts.does(step + begins + TRAINS.format(root=hosts.root))
-    host = hosts.bed["three"]
-    reboot = threading.Thread(target=hosts.bed.reboot, args=("three", 3.0))
-
-    def away() -> None:
-        reboot.start()
-        wait_until(lambda: host.sshd is None, "the host is away")
-
-    once_more = Once("starting it again", away, "")
-    ran = launch(hosts, on=both(Once("loss", lambda: hosts.bed.reboot("three", 0)), once_more))
-    reboot.join()
+    boot = threading.Timer(2, hosts.bed.boot, ["three"])
+    away = Once("starting it again", lambda: hosts.bed.shut_down("three"), "")
+    back = Once("started again when all hosts are there", boot.start, "")
+    ran = launch(hosts, on=both(Once("loss", lambda: hosts.bed.reboot("three", 0)), away, back))
+    boot.join()
     assert (ran.outcome.end, ran.outcome.code, len(ran.outcome.attempts)) == ("ended", 0, 1)
     notes = "\n".join(ran.of("note"))
-    assert "started again when all hosts are there; waiting up to 60 s for node-02" in notes
+    assert "started again when all hosts are there; waiting up to 5 min for node-02" in notes
     assert "different checkpoints" in notes
     assert "node-02 from step 10" in notes
 
@@ -131,7 +125,7 @@ def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
 
     thread = threading.Thread(target=watch)
     ran = launch(hosts, on=Once("loss", thread.start))
-    thread.join(timeout=60)
+    thread.join(3 * LIMIT_S)
     assert (ran.outcome.end, len(ran.outcome.attempts)) == ("ended", 1)
     [outcome] = watched
     assert (outcome.end, outcome.code) == ("ended", 0), outcome.failure

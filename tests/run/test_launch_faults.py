@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from tests.bed.bed import Hiding, new_key, under_way
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, Ran, both, interrupted_at, wait_until
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, Ran, both, interrupted_at
 from tests.bundle.samples import QWEN3_8B
 from tests.bundle.test_node_script import fill
+from tests.waiting import LIMIT_S, wait_until
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.run import record as records
@@ -135,7 +136,6 @@ class TestAJobThatFails:
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 3)
         record = records.load()
         assert (record.state, record.code, record.nodes[2].code) == ("failed", 3, 3)
-        assert ran.took_s < 60
 
     def test_notices_that_all_processes_of_a_node_were_killed(self, hosts: Hosts) -> None:
         hosts.does(LONG)
@@ -154,7 +154,7 @@ class TestAJobThatFails:
         hosts.does(LONG)
         code = (
             f"import socket, time; s = socket.create_server(('0.0.0.0', {hosts.bundle.draft.master_port}));"
-            " print(1, flush=True); time.sleep(60)"
+            " print(1, flush=True); time.sleep(600)"
         )
         inside = ["ip", "netns", "exec", hosts.bed._namespace("one"), sys.executable, "-c", code]
         with subprocess.Popen(inside, stdout=subprocess.PIPE) as listener:
@@ -200,10 +200,10 @@ class TestAHostThatCannotBeUsed:
 
     def test_is_frozen(self, hosts: Hosts) -> None:
         with hosts.bed.frozen("four"):
-            ran = hosts.launch(settings=replace(SETTINGS, connect_s=3))
+            ran = hosts.launch(settings=replace(SETTINGS, connect_s=10))
         assert ran.outcome.code == 1
         assert list(ran.outcome.errors) == ["node-03"]
-        assert ran.took_s < 20
+        assert ran.took_s < LIMIT_S
         self.assert_nothing_was_put(hosts)
 
     @pytest.mark.parametrize(("options", "words"), [("size=4k", "No space left"), ("ro", "Read-only file system")])
@@ -297,7 +297,7 @@ class TestARunDirectory:
             nodes = tuple(replace(node, started=None) for node in records.load().nodes)
             records.update(records.load().run_id, nodes=nodes)
         self.delete(hosts)
-        assert set(hosts.jobs()) == set(NAMES)
+        hosts.assert_jobs_are_on(*NAMES)
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -311,10 +311,10 @@ class TestTheNetwork:
             )
         finally:
             hosts.bed.heal("three")
-        assert set(hosts.jobs()) == {"three"}
+        hosts.assert_jobs_are_on("three")
         assert (ran.failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
         assert ran.failure.what == "its host was not seen for 2 s"
-        assert ran.took_s < 40
+        assert ran.took_s < LIMIT_S
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -339,11 +339,15 @@ class TestTheNetwork:
 
     @pytest.mark.parametrize("how", ["drop", "unreachable"])
     def test_is_gone_for_the_client_alone_while_the_job_ends_well(self, hosts: Hosts, how: Hiding) -> None:
-        hosts.does(LONG.replace("600", "4") + "; seq 100")
+        hidden = hosts.root / "hidden"
+        hosts.does(f"echo begun; until [ -e {hidden} ]; do sleep 0.02; done; seq 100")
+
+        def hide() -> None:
+            hosts.bed.hide(how=how)
+            hidden.touch()
+
         with released(lambda: hosts.bed.show(how=how)) as show:
-            ran = hosts.launch(
-                on=both(Once("begun", lambda: hosts.bed.hide(how=how)), Once("be offline", show, "")),
-            )
+            ran = hosts.launch(on=both(Once("begun", hide), Once("be offline", show, "")))
         assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
         assert states(ran) == ["offline", "online"]
         assert not ran.of("failure")
@@ -356,16 +360,17 @@ class TestTheNetwork:
 
     def test_is_gone_while_a_node_fails_which_is_blamed_once_it_is_back(self, hosts: Hosts) -> None:
         """Even though its peers, whose hosts are seen first, have ended because of it."""
-        failed = hosts.root / "failed"
+        failed, hidden = hosts.root / "failed", hosts.root / "hidden"
         echo = (
             f"echo begun; until [ -e {failed} ]; do sleep 0.02; done; sleep 1; echo 'Connection closed by peer'; exit 1"
         )
-        hosts.does(echo, three=f"echo begun; sleep 4; touch {failed}; exit 7")
+        hosts.does(echo, three=f"echo begun; until [ -e {hidden} ]; do sleep 0.02; done; touch {failed}; exit 7")
         with released(lambda: hosts.bed.show("three")) as show_three, released(hosts.bed.show) as show:
 
             def hide() -> None:
                 hosts.bed.hide()
                 hosts.bed.hide("three")  # once more, for longer
+                hidden.touch()
 
             ran = hosts.launch(
                 on=both(
@@ -380,18 +385,18 @@ class TestTheNetwork:
 
     def test_is_gone_to_a_host_whose_peers_lose_it_too(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("topoplan.run.failure.SIGHT_S", 1.0)
-        address = hosts.bed["three"].address
-        there = f"timeout 2 bash -c 'exec 3<>/dev/tcp/{address}/22' 2>/dev/null"
-        lost = f"sleep 4; echo 'Connection closed by peer [{address}]:4'; exit 1"
-        hosts.does(f"echo begun; while {there}; do sleep 0.2; done; {lost}", three=LONG)
+        address, lost = hosts.bed["three"].address, hosts.root / "lost"
+        fails = f"echo 'Connection closed by peer [{address}]:4'; exit 1"
+        hosts.does(f"echo begun; until [ -e {lost} ]; do sleep 0.02; done; {fails}", three=LONG)
+        cut, seen = Once("begun", lambda: hosts.bed.cut("three")), Once("cannot be seen", lost.touch, "node-02")
         try:
-            ran = hosts.launch(on=Once("begun", lambda: hosts.bed.cut("three")))
+            ran = hosts.launch(on=both(cut, seen))
         finally:
             hosts.bed.heal("three")
         assert (ran.failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
         assert (ran.diagnosis.kind, ran.diagnosis.certain) == ("lost", True)
         assert records.load().reason == f"{ran.failure.reason}; not stopped: node-02"
-        assert set(hosts.jobs()) == {"three"}
+        hosts.assert_jobs_are_on("three")
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -402,17 +407,17 @@ class TestTheNetwork:
             ran = hosts.launch(on=both(Once("begun", hosts.bed.hide), offline), interrupts=offline.count)
         assert (ran.outcome.end, ran.outcome.code, list(ran.outcome.running)) == ("interrupted", 130, LABELS)
         assert records.load().state == "running"
-        assert ran.took_s < 30
+        assert ran.took_s < LIMIT_S
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
     def test_is_gone_for_as_long_as_is_waited_for_any_host(self, hosts: Hosts) -> None:
         hosts.does(LONG)
         with released(hosts.bed.show):
-            ran = hosts.launch(on=Once("begun", hosts.bed.hide), settings=replace(SETTINGS, lost_after_s=3))
+            ran = hosts.launch(on=Once("begun", hosts.bed.hide), settings=replace(SETTINGS, lost_after_s=6))
         assert (ran.outcome.end, ran.outcome.code, list(ran.outcome.running)) == ("unknown", 1, LABELS)
         assert records.load().state == "running"
-        assert set(hosts.jobs()) == set(NAMES)
+        hosts.assert_jobs_are_on(*NAMES)
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -450,7 +455,7 @@ class TestTheClient:
 
     def test_leaves_at_once_on_the_second_ctrl_c(self, hosts: Hosts) -> None:
         hosts.does("trap '' TERM; echo begun; while :; do sleep 0.1; done")
-        process = hosts.start("--grace", "60")
+        process = hosts.start("--grace", "600")
         assert process.stdout is not None
         said = []
         for line in process.stdout:
@@ -462,10 +467,10 @@ class TestTheClient:
                 break
         started = time.monotonic()
         rest = process.stdout.read()
-        assert process.wait(30) == 130
-        assert time.monotonic() - started < 30
+        assert process.wait(LIMIT_S) == 130
+        assert time.monotonic() - started < LIMIT_S
         assert "topoplan runs stop" in rest
-        assert set(hosts.jobs()) == set(NAMES)
+        hosts.assert_jobs_are_on(*NAMES)
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -498,9 +503,9 @@ class TestTheClient:
                 break
         process.terminate()
         *_, last = process.stdout
-        assert process.wait(30) == 143
+        assert process.wait(LIMIT_S) == 143
         assert ("goes on on its hosts" in last, "stopped" in last) == (runs_on, not runs_on)
-        assert set(hosts.jobs()) == (set(NAMES) if runs_on else set())
+        hosts.assert_jobs_are_on(*(NAMES if runs_on else ()))
         assert hosts.record().state == ("running" if runs_on else "stopped")
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
@@ -510,9 +515,9 @@ class TestTheClient:
         process = hosts.start("--grace", "1")
         try:
             written = hosts.workdir("two") / "done"
-            wait_until(written.exists, "the job writes on while nobody reads", 60)
+            wait_until(written.exists, "the job writes on while nobody reads")
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert process.wait(LIMIT_S) == 130
         finally:
             process.kill()
             process.communicate()
@@ -521,7 +526,7 @@ class TestTheClient:
     def test_gives_the_exit_code_of_the_job_and_json_of_all_that_happened(self, hosts: Hosts) -> None:
         hosts.does(LONG, three="echo boom; sleep 0.2; exit 9")
         process = hosts.start("--json")
-        text, _ = process.communicate(timeout=100)
+        text, _ = process.communicate(timeout=3 * LIMIT_S)
         assert process.returncode == 9
         rows = [json.loads(line) for line in text.splitlines()]
         assert {row["schema"] for row in rows} == {"topoplan.launch/1"}

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.bed.bed import Bed
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, hosts_of, wait_until
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, hosts_of
 from tests.bundle.nodes import stand_in_trainer
 from tests.run.test_attach import Client
+from tests.waiting import wait_until
 from topoplan.run.events import Event
 from topoplan.run.progress import Progress
 
@@ -78,7 +79,7 @@ def trains(hosts: Hosts, then: str, *, timeout_s: float = 600, program: str = LA
 
 def test_a_job_over_four_hosts_ends_well(hosts: Hosts) -> None:
     trains(hosts, "end")
-    ran = hosts.launch(settings=replace(SETTINGS, start_s=60))
+    ran = hosts.launch(settings=SETTINGS)
     assert ran.outcome.code == 0, ran.of("line")
     said = "\n".join(ran.of("line"))
     assert all(f"rank {rank} of 4 sees 6" in said for rank in range(4))
@@ -88,7 +89,7 @@ def test_a_job_over_four_hosts_ends_well(hosts: Hosts) -> None:
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_the_rank_that_failed_is_blamed_and_all_others_are_stopped(hosts: Hosts) -> None:
     trains(hosts, "rank 5 raises")
-    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5))
+    ran = hosts.launch(settings=replace(SETTINGS, grace_s=5))
     hosts.assert_nothing_is_left()
     assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 5, "gpu-memory")
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ())
@@ -104,7 +105,7 @@ def test_a_rank_that_hangs_is_mentioned_and_blamed_with_its_place_in_the_program
     trains(hosts, "rank 2 hangs", timeout_s=6)
     for name in NAMES:
         (hosts.root / name / "venv" / "bin" / "py-spy").symlink_to(shutil.which("py-spy") or "")
-    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5))
+    ran = hosts.launch(settings=replace(SETTINGS, grace_s=5))
     hosts.assert_nothing_is_left()
     [said], [places] = ran.of("silence"), ran.of("stacks")
     assert said.startswith("no step for 2 s (after step 19; one takes 0.1 s); the last lines:\n")
@@ -121,9 +122,7 @@ def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
     monkeypatch.setattr("topoplan.run.failure.SIGHT_S", 3.0)
     trains(hosts, "go on", timeout_s=4)
     try:
-        ran = hosts.launch(
-            settings=replace(SETTINGS, start_s=60, grace_s=5), on=Once("sees 6", lambda: hosts.bed.cut("three"))
-        )
+        ran = hosts.launch(settings=replace(SETTINGS, grace_s=5), on=Once("sees 6", lambda: hosts.bed.cut("three")))
     finally:
         hosts.bed.heal("three")
     assert (ran.failure.node, ran.diagnosis.kind, ran.outcome.code) == ("node-02", "lost", 1)
@@ -145,10 +144,10 @@ def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_
         if offline.seen and hidden:
             hidden.clear()
             ends = [Path(node.run_dir, ".topoplan", "exit") for node in hosts.record().nodes]
-            wait_until(lambda: all(end.exists() for end in ends), "all nodes end", 90)
+            wait_until(lambda: all(end.exists() for end in ends), "all nodes end")
             hosts.bed.show()
 
-    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
+    ran = hosts.launch(settings=replace(SETTINGS, grace_s=5), on=on)
     hosts.assert_nothing_is_left()
     assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 2, "killed")
     assert (ran.outcome.end, ran.outcome.running, ran.outcome.code) == ("failed", (), 1)
@@ -183,7 +182,7 @@ def test_a_rank_that_is_killed_ends_all_nodes_though_nobody_watches_and_one_port
         process.communicate()
         hosts.wait_for_all("sees all")
         ends = {node.label: Path(node.run_dir, ".topoplan", "exit") for node in hosts.record().nodes}
-        wait_until(lambda: all(end.exists() for end in ends.values()), "all nodes end", 90)
+        wait_until(lambda: all(end.exists() for end in ends.values()), "all nodes end")
     stopped = {label: end.with_name("stopped") for label, end in ends.items()}
     said = {label: file.read_text() for label, file in stopped.items() if file.exists()}
     assert said == dict.fromkeys(set(LABELS) - {"node-02"}, "node-02 failed\n")

@@ -18,7 +18,6 @@ from tests.run.this_host import (
     AS_ROOT,
     OTHER_USER,
     Host,
-    eventually,
     host,
     in_each_shell,
     instead,
@@ -28,6 +27,7 @@ from tests.run.this_host import (
     stat_field,
     told,
 )
+from tests.waiting import LIMIT_S, eventually
 from topoplan.run import programs
 from topoplan.run.programs import ExitCode
 
@@ -77,9 +77,9 @@ class TestWithoutWhatItNotedThere:
     """The run directory is deleted, or its contents are not what the job wrote."""
 
     def job(self, host: Host) -> tuple[str, str, str]:
-        record = host.start("setsid sleep 31 & sleep 30")
+        record = host.start("setsid sleep 3100 & sleep 3000")
         # The first process, the script and these two, but nothing that is still about to become one of them.
-        sleepers = {"sleep 30", "sleep 31"}
+        sleepers = {"sleep 3000", "sleep 3100"}
         assert eventually(lambda: sleepers <= set(programs_in(host.run_dir)) and len(processes_in(host.run_dir)) == 4)
         return told(record)
 
@@ -93,7 +93,7 @@ class TestWithoutWhatItNotedThere:
         assert (said["state"], set(said["pids"].split())) == ("running", pids)
         assert said["directory"] == ("gone" if lost == "all" else "damaged")
         assert known or json.loads(said["started"])["pid"] == int(words[0])
-        said = host.stop(1, *(words if known else ()))
+        said = host.stop(LIMIT_S, *(words if known else ()))
         assert (set(said["found"].split()), said["left"]) == (pids, "")
         assert not [pid for pid in pids if is_alive(int(pid))]
         assert said["code"] == ("" if lost == "all" else "143")
@@ -106,16 +106,16 @@ class TestWithoutWhatItNotedThere:
         os.kill(int(words[0]), signal.SIGKILL)
         assert eventually(lambda: not is_alive(int(words[0])))
         shutil.rmtree(host.run_dir)
-        said = host.stop(1, *(words if known else ()))
+        said = host.stop(LIMIT_S, *(words if known else ()))
         assert (len(said["found"].split()), said["left"]) == (3, "")
 
     def test_what_the_client_knows_counts_more_than_a_file_that_names_another(self, host: Host) -> None:
         words = self.job(host)
-        with subprocess.Popen(["sleep", "30"], start_new_session=True) as foreign:
+        with subprocess.Popen(["sleep", "3000"], start_new_session=True) as foreign:
             try:
                 host.recorded(pid=foreign.pid, start_ticks=int(stat_field(foreign.pid, 22)))
                 assert host.state(*words)["directory"] == "damaged"
-                assert words[0] in host.stop(1, *words)["found"].split()
+                assert words[0] in host.stop(LIMIT_S, *words)["found"].split()
                 assert foreign.poll() is None
             finally:
                 foreign.kill()
@@ -125,7 +125,7 @@ class TestWithoutWhatItNotedThere:
     def test_what_somebody_else_put_in_its_place_counts_for_nothing(self, host: Host, known: bool) -> None:
         words = self.job(host)
         host.run_dir.rename(host.run_dir.with_name("elsewhere"))
-        with subprocess.Popen(["sleep", "30"], start_new_session=True) as foreign:
+        with subprocess.Popen(["sleep", "3000"], start_new_session=True) as foreign:
             try:
                 (host.run_dir / ".topoplan").mkdir(parents=True)
                 record = {"pid": foreign.pid, "start_ticks": int(stat_field(foreign.pid, 22)), "boot_id": words[2]}
@@ -134,7 +134,7 @@ class TestWithoutWhatItNotedThere:
                 os.chown(host.run_dir, OTHER_USER, -1)
                 said = host.state(*(words if known else ()))
                 assert (said["state"], said["directory"], said["code"]) == ("running", "foreign", "")
-                said = host.stop(1, *(words if known else ()))
+                said = host.stop(LIMIT_S, *(words if known else ()))
                 assert (len(said["found"].split()), said["left"], said["code"]) == (4, "", "")
                 assert foreign.poll() is None
                 if not known:
@@ -146,12 +146,12 @@ class TestWithoutWhatItNotedThere:
     @AS_ROOT
     def test_a_mark_that_somebody_else_puts_on_himself_leads_nowhere(self, host: Host) -> None:
         with contextlib.ExitStack() as stack:
-            foreign = stack.enter_context(subprocess.Popen(["sleep", "30"], start_new_session=True))
+            foreign = stack.enter_context(subprocess.Popen(["sleep", "3000"], start_new_session=True))
             mark = f"{host.run_dir.name}/{foreign.pid}/{stat_field(foreign.pid, 22)}"
-            words = ["setpriv", "--reuid", str(OTHER_USER), "--clear-groups", "sleep", "31"]
+            words = ["setpriv", "--reuid", str(OTHER_USER), "--clear-groups", "sleep", "3100"]
             liar = stack.enter_context(subprocess.Popen(words, env=os.environ | {"TOPOPLAN_RUN": mark}))
             try:
-                assert eventually(lambda: b"sleep\x0031" in Path(f"/proc/{liar.pid}/cmdline").read_bytes())
+                assert eventually(lambda: b"sleep\x003100" in Path(f"/proc/{liar.pid}/cmdline").read_bytes())
                 assert host.stop(0)["found"] == ""
                 assert (foreign.poll(), liar.poll()) == (None, None)
             finally:
@@ -166,8 +166,11 @@ how, place = sys.argv[1], os.getcwd()
 if os.fork():
     os._exit(0)
 os.setsid()
+middle = os.getpid()
 if os.fork():
     os._exit(0)
+while os.getppid() == middle:  # which holds the directory too
+    time.sleep(0.01)
 held, null = os.open("held", os.O_RDWR | os.O_CREAT), os.open("/dev/null", os.O_RDWR)
 os.truncate(held, 4096)
 kept = mmap.mmap(held, 4096) if how == "mapped" else None
@@ -180,8 +183,8 @@ with open(f"{place}/pid.part", "w") as file:
     print(os.getpid(), file=file)
 os.rename(f"{place}/pid.part", f"{place}/pid")
 if how != "mapped":
-    os.execve("/bin/sleep", ["sleep", "33"], {})
-time.sleep(33)
+    os.execve("/bin/sleep", ["sleep", "3300"], {})
+time.sleep(3300)
 """
 
 
@@ -197,8 +200,9 @@ class TestWhatMayBeOfIt:
         assert eventually(host.ended)
         assert eventually((host.run_dir / "pid").exists)
         pid = int((host.run_dir / "pid").read_text())
-        words = b"daemon.py" if how == "mapped" else b"sleep\x0033"
+        words = b"daemon.py" if how == "mapped" else b"sleep\x003300"
         assert eventually(lambda: words in Path(f"/proc/{pid}/cmdline").read_bytes())
+        assert eventually(lambda: host.state()["pids"] == "")
         try:
             yield pid
         finally:
@@ -210,20 +214,20 @@ class TestWhatMayBeOfIt:
     def test_is_named_and_gets_no_signal(self, host: Host, how: str, deleted: bool) -> None:
         with self.daemon(host, how) as pid:
             words = told(json.loads((host.run_dir / ".topoplan" / "started.json").read_text()))
-            assert host.state()["pids"] == ""
             if deleted:
                 shutil.rmtree(host.run_dir)
             said = host.stop(0, *words)
             assert (said["found"], said["left"]) == ("", "")
             since, holds, command = said[f"may_be.{pid}"].split(" ", 2)
-            assert (abs(int(since) - time.time()) < 60, holds) == (True, "file")
-            assert command.startswith("sleep 33" if how != "mapped" else sys.executable)
+            assert (abs(int(since) - time.time()) < 2 * LIMIT_S, holds) == (True, "file")
+            assert command.startswith("sleep 3300" if how != "mapped" else sys.executable)
             assert [key for key in said if key.startswith("may_be")] == [f"may_be.{pid}"]
             assert is_alive(pid)
 
     def test_is_not_what_a_client_looks_with(self, host: Host) -> None:
         host.start("exit 0")
         assert eventually(host.ended)
+        assert eventually(lambda: not processes_in(host.run_dir))
         look = f"cd {host.run_dir} && exec 5<.topoplan/log && tail -f .topoplan/log"
         with subprocess.Popen(["bash", "--norc", "-s"], stdin=subprocess.PIPE, start_new_session=True) as client:
             client.stdin.write(look.encode() + b"\n")
@@ -247,29 +251,29 @@ class TestWhatMayBeOfIt:
 
             def sleeper(*before: str, **options: Any) -> int:
                 process = stack.enter_context(
-                    subprocess.Popen([*before, "sleep", "34"], start_new_session=True, **options)
+                    subprocess.Popen([*before, "sleep", "3400"], start_new_session=True, **options)
                 )
                 stack.callback(process.kill)
-                assert eventually(lambda: b"sleep\x0034" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+                assert eventually(lambda: b"sleep\x003400" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
                 return process.pid
 
             older = sleeper()
             time.sleep(0.05)
-            host.start("sleep 30")
+            host.start("sleep 3000")
             ours = sleeper()
             of_another_run = sleeper(env=os.environ | {"TOPOPLAN_RUN": "other/1/2"})
             gpus = [older, ours, of_another_run, 2**22]
             if os.getuid() == 0:
                 gpus.append(sleeper("setpriv", "--reuid", str(OTHER_USER), "--clear-groups"))
             smi = f"printf '%s\\n' {' '.join(map(str, gpus))} '[Not Supported]'"
-            said = host.stop(1, env=instead(tmp_path / "bin", **{"nvidia-smi": smi}))
-            assert said[f"may_be.{ours}"].split(" ", 1)[1] == "GPU sleep 34"
+            said = host.stop(LIMIT_S, env=instead(tmp_path / "bin", **{"nvidia-smi": smi}))
+            assert said[f"may_be.{ours}"].split(" ", 1)[1] == "GPU sleep 3400"
             assert [key for key in said if key.startswith("may_be")] == [f"may_be.{ours}"]
             assert said["left"] == ""
 
     def test_is_not_known_where_nvidia_smi_does_not_say(self, host: Host, tmp_path: Path) -> None:
-        host.start("sleep 30")
-        said = host.stop(1, env=instead(tmp_path / "bin", **{"nvidia-smi": "exit 9"}))
+        host.start("sleep 3000")
+        said = host.stop(LIMIT_S, env=instead(tmp_path / "bin", **{"nvidia-smi": "exit 9"}))
         assert (said["gpus_unseen"], said["left"]) == ("9", "")
 
 
@@ -278,11 +282,11 @@ class TestStop:
         host.start("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"up\n")
         began = time.monotonic()
-        said = host.stop(grace_s=20)
+        said = host.stop(grace_s=LIMIT_S)
         assert (said["left"], said["code"]) == ("", "5")
         assert said["found"]
         assert host.log().endswith(b"bye\n")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < LIMIT_S / 2
 
     @in_each_shell
     def test_kills_what_ignores_being_told(self, host: Host) -> None:
@@ -296,16 +300,16 @@ class TestStop:
     def test_finds_what_left_the_session_or_dropped_its_environment(self, host: Host) -> None:
         host.start(
             """\
-            sleep 31 &
-            setsid sleep 32 &
-            ( setsid sh -c 'trap "" TERM HUP; sleep 33 & wait' & )
-            env -i setsid sleep 34 &
-            env -i sh -c 'sleep 35 & wait' &
+            sleep 3100 &
+            setsid sleep 3200 &
+            ( setsid sh -c 'trap "" TERM HUP; sleep 3300 & wait' & )
+            env -i setsid sleep 3400 &
+            env -i sh -c 'sleep 3500 & wait' &
             echo up
             wait
             """
         )
-        sleepers = {f"sleep {number}" for number in range(31, 36)}
+        sleepers = {f"sleep {number}00" for number in range(31, 36)}
         # These, what waits for them, and nothing that is still about to become one of them.
         assert eventually(lambda: sleepers <= set(programs_in(host.run_dir)) and len(processes_in(host.run_dir)) == 9)
         assert set(host.state()["pids"].split()) == {str(pid) for pid in processes_in(host.run_dir)}
@@ -313,7 +317,7 @@ class TestStop:
         assert processes_in(host.run_dir) == []
 
     def test_ends_what_a_job_has_left_running(self, host: Host) -> None:
-        host.start("setsid sleep 30 & exit 4")
+        host.start("setsid sleep 3000 & exit 4")
         assert eventually(host.ended)
         assert eventually(lambda: len(processes_in(host.run_dir)) == 1)
         said = host.state()
@@ -326,7 +330,7 @@ class TestStop:
         record = host.start("echo up; while :; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"up\n")
         os.killpg(record["pid"], signal.SIGSTOP)
-        assert host.stop(grace_s=5)["left"] == ""
+        assert host.stop(grace_s=LIMIT_S)["left"] == ""
         assert host.state()["code"] == "143"
 
     def test_keeps_up_with_a_job_that_starts_processes_all_the_time(self, host: Host) -> None:
@@ -340,7 +344,7 @@ class TestStop:
     # Each pair of the three in each combination.
     @pytest.mark.parametrize(
         ("ignores", "leaves", "beside"),
-        [(False, False, ""), (True, True, ""), (True, False, "sleep 30"), (False, True, "sleep 30")],
+        [(False, False, ""), (True, True, ""), (True, False, "sleep 3000"), (False, True, "sleep 3000")],
     )
     def test_ends_a_process_that_replaces_itself_all_the_time(
         self, host: Host, ignores: bool, leaves: bool, beside: str
@@ -367,9 +371,9 @@ class TestStop:
         self, host: Host
     ) -> None:
         """For example the shell of somebody who has copied the environment of a job for debugging."""
-        record = host.start("sleep 30")
+        record = host.start("sleep 3000")
         mark = f"{host.run_dir.name}/{record['pid']}/{record['start_ticks']}"
-        shell = f"env TOPOPLAN_RUN={mark} sleep 30 & echo up; sleep 30"
+        shell = f"env TOPOPLAN_RUN={mark} sleep 3000 & echo up; sleep 3000"
         with subprocess.Popen(["sh", "-c", shell], start_new_session=True, stdout=subprocess.PIPE) as foreign:
             assert foreign.stdout.readline() == b"up\n"
             try:
@@ -382,18 +386,18 @@ class TestStop:
         other = Host(host.run_dir.with_name(f"{host.run_dir.name}0"))
         same_name = Host(host.run_dir.parent / "else" / host.run_dir.name)
         for one in (host, other, same_name):
-            one.start("setsid sleep 30 & sleep 30")
+            one.start("setsid sleep 3000 & sleep 3000")
         assert host.stop()["left"] == ""
         for one in (other, same_name):
             assert one.state()["state"] == "running"
-            assert len(one.state()["pids"].split()) >= 3
+            assert eventually(lambda one=one: len(one.state()["pids"].split()) >= 3)
             one.stop(0)
 
     @pytest.mark.parametrize("change", [-1, 1])
     def test_leaves_a_process_alone_that_came_by_the_recorded_id(self, host: Host, change: int) -> None:
         host.start("exit 0")
         assert eventually(host.ended)
-        with subprocess.Popen(["sleep", "30"], start_new_session=True) as foreign:
+        with subprocess.Popen(["sleep", "3000"], start_new_session=True) as foreign:
             try:
                 ticks = int(stat_field(foreign.pid, 22))
                 host.recorded(pid=foreign.pid, session=foreign.pid, start_ticks=ticks + change)
@@ -409,7 +413,7 @@ class TestStop:
         """The recorded leader has gone, and a session of that id has members without the mark."""
         host.start("exit 0")
         assert eventually(host.ended)
-        leader = subprocess.Popen(["sh", "-c", "sleep 30 & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
+        leader = subprocess.Popen(["sh", "-c", "sleep 3000 & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
         member = int(leader.stdout.readline())
         leader.wait()
         try:

@@ -86,7 +86,7 @@ class Bench:
             made_up=True,
             targets=self.hosts.targets(),
             access=Access(),
-            settings=replace(SETTINGS, hang_after_s=6.0, back_s=60.0),
+            settings=replace(SETTINGS, hang_after_s=15.0, back_s=5 * 60.0),
             tell=both,
             interrupts=interrupts,
         ).run(self.tuning, plans)

@@ -8,14 +8,14 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import LIMIT_S, eventually
 from topoplan.run import programs
 from topoplan.run.node import NO_PEERS
 
@@ -24,15 +24,6 @@ WHOLE = f"{programs.WHOLE}\n".encode()
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
 OTHER_USER = 4242
 """A user id that does not exist on this machine."""
-
-
-def eventually(condition: Callable[[], object], limit_s: float = 20) -> bool:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def is_alive(pid: int) -> bool:
@@ -57,7 +48,7 @@ class Host:
 
     def program(self, text: str, *words: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
         command = ["bash", "-c", text, "bash", *words]
-        return subprocess.run(command, input=stdin, capture_output=True, timeout=30, **options)
+        return subprocess.run(command, input=stdin, capture_output=True, timeout=2 * LIMIT_S, **options)
 
     def start(self, script: str, environment: bytes = b"", *, lines: str = NO_PEERS) -> dict[str, Any]:
         done = self.try_to_start(script, environment, lines=lines)
@@ -90,7 +81,7 @@ class Host:
     def state(self, *told: str) -> dict[str, str]:
         return self.said(programs.STATE, str(self.run_dir), self.run_dir.name, *told)
 
-    def stop(self, grace_s: float = 5.0, *told: str, **options: Any) -> dict[str, str]:
+    def stop(self, grace_s: float = LIMIT_S, *told: str, **options: Any) -> dict[str, str]:
         times = (str(round(100 * grace_s)), "500")
         return self.said(programs.STOP, str(self.run_dir), self.run_dir.name, *times, *told, **options)
 
@@ -138,11 +129,15 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     # All hosts of all tests on this machine see the same processes, so no two runs may have the same name.
     place = tmp_path / f"run-{secrets.token_hex(8)}"
     yield Host(place, shell)
-    end = time.monotonic() + 10
-    while (left := processes_of(place)) and time.monotonic() < end:
+
+    def are_gone() -> bool:
+        left = processes_of(place)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return not left
+
+    eventually(are_gone)
 
 
 in_each_shell = pytest.mark.parametrize("host", ["bash", "dash"], indirect=True)

@@ -21,10 +21,12 @@ import pytest
 
 NODES, CPUS, GPUS = 4, 4, 8
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+LIMIT_S = 150
+"""Limit for what takes a second or a few, however slow the machine is."""
 PATH = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"
 
 # Slurm with the GPUs as plain files, without cgroups, accounting or an MPI of its own. Each node has an address of its
-# own of the loopback network, and the name of none is known to the resolver.
+# own of the loopback network, and the name of none is known to the resolver. Time limits are those of a busy machine.
 CONFIG = """\
 ClusterName=topoplan
 SlurmctldHost={host}(127.0.0.1)
@@ -49,7 +51,8 @@ SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 GresTypes=gpu
-KillWait=30
+KillWait=120
+BatchStartTimeout=120
 DefMemPerCPU=10
 """
 NODE = (
@@ -80,7 +83,7 @@ class Slurm:
         if env and "PATH" in env:
             environment["PATH"] = f"{env['PATH']}:{PATH}"
         done = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
@@ -92,7 +95,7 @@ class Slurm:
     def state(self, job: str) -> str:
         return self._details(job)["JobState"]
 
-    def wait(self, job: str, timeout_s: float = 60) -> Job:
+    def wait(self, job: str, timeout_s: float = 2 * LIMIT_S) -> Job:
         """The job when it has ended on all nodes."""
         until = time.monotonic() + timeout_s
         while self.state(job) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") or not self.ready():
@@ -130,7 +133,7 @@ def own_slurm() -> Iterator[Slurm]:
         munged = ["munged", "--foreground", "--force", f"--key-file={root}/key", f"--socket={root}/munge.sock"]
         munged += [f"--pid-file={root}/munged.pid", f"--log-file={root}/log/munged", f"--seed-file={root}/seed"]
         commands = [munged, ["slurmctld", "-D"], *(["slurmd", "-D", "-N", f"sim{n}"] for n in range(1, NODES + 1))]
-        until = time.monotonic() + 30
+        until = time.monotonic() + LIMIT_S
         for command in commands:
             daemons.append(_start(root, command))
             while command is munged and not (root / "munge.sock").exists():

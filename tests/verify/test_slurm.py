@@ -18,7 +18,7 @@ import pytest
 from tests.bundle.nodes import stand_in_trainer
 from tests.bundle.samples import CLUSTER, ONE_NODE, make_spec_and_plan
 from tests.bundle.test_node_script import fill
-from tests.verify.slurm import CPUS, GPUS, Job, Slurm, own_slurm
+from tests.verify.slurm import CPUS, GPUS, LIMIT_S, Job, Slurm, own_slurm
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.slurm import JOB_SCRIPT
 from topoplan.bundle.write import write_bundle
@@ -39,12 +39,13 @@ if [[ "$SLURMD_NODENAME" == "${FAILING:-}" ]]; then
   while (($(ls -d "$PROBE"/*/pids | wc -l) < 4)); do sleep 0.02; done
   kill "$!"; exit 7
 fi
-wait "$!" || { sleep 5 & wait "$!"; }  # Slurm signals every process: the worker may be gone before the trap is reached
+# Slurm signals every process: the worker may be gone before the trap is reached.
+wait "$!" || { sleep 100 & wait "$!"; }
 """
 
 
 # The trainers die by SIGTERM, as if Slurm's signal had reached them first. One node fails once the shells of the others
-# wait for what they are not told yet: their sleep lasts until Slurm signals them.
+# wait for what they are not told yet: their sleeps are ten times as long.
 SIGNALLED_PYTHON = r"""#!/bin/bash
 if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
 mkdir "$PROBE/$SLURMD_NODENAME"
@@ -54,9 +55,9 @@ while (($(ls -d "$PROBE"/*/waits | wc -l) < 3)); do sleep 0.02; done
 exit 7
 """
 SIGNALLED_SLEEP = r"""#!/bin/bash
-[[ "$1" == 2 && "$SLURMD_NODENAME" != sim3 ]] || exec /bin/sleep "$@"
+[[ "$1" == 0.1 && "$SLURMD_NODENAME" != sim3 ]] || exec /bin/sleep "$@"
 touch "$PROBE/$SLURMD_NODENAME/waits"
-exec /bin/sleep 60
+exec /bin/sleep 1
 """
 
 
@@ -98,7 +99,7 @@ class Bundle:
         return dict(line.split("=", 1) for line in lines)
 
     def wait_for_tasks(self, count: int) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + LIMIT_S
         while len(list(self.probe.glob("*/pids"))) < count:
             assert time.monotonic() < until, "the tasks did not start"
             time.sleep(0.02)
@@ -309,7 +310,7 @@ def test_a_rank_that_dies_under_a_real_torchrun_ends_all_nodes(slurm: Slurm, tmp
     cluster = replace(CLUSTER, nodes=2, gpus_per_node=2, env={"GLOO_SOCKET_IFNAME": "lo"})
     bundle = Bundle(tmp_path, f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n', cluster=cluster, tp=2)
     env = stand_in_trainer(tmp_path / "trainer", LAUNCHER)
-    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment(**env)), timeout_s=180)
+    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment(**env)))
     assert [(bundle.probe / f"rank-{rank}/sum").read_text() for rank in range(4)] == ["6"] * 4, job.output
     assert (job.state, job.exit_code) == ("FAILED", "1:0"), job.output
     assert "task 1: Exited with exit code 1" in job.output
@@ -324,14 +325,15 @@ echo "$$" > "$PROBE/$(mktemp -u XXXXXXXX).pids"
 bundle=$(printf '%s\n' "$@" | grep train.yaml)
 bundle=${bundle%/train.yaml}
 [[ -f models/Qwen/Qwen3-8B/config.json ]] || exit 3
-case $(ls "$PROBE" | grep -c trial-) in
+before=$(ls "$PROBE" | grep -c trial-)
+touch "$PROBE/trial-$((before + 1))"
+while (($(ls "$PROBE"/*.pids | wc -l) < 4 * (before + 1))); do sleep 0.05; done
+case $before in
   0)
-    touch "$PROBE/trial-1"
-    for ((i = 0; i < 40 && $(ls "$PROBE"/*.pids | wc -l) < 4; i++)); do sleep 0.1; done
     printf '[rank3]: %s\n' 'Traceback (most recent call last):' '  File "a.py", line 1' 'RuntimeError: this trial fails'
     exit 7
     ;;
-  1) touch "$PROBE/trial-2"; echo "hangs"; exec sleep 300 ;;
+  1) echo "hangs"; exec sleep 300 ;;
 esac
 output=$(sed -n 's/^output_dir: \([^ ]*\).*/\1/p' "$bundle/train.yaml")
 mkdir -p "$output"
@@ -344,7 +346,7 @@ done
 echo
 exec sleep 300
 """
-"""The first trial fails, the second says nothing any more, the third has a step of 1 s."""
+"""Once all nodes are there, the first trial fails, the second says nothing any more, the third has a step of 1 s."""
 TUNED = """\
 name: lab
 nodes: 4
@@ -373,16 +375,18 @@ def test_trials_run_one_after_another_in_one_job_and_tune_goes_on_from_them(slur
     script = (job_dir / "trials.sbatch").read_text()
     quiet = re.findall(r"^trial \S+ \S+ \S+ ([0-9]+)$", script, re.MULTILINE)
     assert len(quiet) == 3
-    (job_dir / "trials.sbatch").write_text(re.sub(r"(?m)^(trial \S+ \S+ \S+) [0-9]+$", r"\1 3", script))
+    limits_s = iter([LIMIT_S, 10, LIMIT_S])
+    shorter = re.sub(r"(?m)^(trial \S+ \S+ \S+) [0-9]+$", lambda line: f"{line[1]} {next(limits_s)}", script)
+    (job_dir / "trials.sbatch").write_text(shorter)
 
     env = {"PATH": str(python.parent), "PROBE": str(tmp_path / "probe")}
-    job = slurm.wait(slurm.submit(submit, cwd=tmp_path, env=env), timeout_s=120)
+    job = slurm.wait(slurm.submit(submit, cwd=tmp_path, env=env))
     done_well(job)
     results = {path.parent.parent.name: json.loads(path.read_text()) for path in job_dir.glob("*/trial/result.json")}
     in_order = [results[one["plan"]] for one in said["ahead"]]
     assert [one["ended"] for one in in_order] == ["itself", "hang", "steps"], job.output
     assert in_order[0]["code"] == 7
-    assert 0 < in_order[2]["seconds"] < 30
+    assert 0 < in_order[2]["seconds"] < LIMIT_S
     pids = [int(path.read_text()) for path in (tmp_path / "probe").glob("*.pids")]
     assert len(pids) == 12
     assert not [pid for pid in pids if is_running(pid)]
@@ -397,7 +401,7 @@ def test_trials_run_one_after_another_in_one_job_and_tune_goes_on_from_them(slur
     assert again["next"][1] == "sbatch generated/lab-trials/job-2/trials.sbatch"
 
     number = slurm.submit(again["next"][1].split()[1], cwd=tmp_path, env=env)
-    until = time.monotonic() + 30
+    until = time.monotonic() + LIMIT_S
     while len(pids := list((tmp_path / "probe").glob("*.pids"))) < 16:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -1,6 +1,5 @@
 import json
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from tests.bed.bed import Bed, probe
 from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
 from tests.cli.conftest import Cli, cli
+from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
 from topoplan.hosts.needs import RunNeeds
 from topoplan.hosts.preflight.connections import SCRIPT, arguments
@@ -48,7 +48,7 @@ def run(ready: Bed, directory: Path) -> tuple[Cluster, RunNeeds]:
 
 @pytest.fixture(scope="module")
 def connections(ready: Bed) -> Iterator[Mapping[str, Connection]]:
-    made = connect_all({name: ready.target(name) for name in NAMES}, Access())
+    made = connect_all({name: ready.target(name) for name in NAMES}, Access(), deadline_s=LIMIT_S)
     good = {name: one for name, one in made.items() if isinstance(one, Connection)}
     assert len(good) == len(NAMES), made
     yield good
@@ -90,7 +90,7 @@ def test_a_taken_port_is_found_on_node_0(
     program = LISTEN.format(port=needs.master_port)
     thief = connections["n0"].start(["python3", "-c", program], hold_stdin=True)
     try:
-        assert next(iter(thief.read(10)))
+        assert next(iter(thief.read(LIMIT_S)))
         checks = preflight(connections, cluster, needs)
     finally:
         thief.close()
@@ -124,7 +124,7 @@ def test_each_fault_is_found_where_it_is(
     there.rename(gone)
     config = directory / "n3" / model / "config.json"
     config.write_text('{"model_type": "qwen2"}')
-    down = connect_all({"n0": ready.target("n0", port=9)}, Access(), deadline_s=30)
+    down = connect_all({"n0": ready.target("n0", port=9)}, Access(), deadline_s=LIMIT_S)
     try:
         checks = preflight({**connections, **down}, replace(cluster, hosts=tuple(hosts)), needs)
     finally:
@@ -165,13 +165,10 @@ def test_listeners_end_with_the_client(
     said: dict[str, HostFacts | HostError] = dict.fromkeys(NAMES, HostFacts())
     scene = scene_of(cluster, needs, said)
     stream = connections["n1"].start(SCRIPT, *arguments(scene, scene.nodes[1], random.Random(1)), hold_stdin=True)
-    assert next(iter(stream.read(10)))
+    assert next(iter(stream.read(LIMIT_S)))
     assert len(listeners(ready)) == 1
     stream.close()
-    end = time.monotonic() + 5
-    while listeners(ready) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert listeners(ready) == []
+    assert eventually(lambda: not listeners(ready))
 
 
 def test_a_check_that_is_skipped_is_not_made(
