@@ -138,8 +138,8 @@ def _moments(
     gathered = ("gathered weights", states.gathered_bytes)
     backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
     copies = ("16-bit copies of weights", states.cast_bytes)
-    # fp32 gradients in DeepSpeed's optimizer, or the root of the second moment in a foreach AdamW.
-    temporaries = "root of the second moment" if case.traits.adam_bytes else "fp32 gradients"
+    # Copies of gradients in DeepSpeed's optimizer, or the root of the second moment in a foreach AdamW.
+    temporaries = "root of the second moment" if case.traits.adam_bytes else "copies of gradients"
     return (
         Moment("end of forward", (*none_yet, copies, ("logits", logits))),
         Moment("loss", (*none_yet, gathered, ("logits and their gradients", loss))),

@@ -121,19 +121,38 @@ def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: Param
     (`_fsdp_param_group.py`, post_backward).
     """
     model, job = case.model, case.job
+    unit = sharding_of(layout).unit
+    if unit == "bucket":
+        return _bucket_bytes(case, layout, elements)
     if layout.world_size == 1:
         return 0.0
-    unit = sharding_of(layout).unit
     if unit == "gradients":
         # Buckets separate from the gradients themselves: gradient_as_bucket_view is off in the trainer.
         return float(each.gradient * elements.trained)
     share = elements.trained / elements.total
     size = max(largest_layer(model), root_elements(case)) * share
-    if unit == "bucket":
-        return BF16 * (size + 2 * min(BUCKET, elements.trained))
     if unit == "block":
         return (BF16 + reduced_bytes(job, layout)) * size
     return BF16 * 3 * size
+
+
+def _bucket_bytes(case: Case, layout: Layout, elements: Elements) -> float:
+    """Return the bytes of 16-bit gradients beside the kept ones while ZeRO's stages 1 and 2 run backward.
+
+    DeepSpeed 0.18 `runtime/zero/stage_1_and_2.py`: the first gradient of a micro-batch makes a buffer of
+    reduce_bucket_size elements, however few are trained (setup_buckets). Stage 1 fills it after backward. Stage 2 fills
+    it gradient by gradient, and copies what it holds if it spans the parts of several ranks (allreduce_bucket). If
+    gradients are accumulated, those of each further micro-batch are in a second partition before they are added
+    (copy_grads_in_partition, independent_gradient_partition_epilogue).
+    """
+    if not sharding_of(layout).divides_gradients:
+        return float(BF16 * BUCKET)
+    share = elements.trained / elements.total
+    parameter = max(_largest_linear(case.model), root_elements(case)) * share
+    again = layout.gradient_accumulation_steps > 1 and not layout.offload_optimizer
+    own = elements.trained / shards_of(layout, case.cluster.gpus_per_node).gradients if again else 0.0
+    copied = min(BUCKET, elements.trained) if layout.world_size > 1 else 0
+    return BF16 * (parameter + BUCKET + copied + own)
 
 
 def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
@@ -230,10 +249,21 @@ def sharded_states(case: Case, layout: Layout) -> ShardedStates:
 
 
 def _step_bytes(case: Case, layout: Layout, elements: Elements) -> float:
-    """Return what the optimizer's step adds on the GPU; DeepSpeed's Adam reads fp32 gradients."""
+    """Return what the optimizer's step adds to the kept states on the GPU.
+
+    DeepSpeed's Adam reads fp32 gradients. They are made from a flat 16-bit copy, beside the gradients themselves: of
+    the rank's own part, with stage 3 of one sub-group at a time (`stage_1_and_2.py::step`,
+    `stage3.py::_prepare_fp32_grad_for_sub_group`). Stage 1 has freed the other ranks' parts by then; before, it has
+    reduced all gradients through a bucket and copied its own part out of it (copy_grads_in_partition).
+    """
     if layout.offload or layout.offload_optimizer:
         return 0.0
-    own, how = elements.trained / shards_of(layout, case.cluster.gpus_per_node).optimizer, sharding_of(layout)
-    if how.has_16_bit_model:
-        return FP32 * (min(own, SUB_GROUP) if how.divides_weights else own)
-    return case.traits.adam_bytes * own
+    shares = shards_of(layout, case.cluster.gpus_per_node)
+    own, how = elements.trained / shares.optimizer, sharding_of(layout)
+    if not how.has_16_bit_model:
+        return case.traits.adam_bytes * own
+    if how.divides_weights:
+        return (BF16 + FP32) * min(own, SUB_GROUP)
+    freed = BF16 * (elements.trained / shares.gradients - own)
+    reduced = 0.0 if how.divides_gradients else BF16 * (BUCKET + min(BUCKET, elements.trained) + own)
+    return max((BF16 + FP32) * own - freed, reduced)
