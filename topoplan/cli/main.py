@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -64,8 +63,6 @@ def _topoplan(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 on success, 1 if nothing fits or a run failed, 2 for bad input."""
-    # A command creates thousands of objects that live until its end, so collecting garbage would be wasted effort.
-    gc.set_threshold(100_000)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the calling process, as with `<&-`
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115

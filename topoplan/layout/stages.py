@@ -8,17 +8,16 @@ Source: megatron-core 0.16 `core/transformer/pipeline_parallel_layer_layout.py` 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from topoplan.errors import LayoutError
 from topoplan.specs.layout_parts import StageSizes
 from topoplan.units import shown
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The part of a model that one virtual stage holds."""
 
     first_layer: int
@@ -30,18 +29,6 @@ class Chunk:
     """Whether it has the output layer and the loss."""
     mtp_layers: int = 0
     """Multi-token-prediction layers, after `layers`."""
-    _hash: int = field(init=False, repr=False, compare=False)
-    """Computed once, because a search looks up chunks a million times."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "_hash",
-            hash((self.first_layer, self.num_layers, self.embedding, self.final_norm, self.head, self.mtp_layers)),
-        )
-
-    def __hash__(self) -> int:
-        return self._hash
 
     @property
     def layers(self) -> range:
