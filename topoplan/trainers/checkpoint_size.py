@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSize:
+class CheckpointSize(NamedTuple):
     """Bytes of one checkpoint over all its files, without logs and tokenizer, which are small."""
 
     megatron_bytes: int

@@ -8,7 +8,7 @@ is set here, for a fabric without RDMA. A vendor's profile that a script reads f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster, Fabric, Host
@@ -17,8 +17,7 @@ _MOST_HCAS = 32  # NCCL user guide, NCCL_IB_HCA
 _THREADS_WHEN_UNKNOWN = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvVar:
+class EnvVar(NamedTuple):
     """One exported variable."""
 
     name: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from topoplan.specs.job import Job
 
@@ -13,8 +12,7 @@ _USUAL_EVERY = 500
 """Default of save_steps in transformers' `training_args.py`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pauses:
+class Pauses(NamedTuple):
     """The pauses of one run, in optimizer steps."""
 
     save_every: int | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from topoplan.engines.rule import Broken
 from topoplan.errors import InputError, LayoutError, SpecError, listed, nearest
@@ -165,8 +164,7 @@ def unpredicted(spec: Spec, backend: str, *, is_of_file: bool = False) -> Iterat
     yield from _foreign_profile(spec, backend)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerChoice:
+class TrainerChoice(NamedTuple):
     """Which trainer runs a layout."""
 
     trainer: Trainer | None

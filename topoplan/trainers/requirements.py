@@ -6,8 +6,8 @@ A bundle's README, its node scripts, plan.json, preflight and the warnings of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from topoplan.catalog.packages import PYTHON, Package, allows, in_words, narrowed, packages, pip_words
 from topoplan.layout.layout import Layout
@@ -15,13 +15,12 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
+class Versions(NamedTuple):
     """The package versions that a trainer's files are written for."""
 
     title: str
     """The trainer's name as its makers spell it."""
-    bounds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[str, str]] = MappingProxyType({})
     """Package -> versions in pip's syntax, and what is wrong with other versions."""
     tried: Callable[[], Mapping[str, tuple[str, ...]]] = dict
     """Package -> versions that the trainer supports, the default first; only packages with several are listed."""
@@ -31,8 +30,7 @@ class Versions:
         return self.bounds.get(package, ("", ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
+class Requirement(NamedTuple):
     """One package that must be installed."""
 
     package: Package

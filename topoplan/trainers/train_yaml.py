@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -77,7 +76,7 @@ def _with_output_dir(sections: list[Section], user: Mapping[str, Any], name: str
         "of this plan only: a checkpoint found there is resumed unasked; on storage that all nodes share",
     )
     return [
-        replace(section, entries=(entry, *section.entries)) if section.title == OUTPUT_TITLE else section
+        section._replace(entries=(entry, *section.entries)) if section.title == OUTPUT_TITLE else section
         for section in sections
     ]
 
@@ -87,10 +86,9 @@ def _with_user_keys(sections: list[Section], user: Mapping[str, Any]) -> list[Se
     ours = {entry.key for section in sections for entry in section.entries}
     origin = "from job.trainer in the spec"
     merged = [
-        replace(
-            section,
+        section._replace(
             entries=tuple(
-                replace(entry, value=user[entry.key], comment=origin)
+                entry._replace(value=user[entry.key], comment=origin)
                 if entry.key in user and user[entry.key] != entry.value
                 else entry
                 for entry in section.entries

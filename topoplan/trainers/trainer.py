@@ -8,8 +8,8 @@ is dealing with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
@@ -40,8 +40,7 @@ DATASET_TO_FILL_IN = "SET_ME"
 """Placeholder for a dataset that the spec does not name; the node scripts refuse to start while it is there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerFiles:
+class TrainerFiles(NamedTuple):
     """The trainer's own files of one plan."""
 
     files: Mapping[str, str]
@@ -59,8 +58,7 @@ class TrainerFiles:
         return self.files[MAIN_FILE]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadmeWords:
+class ReadmeWords(NamedTuple):
     """Trainer-specific parts of README.md, as Markdown; lines of a list item are indented by three spaces."""
 
     engine: str
@@ -69,6 +67,10 @@ class ReadmeWords:
     """Content of the Python environment: `A Python environment with ..., in the same versions everywhere`."""
     install: tuple[str, ...]
     """Commands that install the environment, PyTorch apart."""
+    progress: str
+    """What is visible while it trains."""
+    resume: str
+    """How to resume a run from its last checkpoint."""
     model_note: str = ""
     """A sentence on the model's directory."""
     data_note: str = ""
@@ -77,16 +79,11 @@ class ReadmeWords:
     """An entry of dataset_info.json and a record of the file that it names, as JSON text."""
     dataset_words: str = "to a name in `dataset_info.json`"
     """Completes `set dataset in train.yaml ...` if the spec names no dataset."""
-    progress: str
-    """What is visible while it trains."""
-    resume: str
-    """How to resume a run from its last checkpoint."""
     files: tuple[tuple[str, str], ...] = ()
     """Rows of the table of files: each trainer file other than MAIN_FILE, with its description."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
+class Checkpoints(NamedTuple):
     """The checkpoints in a run's output_dir: one directory each, named with the step number at its end.
 
     The script of each node looks for the last complete one, so all nodes must see the same output_dir.
@@ -128,7 +125,7 @@ class TrainerRun:
     """Why quantized weights with separate scales cannot be read (a comment), and the message; None if they can be."""
     checkpoint: CheckpointSize
     pauses: Pauses = field(default_factory=Pauses)
-    checkpoints: Checkpoints = Checkpoints()
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     steps: int | None = None
     """Optimizer steps of the whole run; None if the spec does not give the number of samples."""
     readme: ReadmeWords
@@ -179,7 +176,7 @@ class TrainingPath:
         found = self.files(spec, layout)
         if self.trial is None or not is_generated(spec.job):
             return found
-        return replace(found, files={**found.files, **self.trial.samples(spec)})
+        return found._replace(files={**found.files, **self.trial.samples(spec)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

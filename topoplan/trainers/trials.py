@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
@@ -31,8 +32,7 @@ _TELLING = ("logging_steps", "logging_first_step", "logging_dir", "report_to", "
 _DATA = ("dataset", "dataset_dir", "tokenized_path", "streaming", "mix_strategy", "interleave_probs", "max_samples")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """How to make a trainer run only a few steps."""
 
     job: Callable[[Spec, int, str], Job]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from topoplan.specs.yaml_scalar import scalar
 
@@ -12,8 +11,7 @@ _COMMENT_COLUMN = 52
 _WIDTH = 116
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of a YAML mapping."""
 
     key: str
@@ -24,8 +22,7 @@ class Entry:
     """Lines of a mapping under the key, instead of `value`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(NamedTuple):
     """Related lines under a heading."""
 
     title: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from packaging.version import Version
 
@@ -82,8 +82,7 @@ TrainerPath = str
 "plain" without either."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Templates:
+class Templates(NamedTuple):
     """LLaMA-Factory's chat templates, and the model types that its Megatron paths support."""
 
     names: frozenset[str]
@@ -251,8 +250,7 @@ the key does not accept the value. ignored: the Megatron workflow never reads th
 key but discards part of the value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyJudgment:
+class KeyJudgment(NamedTuple):
     """The judgment on a value for a trainer key."""
 
     value: Any = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -73,7 +72,7 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
             "are quantized, and the trainer reads none such; convert them to bf16, or take an unquantized model",
         ),
         checkpoint=checkpoint_size(spec, layout, values),
-        checkpoints=replace(CHECKPOINTS, resumable=can_resume),
+        checkpoints=CHECKPOINTS._replace(resumable=can_resume),
         steps=(count := _steps(spec.job, values)),
         pauses=pauses_of(values, spec.job, count),
         readme=_readme(spec, requirements, can_resume=can_resume),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -88,7 +87,7 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
         values,
         requirements=requirements_of(spec, layout, _VERSIONS, wanted),
         environment=(_ALLOCATOR,) if layout.expandable_segments else (),
-        checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
+        checkpoint=plain_checkpoint_size(spec, layout, values)._replace(saves_at_end=False),
         steps=steps(job, values),
         words=_readme(spec, f"ms-swift{engine}", files=files),
         checkpoints=Checkpoints(),
@@ -145,7 +144,7 @@ def _trainer_run(
         checkpoints=checkpoints,
         steps=steps,
         pauses=pauses_of(values, spec.job, steps),
-        readme=replace(words, install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),
+        readme=words._replace(install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),
     )
 
 
