@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ KEYS = {
     ("swift.rules", "megatron_relations.toml"): set(arguments_of("megatron sft").types) | FLAGS | {"fp8"},
     ("llamafactory.rules", "relations.toml"): LF_KEYS,
     ("", "accelerate.toml"): {*key_list("accelerate")["top"], *key_list("accelerate")["blocks"]},
+    ("", "deepspeed.toml"): {*key_list("deepspeed")["top"]},
     ("llamafactory.rules", "v1_relations.toml"): set(key_list("llamafactory_v1")["classes"]["Top"]),
 }
 
@@ -75,6 +77,25 @@ def test_a_relation_is_said_with_its_numbers_at_the_key_that_is_written() -> Non
         RULE, setup.configurations[0], context_of(setup, setup.configurations[0])
     )
     assert [(one.what, one.line) for one in said] == [("a 3 % 2 = 1", 3)]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"needs": {"b": ["c"]}}, "b without c: set c, or remove b"),
+        ({"needs": {"b": ["a == 4"]}}, "b without a 4: set a 4, or remove b"),
+        ({"needs": {"a == 3": ["b in ('x', 'y')"]}}, "a 3 without b x or y: change it"),
+        ({"excludes": {"b": ["a"]}}, "b with a: remove one of them"),
+        ({"excludes": {"b is not None": ["a not in (1, 2)"]}}, "b with a other than 1, 2: change one of them"),
+        ({"needs": {"b": ["a == 3"]}, "excludes": {"c": ["a"]}}, ""),
+    ],
+)
+def test_what_is_needed_or_excluded_is_said_in_the_words_of_its_conditions(row: dict[str, Any], says: str) -> None:
+    setup = setup_of("model_name_or_path: m\ndataset: d\nstage: sft\na: 3\nb: text\n", name="train.yaml")
+    rule = Rule(id="r", level="error", reads="", what="{refusal}", remedy="{remedy}")
+    around = context_of(setup, setup.configurations[0])
+    found = Relations.of({"refused": [], **row}).findings(rule, setup.configurations[0], around)
+    assert [f"{one.what}: {one.remedy}" for one in found] == [says][: bool(says)]
 
 
 def names(node: ast.expr) -> Iterator[str]:

@@ -11,12 +11,19 @@
     remedy = "choose a divisor"
 
 `keys` repeats a relation for several keys; each key's name replaces KEY. `[[unwise]]` has the form of `[[refused]]`,
-for combinations that are accepted but do not do what they appear to. `[choices]` and `numbers` constrain the values of
-single keys that are missing from the key lists of the catalog. `when` is a Python expression over keys (`block.key`
-inside a block), values, and the facts about launch and model that `context_of` gives. Its logic is three-valued: what
-only the shell or the machine knows is unknown, and so is everything that depends on it. `each` selects blocks by
-patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an environment variable that the script sets for
-the command.
+for combinations that are accepted but do not do what they appear to. Two tables are short for rows of `[[refused]]`
+that need no words of their own: what a condition is refused without, and with what.
+
+    [needs]
+    overlap_param_gather = ["overlap_grad_reduce"]
+    [excludes]
+    "ckpt_format == 'torch_dcp'" = ["pipeline_model_parallel_size > 1"]
+
+`[choices]` and `numbers` constrain the values of single keys that are missing from the key lists of the catalog. `when`
+is a Python expression over keys (`block.key` inside a block), values, and the facts about launch and model that
+`context_of` gives. Its logic is three-valued: what only the shell or the machine knows is unknown, and so is everything
+that depends on it. `each` selects blocks by patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an
+environment variable that the script sets for the command.
 
 `shared = ["megatron_core.toml"]` includes the rows, values and names of tables that several trainers build on, by their
 path from this directory. With `shared_within`, the keys in those rows are looked up in the named blocks.
@@ -65,6 +72,14 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda value, among: value not in among,
 }
 
+_SETTING = re.compile(r"[\w.]+( [\w.+-]+)?")
+_IN_WORDS = (
+    (r" is not None| not in \(None, 'none'\)", ""),
+    (r" not in \(([^)]*)\)", r" other than \1"),
+    (r" in \(([^)]*)\)| == ([\w.'+-]+)", r" \1\2"),
+)
+"""Parts of conditions, with what they read as in a sentence."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
@@ -97,12 +112,9 @@ class Relations:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Relations:
         """Build the relations from a parsed TOML document."""
-        told = [(one, True) for one in document["refused"]] + [(one, False) for one in document.get("unwise", ())]
         shared = [_table("topoplan.trainers", name) for name in document.get("shared", ())]
         within = {"each": document["shared_within"], "within": True} if "shared_within" in document else {}
-        for table in shared:
-            told += [({**one, **within}, True) for one in table["refused"]]
-            told += [({**one, **within}, False) for one in table.get("unwise", ())]
+        told = [*_told(document), *(({**row, **within}, known) for table in shared for row, known in _told(table))]
         every = [*shared, document]
         values = {key: text for table in every for key, text in table.get("values", {}).items()}
         return cls(
@@ -121,17 +133,20 @@ class Relations:
         around: Mapping[str, Any],
         functions: Functions = MappingProxyType({}),
         unwise: Rule | None = None,
+        base: KeyPath = (),
     ) -> Iterator[Finding]:
         """Yield what is refused in a configuration, as findings of `rule`, whose text contains `{refusal}` and
         `{remedy}`.
 
-        Unwise combinations become findings of `unwise`, or of `rule` if `unwise` is None.
+        Unwise combinations become findings of `unwise`, or of `rule` if `unwise` is None. The keys are those of the
+        block at `base`.
         """
-        yield from self._wrong_values(rule, configuration, around)
-        functions = {**_FUNCTIONS, **functions}
+        yield from self._wrong_values(rule, configuration, around, base)
+        functions, data = {**_FUNCTIONS, **functions}, at(configuration.source.data, base)
         for relation in self.refused:
-            for block in (one for pattern in relation.each for one in _blocks(configuration.source.data, pattern)):
-                read = _Evaluator(self, configuration, around, functions, block, within=relation.within)
+            for inner in (one for pattern in relation.each for one in _blocks(data, pattern)):
+                block = (*base, *inner)
+                read = _Evaluator(self, configuration, around, functions, block, block if relation.within else base)
                 if (found := read.value(relation.when)) is UNKNOWN or not read.is_true(found):
                     continue
                 what = read.text(relation.what)
@@ -139,8 +154,10 @@ class Relations:
                 if relation.is_refused or place is not None:  # a default is not meant to have an effect
                     yield its.at(configuration, place, refusal=what, remedy=relation.remedy)
 
-    def _wrong_values(self, rule: Rule, configuration: Configuration, around: Mapping[str, Any]) -> Iterator[Finding]:
-        read = _Evaluator(self, configuration, around, {}, ())
+    def _wrong_values(
+        self, rule: Rule, configuration: Configuration, around: Mapping[str, Any], base: KeyPath
+    ) -> Iterator[Finding]:
+        read = _Evaluator(self, configuration, around, {}, base, base)
         for key in (*self.choices, *self.numbers):
             value = read.value(_parsed(key))
             choices = self.choices.get(key, ())
@@ -153,7 +170,7 @@ class Relations:
             ):
                 continue
             remedy = f"expected one of {', '.join(choices)}" if choices else "expected a whole number"
-            yield rule.at(configuration, path_of(key), refusal=f"{key} is {_said(value)}", remedy=remedy)
+            yield rule.at(configuration, (*base, *path_of(key)), refusal=f"{key} is {_said(value)}", remedy=remedy)
 
 
 def read_relations(package: str, name: str) -> Relations:
@@ -164,6 +181,51 @@ def read_relations(package: str, name: str) -> Relations:
 @lru_cache
 def _table(package: str, name: str) -> Mapping[str, Any]:
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _told(table: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Yield the rows of a table, each with whether it is refused."""
+    yield from ((row, True) for row in (*table.get("refused", ()), *_pairs(table)))
+    yield from ((row, False) for row in table.get("unwise", ()))
+
+
+def _pairs(table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows for which `[needs]` and `[excludes]` are short."""
+    for section, word, unless in (("needs", "without", "not "), ("excludes", "with", "")):
+        for first, other in ((one, each) for one, every in table.get(section, {}).items() for each in every):
+            names, is_plain = (_plain(first), _plain(other)), first.isidentifier()
+            if unless:
+                verb = f"set {names[1]}" if _SETTING.fullmatch(names[1]) else "change it"
+                remedy = f"{verb}, or remove {first}" if is_plain else verb
+            else:
+                remedy = "remove one of them" if is_plain and other.isidentifier() else "change one of them"
+            yield {
+                "at": [*_keys_of(first), *_keys_of(other)],
+                "when": f"({first}) and {unless}({other})",
+                "what": f"{names[0]} {word} {names[1]}",
+                "remedy": remedy,
+            }
+
+
+def _keys_of(expression: str) -> list[str]:
+    """Return the keys that an expression reads, as `block.key`, in order."""
+    skipped: set[ast.AST] = set()
+    found = []
+    for node in ast.walk(_parsed(expression)):
+        if isinstance(node, ast.Call):
+            skipped.add(node.func)
+        if isinstance(node, ast.Attribute):
+            skipped.add(node.value)
+        if isinstance(node, ast.Name | ast.Attribute) and node not in skipped:
+            found.append(ast.unparse(node))
+    return found
+
+
+def _plain(condition: str) -> str:
+    """Return a condition as it reads in a sentence: `ckpt_format torch_dcp`, or the key alone if any value will do."""
+    for pattern, said in _IN_WORDS:
+        condition = re.sub(pattern, said, condition)
+    return condition.replace("', '", " or ").replace("'", "")
 
 
 def _relations(told: Mapping[str, Any], is_refused: bool) -> Iterator[Relation]:
@@ -202,12 +264,10 @@ class _Evaluator:
         around: Mapping[str, Any],
         functions: Functions,
         block: KeyPath,
-        *,
-        within: bool = False,
+        base: KeyPath,
     ) -> None:
-        self.table, self.configuration, self.around, self.block = table, configuration, around, block
-        self.base = block if within else ()
-        self.functions = functions
+        self.table, self.configuration, self.around = table, configuration, around
+        self.functions, self.block, self.base = functions, block, base
 
     def place(self, keys: tuple[str, ...]) -> KeyPath | None:
         """Return the path of the first key that is present, preferring keys whose value is not the default."""
@@ -333,6 +393,7 @@ def _keys(value: Any) -> list[Any]:
 
 _FUNCTIONS: Functions = {
     **{"len": len, "sum": sum, "max": max, "ceil": math.ceil},
+    "product": lambda items: math.prod(int(one) for one in items),
     "items": _items,
     "keys": _keys,
     "has_word": lambda value, words: any(word in str(value).lower() for word in words),

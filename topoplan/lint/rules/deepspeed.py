@@ -17,9 +17,12 @@ from topoplan.reading.processes import launch_of, processes_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at, flag, value_of
 from topoplan.specs.source import KeyPath
+from topoplan.trainers.around import context_of
 from topoplan.trainers.llamafactory.key_list import plain_keys
+from topoplan.trainers.relations import read_relations
 from topoplan.units import shown
 
+_RELATIONS = read_relations("topoplan.trainers", "deepspeed.toml")
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 _GATHERS = (
@@ -58,6 +61,9 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _trainer(document)
         yield from _offload(document)
         yield from _stages(document)
+        around = {**context_of(setup, document.holder), "is_piece": False}
+        rule = RULES["deepspeed-refused-together"]
+        yield from _RELATIONS.findings(rule, document.holder, around, base=document.path)
     yield from _beside_fsdp(setup)
 
 
