@@ -26,18 +26,10 @@ CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
 MISSED: set[str] = {  # faults that are not found yet
     "reported-ds-zeropp-in-an-old-release",
-    "reported-empty-run-id",
-    "drawn-acc-fewer-ids-than-processes",
-    "drawn-acc-fewest-parameters-as-text",
-    "drawn-acc-megatron-under-lf",
-    "drawn-acc-parallelism-of-another-world",
     "drawn-lf-colon-behind-an-option",
     "drawn-lf-columns-named-by-the-data",
     "drawn-lf-loss-that-trl-dropped",
-    "drawn-node-of-fewer-gpus",
     "drawn-roll-experts-and-tensors-without-sequences",
-    "drawn-run-id-drawn-on-each-node",
-    "drawn-standalone-of-two-nodes",
     "drawn-swift-batch-found-automatically",
     "drawn-swift-device-map-of-eight",
     "drawn-swift-exo-without-smoothing",

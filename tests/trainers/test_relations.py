@@ -23,7 +23,7 @@ KEYS = {
     ("swift.rules", "relations.toml"): {name for one in COMMANDS[:2] for name in arguments_of(one).types},
     ("swift.rules", "megatron_relations.toml"): set(arguments_of("megatron sft").types) | FLAGS | {"fp8"},
     ("llamafactory.rules", "relations.toml"): LF_KEYS,
-    ("", "accelerate.toml"): {*key_list("accelerate")["top"], *key_list("accelerate")["blocks"]},
+    ("", "accelerate.toml"): {*key_list("accelerate")["top"], *key_list("accelerate")["blocks"], "trains"},
     ("", "deepspeed.toml"): {*key_list("deepspeed")["top"]},
     ("llamafactory.rules", "v1_relations.toml"): set(key_list("llamafactory_v1")["classes"]["Top"]),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from topoplan.reading.arithmetic import worked_out
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.values import as_whole
 
@@ -128,13 +129,16 @@ def _included(text: str) -> int | None:
     return len(places.split(",")) if colon and "@" not in places else None
 
 
-def _number(launch: Launch, text: str, depth: int = 3) -> int | None:
+def _number(launch: Launch, text: str, depth: int = 4) -> int | None:
     """Return a whole number above zero, resolving variables that the script or Slurm sets; None for anything else."""
     text = text.strip().strip("\"'")
     if NODES_OF_A_JOB.fullmatch(text):
         return job_of(launch).nodes
+    if not depth:
+        return None
+    if (result := worked_out(text, lambda name: str(_number(launch, f"${name}", depth - 1) or ""))) is not None:
+        return _number(launch, result, depth - 1)
     if match := _VARIABLE.fullmatch(text):
         found = launch.variable(match[1] or match[3])
-        text = found.value if found else match[2] or ""
-        return _number(launch, text, depth - 1) if depth else None
+        return _number(launch, found.value if found else match[2] or "", depth - 1)
     return int(text) if text.isdecimal() and 0 < int(text) < 10**6 else None

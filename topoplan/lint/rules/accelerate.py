@@ -49,6 +49,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
             yield RULES["accelerate-refused-together.options"].on(
                 launch, launch.options[kinds[1]], first=kinds[0], second=kinds[1]
             )
+    trained = next((one.trainer for one in _trainers(setup)), None)
     for configuration in told:
         own = launches if len(told) == 1 else []
         yield from _keys(configuration)
@@ -58,7 +59,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _RELATIONS.findings(
             RULES["accelerate-refused-together"],
             configuration,
-            {**context_of(setup, configuration), "is_piece": False},
+            {**context_of(setup, configuration), "is_piece": False, "trains": trained},
             unwise=RULES["accelerate-refused-together.unwise"],
         )
         for trainer in _trainers(setup) if len(told) == 1 else ():

@@ -20,6 +20,8 @@ _VARIABLE = {"srun": "$SLURM_NODEID", "mpirun": "$OMPI_COMM_WORLD_RANK"}
 _OF_MPI = re.compile(r"\$\{?(?:OMPI_COMM_WORLD_\w*RANK|PMIX?_RANK|PMI_LOCAL_RANK|MPI_LOCALRANKID)\}?")
 _OWN_HOST = re.compile(r"(?:\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?HOSTNAME\}?)")
 _DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b")
+_NAME = re.compile(r"\$\{?(\w+)")
+_LONE_NAME = re.compile(r"\"?\$\{?(\w+)\}?\"?")
 _BINDS_NONE = re.compile(r"--(?:gpu|tres)-bind[= ]\S*none")
 
 
@@ -124,6 +126,30 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
         yield RULES["launch-own-address.port"].on(launch, port, value=port.value, nodes=nodes)
 
 
+def _run_id(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """An id that each node draws for itself, or that is empty as nothing sets it."""
+    option, everywhere = launch.options.get("rdzv_id"), _wrapper(launch)
+    if option is None:
+        return
+    nodes = everywhere[1] if everywhere else nodes_of(launch) or 0
+    if nodes > 1 and _DRAWN.search(option.value) and (everywhere is None or _is_worked_out_there(launch, option)):
+        yield RULES["launch-run-id"].on(launch, option, value=option.value, nodes=nodes)
+    own = _LONE_NAME.fullmatch(option.value)
+    others = {name for other in launch.options.values() for name in _NAME.findall(other.value)} - {
+        own[1] if own else ""
+    }
+    if own and everywhere and not _is_set(launch, own[1]) and others and all(_is_set(launch, one) for one in others):
+        yield RULES["launch-run-id.empty"].on(launch, option, name=own[1])
+
+
+def _is_set(launch: Launch, name: str) -> bool:
+    return (
+        name == "RANDOM"
+        or name.startswith("SLURM_")
+        or re.search(rf"\b{name}\b(?:=|:?[-=])", launch.part.text) is not None
+    )
+
+
 def _gpu_of_a_task(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """One GPU bound to each task, and a device counted as if a task saw all of them."""
     step, rank = step_of(launch), launch.variable("LOCAL_RANK")
@@ -142,5 +168,6 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _launchers,
     _variables,
     _address,
+    _run_id,
     _gpu_of_a_task,
 )

@@ -185,12 +185,13 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
     backend = launch.options.get("rdzv_backend")
     if (name := certain_text(backend)) is not None and (close := nearest(name, _BACKENDS)) and name not in _BACKENDS:
         yield RULES["launch-rendezvous-backend"].on(launch, backend, name=name, close=close)
-    rank = launch.options.get("node_rank")
-    if launch.starter == "torchrun" and certain_text(backend) == "c10d" and "rdzv_endpoint" not in launch.options:
-        nodes = nodes_of(launch)
-        if nodes is not None and nodes > 1 and not from_outside(launch):
-            yield RULES["launch-no-rendezvous"].on(launch, backend, nodes=nodes)
-    if launch.starter == "torchrun" and backend is not None and backend.value == "c10d" and rank is not None:
+    rank, nodes = launch.options.get("node_rank"), nodes_of(launch) or 0
+    is_c10d = launch.starter == "torchrun" and certain_text(backend) == "c10d"
+    if launch.starter == "torchrun" and nodes > 1 and (alone := launch.options.get("standalone")) is not None:
+        yield RULES["launch-no-rendezvous.standalone"].on(launch, alone, nodes=nodes)
+    elif is_c10d and nodes > 1 and "rdzv_endpoint" not in launch.options and not from_outside(launch):
+        yield RULES["launch-no-rendezvous"].on(launch, backend, nodes=nodes)
+    if is_c10d and rank is not None:
         yield RULES["launch-node-rank-ignored"].on(launch, rank)
     identity = launch.variable("RDZV_ID")
     if is_llamafactory_cli(launch) and identity is not None and launch.variable("NODE_RANK") is not None:

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import PurePath
 
-from topoplan.lint.rules.launch_facts import RULES, certain_count, certain_text, configurations_of, nodes_of, setting_of
+from topoplan.lint.rules.launch_facts import (
+    RULES,
+    certain_count,
+    certain_text,
+    configurations_of,
+    is_llamafactory_cli,
+    nodes_of,
+    setting_of,
+)
 from topoplan.lint.rules.launch_nodes import LOCAL_ADDRESS
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import started_by
@@ -38,6 +46,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
                 )
         for launch in others:
             yield from _settings(first, launch)
+            yield from _processes(setup, first, launch)
             yield from _variables(first, launch)
             yield from _keys(setup, first, launch)
 
@@ -77,6 +86,15 @@ def _settings(first: Launch, launch: Launch) -> Iterator[Finding]:
         if one is not None and other is not None and one != other and not of_itself:
             name, where = f"--{option}" if launch.starter else option.upper(), setting_of(launch, option)
             yield _differs("launch-nodes-disagree", launch, where, first, name, one, other)
+
+
+def _processes(setup: Setup, first: Launch, launch: Launch) -> Iterator[Finding]:
+    """Report differing numbers of processes where one of them follows from the GPUs that are visible."""
+    one, other = (started_by(setup, each).gpus_per_node for each in (first, launch))
+    is_said = all(setting_of(each, "nproc_per_node") for each in (first, launch))
+    if is_llamafactory_cli(launch) and not is_said and one and other and one != other:
+        where = setting_of(launch, "nproc_per_node") or launch.variable("CUDA_VISIBLE_DEVICES")
+        yield _differs("launch-nodes-disagree.processes", launch, where, first, "", str(one), str(other))
 
 
 def _said(launch: Launch, option: str) -> str | None:
