@@ -70,7 +70,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short timeouts for hosts that are gone: the kernels of this network answer within a millisecond."""
     monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", 1.2)
-    monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 4.0)
+    monkeypatch.setattr("topoplan.run.reachability.REPORT_AFTER_S", 4.0)
     monkeypatch.setattr("topoplan.run.following._TRY_S", 2.0)
     monkeypatch.setattr("topoplan.run.stopping._LOST_S", 5.0)
 

@@ -28,7 +28,7 @@ from topoplan.run.events import Event
 from topoplan.run.failure import Failure
 from topoplan.run.launch import LaunchSession
 from topoplan.run.node import stop_node
-from topoplan.run.outcome import note_stop
+from topoplan.run.outcome import record_stop_request
 from topoplan.run.record import RunRecord, load
 from topoplan.run.session import Outcome
 from topoplan.run.settings import Settings
@@ -168,7 +168,7 @@ class Hosts:
 
     def stop_from_another_client(self, grace_s: float = 0.5) -> None:
         """Stop the last run with its record, as `topoplan runs stop` does."""
-        note_stop(load().run_id, grace_s)
+        record_stop_request(load().run_id, grace_s)
         for node, name in zip(load().nodes, NAMES, strict=True):
             with connect(self.bed.target(name), Access(), deadline_s=LIMIT_S) as connection:
                 stopped = stop_node(

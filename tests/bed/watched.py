@@ -17,7 +17,7 @@ from topoplan.remote.upload import upload
 from topoplan.run.events import Event
 from topoplan.run.node import node_state, start_node, stop_node
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 NOT_LET_IN: HostError | None = None
 """What prevents reconnecting, if it is something other than the hosts."""
@@ -83,7 +83,7 @@ class Jobs:
         """Wait for the first output of a job."""
         wait_until(lambda: self.log(name) == data, f"{name} has written {data!r}")
 
-    def node(self, name: str, **changes: Any) -> Watched:
+    def node(self, name: str, **changes: Any) -> WatchedNode:
         values: dict[str, Any] = {
             "node": self.names.index(name),
             "name": name,
@@ -92,10 +92,10 @@ class Jobs:
             "connection": self.host(name),
             "log": self.copy(name),
         }
-        return Watched(**(values | changes))
+        return WatchedNode(**(values | changes))
 
     @contextlib.contextmanager
-    def watch(self, *nodes: Watched, **options: Any) -> Iterator[Watch]:
+    def watch(self, *nodes: WatchedNode, **options: Any) -> Iterator[Watch]:
         def reconnect(name: str, deadline_s: float) -> Connection:
             if not self.let_in.is_set():
                 raise NOT_LET_IN or HostError("nobody is let in", host=name, problem="refused")
@@ -137,4 +137,4 @@ def sees(watch: Watch, condition: Callable[[], object]) -> bool:
 def ends(watch: Watch) -> bool:
     """Watch until all nodes are over."""
     watch.until(lambda: False, deadline_s=LIMIT_S)
-    return all(node.over for node in watch.nodes)
+    return all(node.is_over for node in watch.nodes)

@@ -30,7 +30,7 @@ from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload
 from topoplan.run.node import start_node, stop_node
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 HOSTS, MANY = 32, 64
 RATIO_LIMIT, LAG_LIMIT_S, PEAK_LIMIT_BYTES, RATE_LIMIT = 0.5, 0.050, 150 * 10**6, 80 * 10**6
@@ -185,7 +185,7 @@ def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
     for name, place in wanted.items():
         start_node(connections[name], run_dir=place, script=SCRIPT, environment={}, deadline_s=LIMIT_S)
     nodes = [
-        Watched(node=node, name=name, address=name, run_dir=place, connection=connections[name], log=None)
+        WatchedNode(node=node, name=name, address=name, run_dir=place, connection=connections[name], log=None)
         for node, (name, place) in enumerate(wanted.items())
     ]
     found, rest = [], dict.fromkeys(wanted, b"")

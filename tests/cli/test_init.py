@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.hosts.machines import cluster
 from tests.lint.test_job_file import FULL, SWIFT
-from topoplan.hosts.probe import Asked
+from topoplan.hosts.probe import ProbeResults
 from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec
 
@@ -73,7 +73,7 @@ def test_a_bundle_of_another_trainer_is_ranked_for_that_one(cli: Cli) -> None:
 
 
 def test_hosts_say_what_they_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(reached=tuple(cluster("hgx-h20", "hgx-h20")), failed={})
+    asked = ProbeResults(reached=tuple(cluster("hgx-h20", "hgx-h20")), failed={})
     monkeypatch.setattr("topoplan.cli.probe.ask", lambda hosts, *, accept_new: asked)
     spec = written(cli, "--from-hosts", "node0", "node1", *JOB)
     assert (spec.cluster.nodes, spec.cluster.gpu.name, spec.cluster.fabric.kind) == (2, "h20-sxm-96gb", "roce")

@@ -88,8 +88,8 @@ def test_names_what_may_be_left_and_leaves_it_alone(cli: Cli, live: LiveRun) -> 
     words = " ".join(shown.out.split())
     assert shown.code == 1
     assert "nothing was running; may be of it: process " in words
-    assert "(sleep 640), since " in words
-    assert "holds a file of it; see `ps -fp " in words
+    assert "(sleep 640), started " in words
+    assert "holds a file of this run open; check with `ps -fp " in words
     assert "what is known to belong to it has ended" in words
     document = json.loads(cli("stop", "--json").out)
     (held,) = document["nodes"][0]["may_be"]

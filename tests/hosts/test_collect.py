@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import topoplan
 from tests.bundle.shell_scripts import assert_sound
 from tests.hosts.machines import answer, facts, stand_in
-from topoplan.hosts.collect import COLLECT, Wanted, collect_words, host_facts
+from topoplan.hosts.collect import COLLECT, CollectRequest, collect_arguments, host_facts
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.sections import read_sections
 
@@ -29,7 +29,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 def ran(
     shell: str,
-    wanted: Wanted,
+    wanted: CollectRequest,
     *,
     tools: Path | None = None,
     changes: tuple[tuple[str, str], ...] = (),
@@ -42,7 +42,7 @@ def ran(
         script = script.replace(old, new, 1)
     path = os.environ["PATH"] if tools is None else f"{tools}:{os.environ['PATH']}"
     done = subprocess.run(
-        [shell, "-s", *collect_words(wanted)],
+        [shell, "-s", *collect_arguments(wanted)],
         input=script.encode(),
         capture_output=True,
         timeout=60,
@@ -53,7 +53,7 @@ def ran(
     return done.stdout
 
 
-def read(shell: str, wanted: Wanted, **how: object) -> HostFacts:
+def read(shell: str, wanted: CollectRequest, **how: object) -> HostFacts:
     return host_facts(ran(shell, wanted, **how))  # type: ignore[arg-type]
 
 
@@ -63,12 +63,12 @@ def program(directory: Path, name: str, text: str) -> None:
     (directory / name).chmod(0o755)
 
 
-QUICK = Wanted(versions=False, gpus=False)
+QUICK = CollectRequest(versions=False, gpus=False)
 
 
 class TestThisMachine:
     def test_says_what_every_linux_knows(self, shell: str) -> None:
-        found = read(shell, Wanted(routes=("127.0.0.1", "localhost"), python=sys.executable))
+        found = read(shell, CollectRequest(routes=("127.0.0.1", "localhost"), python=sys.executable))
         assert found.hostname == os.uname().nodename
         assert found.kernel == os.uname().release
         assert found.memory_bytes is not None
@@ -89,13 +89,16 @@ class TestThisMachine:
 
     def test_says_why_something_is_not_known(self, shell: str) -> None:
         changes = (("command -v nvidia-smi >/dev/null || return 127", "return 127"),)
-        found = read(shell, Wanted(versions=False), changes=changes)
+        found = read(shell, CollectRequest(versions=False), changes=changes)
         assert found.gpus is None
         assert found.missing["gpus"] == "nvidia-smi: not installed"
         assert "versions" in found.missing
 
     def test_is_read_in_the_order_in_which_it_was_asked(self, shell: str) -> None:
-        names = [section.name for section in read_sections(ran(shell, Wanted(paths=("/etc",), routes=("127.0.0.1",))))]
+        names = [
+            section.name
+            for section in read_sections(ran(shell, CollectRequest(paths=("/etc",), routes=("127.0.0.1",))))
+        ]
         assert names[0] == "clock"
         assert names[-1] == "end"
         assert len(names) == len(set(names))
@@ -103,7 +106,7 @@ class TestThisMachine:
 
 class TestGpus:
     def test_are_those_that_nvidia_smi_lists(self, shell: str, tmp_path: Path) -> None:
-        found = read(shell, Wanted(versions=False), tools=stand_in(tmp_path / "bin", "dgx-h100"))
+        found = read(shell, CollectRequest(versions=False), tools=stand_in(tmp_path / "bin", "dgx-h100"))
         assert len(found.gpus) == 8
         assert found.gpus[7].nvlink_bytes_per_s == 450e9
         assert found.gpus[4].numa_node == 1
@@ -117,7 +120,7 @@ class TestGpus:
             f'esac\nexec {stand_in(tmp_path / "real", "titan-old-driver")}/nvidia-smi "$@"'
         )
         program(tmp_path / "bin", "nvidia-smi", text)
-        found = read(shell, Wanted(versions=False), tools=tmp_path / "bin")
+        found = read(shell, CollectRequest(versions=False), tools=tmp_path / "bin")
         assert found.gpus is not None
         assert len(found.gpus) == 8
 
@@ -125,7 +128,7 @@ class TestGpus:
         program(
             tmp_path / "bin", "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
         )
-        found = read(shell, Wanted(versions=False), tools=tmp_path / "bin")
+        found = read(shell, CollectRequest(versions=False), tools=tmp_path / "bin")
         assert found.gpus is None
         assert "Driver/library version mismatch" in found.missing["gpus"]
 
@@ -136,7 +139,7 @@ class TestGpus:
             (f"section {name} {seconds} ", f"section {name} 1 ")
             for name, seconds in (("gpus", 30), ("gpu-processes", 25), ("topology", 22), ("nvlink", 22))
         )
-        found = read(shell, Wanted(versions=False), tools=tmp_path / "bin", changes=limits)
+        found = read(shell, CollectRequest(versions=False), tools=tmp_path / "bin", changes=limits)
         assert found.gpus is None
         assert found.missing["gpus"] == "nvidia-smi: no answer in time"
         assert found.memory_bytes
@@ -145,7 +148,7 @@ class TestGpus:
     def test_owners_of_processes_come_from_ps(self, shell: str, tmp_path: Path) -> None:
         lines = f"pid, gpu_uuid, used_gpu_memory [MiB], process_name\\n{os.getpid()}, GPU-1, 10 MiB, python"
         program(tmp_path / "bin", "nvidia-smi", f'case "$*" in *compute-apps*) printf "{lines}\\n";; *) exit 1;; esac')
-        found = read(shell, Wanted(versions=False), tools=tmp_path / "bin")
+        found = read(shell, CollectRequest(versions=False), tools=tmp_path / "bin")
         assert found.gpu_processes is not None
         (process,) = found.gpu_processes
         assert process.pid == os.getpid()
@@ -224,7 +227,7 @@ class TestPaths:
         paths = tuple(str(path) for path in sorted(tmp_path.glob("*/model dir's")))
         found = {
             Path(path).parent.name: fact
-            for path, fact in read(shell, Wanted(paths=paths, versions=False)).paths.items()
+            for path, fact in read(shell, CollectRequest(paths=paths, versions=False)).paths.items()
         }
         one = found["one"]
         assert (one.exists, one.is_writable, one.files, one.size_bytes) == (True, True, 3, 5000 + 13 + 3)
@@ -240,7 +243,7 @@ class TestPaths:
         snapshot = tmp_path / ".cache" / "snapshots" / "1"
         snapshot.mkdir(parents=True)
         (snapshot / "model.safetensors").symlink_to("../../blobs/0af3")
-        fact = read(shell, Wanted(paths=(str(snapshot),), versions=False)).paths[str(snapshot)]
+        fact = read(shell, CollectRequest(paths=(str(snapshot),), versions=False)).paths[str(snapshot)]
         assert (fact.files, fact.size_bytes) == (1, 7)
 
     def test_that_are_files_are_read_when_they_are_small(self, shell: str, tmp_path: Path) -> None:
@@ -248,20 +251,20 @@ class TestPaths:
             (tmp_path / name).mkdir()
             (tmp_path / name / "train.jsonl").write_text(text)
         paths = tuple(str(tmp_path / name / "train.jsonl") for name in "abc")
-        a, b, c = read(shell, Wanted(paths=paths, versions=False)).paths.values()
+        a, b, c = read(shell, CollectRequest(paths=paths, versions=False)).paths.values()
         assert (a.files, a.size_bytes) == (1, 4)
         assert a.fingerprint == b.fingerprint != c.fingerprint
 
     def test_that_do_not_exist_tell_of_the_directory_above(self, shell: str, tmp_path: Path) -> None:
         path = str(tmp_path / "not" / "there yet")
-        fact = read(shell, Wanted(places=(path,), versions=False)).paths[path]
+        fact = read(shell, CollectRequest(places=(path,), versions=False)).paths[path]
         assert (fact.exists, fact.is_writable, fact.files) == (False, True, None)
         assert fact.free_bytes
 
     def test_that_hang_hold_nothing_up(self, shell: str, tmp_path: Path) -> None:
         program(tmp_path / "bin", "df", "trap '' TERM\nsleep 8")
         changes = (("section path 22 ", "section path 1 "), ("section shared-memory 4 ", "section shared-memory 1 "))
-        wanted = Wanted(places=("/tmp",), versions=False, gpus=False)
+        wanted = CollectRequest(places=("/tmp",), versions=False, gpus=False)
         found = read(shell, wanted, tools=tmp_path / "bin", changes=changes)
         assert found.paths["/tmp"].exists
         assert found.paths["/tmp"].free_bytes is None
@@ -269,7 +272,7 @@ class TestPaths:
 
     def test_are_never_taken_for_shell(self, shell: str, tmp_path: Path) -> None:
         path = f"{tmp_path}/$(touch {tmp_path}/oops)`touch {tmp_path}/oops`; touch {tmp_path}/oops '\" -name"
-        fact = read(shell, Wanted(paths=(path,), places=(path + "2",), versions=False)).paths[path]
+        fact = read(shell, CollectRequest(paths=(path,), places=(path + "2",), versions=False)).paths[path]
         assert not fact.exists
         assert not (tmp_path / "oops").exists()
 
@@ -284,14 +287,14 @@ class TestVersions:
             info = site / f"{name}-{version}.dist-info"
             info.mkdir()
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        found = read(shell, Wanted(python=sys.executable, gpus=False), PYTHONPATH=str(site))
+        found = read(shell, CollectRequest(python=sys.executable, gpus=False), PYTHONPATH=str(site))
         assert found.python == sys.executable
         expected = {"torch": "2.6.0+cu124", "cuda": "12.4", "nccl": "2.21.5", "llamafactory": "0.9.4"}
         assert expected.items() <= found.versions.items()
         assert found.versions["megatron-core"] == "0.15.0"
 
     def test_of_a_python_that_is_not_there_are_missing(self, shell: str) -> None:
-        found = read(shell, Wanted(python="/no/such/venv/bin/python", gpus=False))
+        found = read(shell, CollectRequest(python="/no/such/venv/bin/python", gpus=False))
         assert found.versions == {}
         assert found.missing["versions"] == "python: not installed"
 

@@ -50,7 +50,9 @@ def wait_for_none(bed: Bed) -> None:
 def test_kernels_and_collectives_of_all_groups_are_timed(two: tuple[dict[str, Connection], Cluster], four: Bed) -> None:
     connections, cluster = two
     seen: list[tuple[int, int]] = []
-    about, rows = measure(connections, cluster, on_cpu=True, limit_s=5 * LIMIT_S, told=lambda *done: seen.append(done))
+    about, rows = measure(
+        connections, cluster, on_cpu=True, limit_s=5 * LIMIT_S, on_progress=lambda *done: seen.append(done)
+    )
     measured = measures_of(about, rows, "here")
     assert (about["gpus"], about["nodes"], about["gpu"]) == (2, 2, "")
     groups = {(one.facts["size"], one.facts["stride"]) for one in measured.rows if "stride" in one.facts}
@@ -74,5 +76,7 @@ def test_a_host_without_torch_says_so(two: tuple[dict[str, Connection], Cluster]
 def test_nothing_is_left_where_a_connection_is_lost(two: tuple[dict[str, Connection], Cluster], four: Bed) -> None:
     connections, cluster = two
     with pytest.raises(HostError):
-        measure(connections, cluster, on_cpu=True, limit_s=5 * LIMIT_S, told=lambda *done: connections["two"].close())
+        measure(
+            connections, cluster, on_cpu=True, limit_s=5 * LIMIT_S, on_progress=lambda *done: connections["two"].close()
+        )
     wait_for_none(four)

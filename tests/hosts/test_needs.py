@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
-from tests.hosts.scenes import needs
+from tests.hosts.fleets import needs
 from topoplan import load_spec, predict
 from topoplan.bundle.bundle import generate
 from topoplan.hosts.facts import LIBRARIES

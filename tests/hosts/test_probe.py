@@ -10,7 +10,7 @@ from tests.bed.bed import Bed
 from tests.hosts.machines import stand_in
 from topoplan.cli.main import main
 from topoplan.errors import HostError
-from topoplan.hosts.probe import Asked, ask_hosts
+from topoplan.hosts.probe import ProbeResults, probe_hosts
 from topoplan.remote.identities import Access
 from topoplan.specs.cluster import Host
 from topoplan.specs.load import load_spec
@@ -57,9 +57,9 @@ def topoplan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
     return stop.value.code, captured.out, captured.err
 
 
-def asked(bed: Bed, *names: str, **changes: object) -> Asked:
+def asked(bed: Bed, *names: str, **changes: object) -> ProbeResults:
     targets = {name: bed.target(name, **changes) for name in names}
-    return ask_hosts([Host(address=name) for name in names], targets, Access())
+    return probe_hosts([Host(address=name) for name in names], targets, Access())
 
 
 class TestAskHosts:
@@ -76,7 +76,7 @@ class TestAskHosts:
 
     def test_names_a_host_that_fails_and_asks_the_others(self, machines: Bed) -> None:
         targets = {"alpha": machines.target("alpha"), "deaf": machines.target("beta", name="deaf", port=9)}
-        found = ask_hosts([Host(address="alpha"), Host(address="deaf")], targets, Access())
+        found = probe_hosts([Host(address="alpha"), Host(address="deaf")], targets, Access())
         assert [one.name for one in found.reached] == ["alpha"]
         assert found.failed["deaf"].problem == "refused"
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 from tests.hosts.machines import cluster
 from topoplan.hosts.facts import RouteFacts
-from topoplan.hosts.probe import asked_addresses, network_of, socket_interface, usable_address
+from topoplan.hosts.probe import network_of, route_addresses, socket_interface, usable_address
 
 
 def test_every_host_is_asked_about_every_name_once() -> None:
-    assert asked_addresses([("node0", "10.0.0.1"), ("node1", "node1"), ("node2", "10.0.0.1")]) == (
+    assert route_addresses([("node0", "10.0.0.1"), ("node1", "node1"), ("node2", "10.0.0.1")]) == (
         "node0",
         "10.0.0.1",
         "node1",

@@ -7,7 +7,7 @@ import pytest
 from tests.bed.bed import Bed
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
-from topoplan.remote.connection import SHELL, Bell, Chunk, Connection, Ended, Stream
+from topoplan.remote.connection import SHELL, Bell, Chunk, Connection, Stream, StreamEnd
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
@@ -22,10 +22,10 @@ def alpha(bed: Bed) -> Iterator[Connection]:
         yield connection
 
 
-def collected(stream: Stream, deadline_s: float = LIMIT_S) -> tuple[bytes, bytes, Ended]:
+def collected(stream: Stream, deadline_s: float = LIMIT_S) -> tuple[bytes, bytes, StreamEnd]:
     out = {"stdout": b"", "stderr": b""}
     for item in stream.read(deadline_s):
-        if isinstance(item, Ended):
+        if isinstance(item, StreamEnd):
             return out["stdout"], out["stderr"], item
         out[item.source] += item.data
     raise AssertionError("no end")
@@ -160,14 +160,14 @@ class TestStream:
         assert next(items) == Chunk(source="stdout", data=b"one\n")
         stream.write(b"two\n")
         assert next(items) == Chunk(source="stdout", data=b"got two\n")
-        assert list(items) == [Ended(code=4)]
+        assert list(items) == [StreamEnd(code=4)]
         assert list(stream) == []
 
     def test_stops_at_the_deadline_and_goes_on_after_it(self, alpha: Connection) -> None:
         stream = alpha.start("read -r word; echo $word", hold_stdin=True)
         assert list(stream.read(0.1)) == []
         stream.write(b"on\n")
-        assert collected(stream) == (b"on\n", b"", Ended(code=0))
+        assert collected(stream) == (b"on\n", b"", StreamEnd(code=0))
 
     def test_lets_the_command_run_when_it_is_closed(self, bed: Bed) -> None:
         with connect(bed.target("alpha"), Access(), deadline_s=LIMIT_S) as connection:
@@ -201,8 +201,8 @@ class TestStream:
         for stream in streams.values():
             stream.ring(bell)
 
-        def heard() -> list[tuple[str, Chunk | Ended]]:
-            found: list[tuple[str, Chunk | Ended]] = []
+        def heard() -> list[tuple[str, Chunk | StreamEnd]]:
+            found: list[tuple[str, Chunk | StreamEnd]] = []
             while not found:
                 bell.listen(LIMIT_S)
                 found = [(name, item) for name, stream in streams.items() for item in stream.poll()]
@@ -213,7 +213,7 @@ class TestStream:
             assert heard() == [(name, Chunk(source="stdout", data=b"hello\n"))]
         for code, (name, stream) in enumerate(streams.items()):
             stream.end_stdin()
-            assert heard() == [(name, Ended(code=code))]
+            assert heard() == [(name, StreamEnd(code=code))]
         for connection in connections.values():
             connection.close()
 

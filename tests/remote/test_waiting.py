@@ -4,7 +4,7 @@ import time
 import pytest
 
 from tests.waiting import LIMIT_S
-from topoplan.remote.waiting import Deadline, Overtime, within
+from topoplan.remote.waiting import Deadline, TimedOut, within
 
 
 def test_a_deadline_counts_down_and_stops_at_zero() -> None:
@@ -23,7 +23,7 @@ def test_a_call_gives_its_result_or_its_error() -> None:
 def test_a_call_that_does_not_end_is_left() -> None:
     hold = threading.Event()
     started = time.monotonic()
-    with pytest.raises(Overtime):
+    with pytest.raises(TimedOut):
         within(0.05, hold.wait)
     assert time.monotonic() - started < LIMIT_S
     hold.set()

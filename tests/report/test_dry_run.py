@@ -34,7 +34,7 @@ def targets(bundle: Bundle) -> dict[str, Target]:
 def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeeds) -> None:
     said = "\n".join(dry_run_lines(dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)))
     flat = "\n".join(line.strip() for line in said.splitlines())
-    for text in (programs.START, programs.KEEPER, programs.FOLLOW, programs.STATE, programs.STOP):
+    for text in (programs.START, programs.LEADER, programs.FOLLOW, programs.STATE, programs.STOP):
         assert flat.count("\n".join(line.strip() for line in text.splitlines())) == 1
     assert said.count("sha256sum --check") == 2
 

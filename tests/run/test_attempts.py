@@ -12,7 +12,7 @@ from tests.bed.jobs import LABELS, SETTINGS, After, Hosts, Once, Ran, both
 from tests.run.test_attach import Client
 from tests.waiting import LIMIT_S
 from topoplan.remote.identities import Access
-from topoplan.run.attempts import LaunchAgain, begun_at, lost_steps
+from topoplan.run.attempts import RetryingLaunch, lost_steps, resumed_at_step
 from topoplan.run.events import Event
 from topoplan.run.record import Attempt, load
 from topoplan.run.session import Outcome
@@ -39,7 +39,7 @@ def launch(hosts: Hosts, *, settings: Settings = AGAIN, on: Callable[[Event], No
         on(event)
 
     started = time.monotonic()
-    outcome = LaunchAgain(hosts.bundle, hosts.targets(), Access(), settings=settings, tell=tell).go()
+    outcome = RetryingLaunch(hosts.bundle, hosts.targets(), Access(), settings=settings, tell=tell).go()
     assert not (hosts.root / "beside").exists()
     return Ran(outcome=outcome, events=events, took_s=time.monotonic() - started)
 
@@ -137,8 +137,8 @@ def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
 def test_steps_that_were_done_twice_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "node-00.log"
     log.write_text("node-00.sh: the trainer goes on from /out/checkpoint-500\n{'loss': 1.0}\n")
-    assert begun_at(log) == 500
-    assert begun_at(tmp_path / "none") is None
+    assert resumed_at_step(log) == 500
+    assert resumed_at_step(tmp_path / "none") is None
 
     def attempt(first: int | None, last: int | None) -> Attempt:
         return Attempt(ended="", node=LABELS[0], host="h", reason="", first_step=first, last_step=last)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from topoplan.run.drift import Drift, Held
+from topoplan.run.drift import DriftDetector, ReservedPrediction
 from topoplan.run.events import Event
 from topoplan.run.progress import Progress
 from topoplan.run.record import Drifted
-from topoplan.run.strain import notable, read_strain
+from topoplan.run.strain import conspicuous, parse_load
 from topoplan.trainers.registry import trainer_named
 from topoplan.units import GIB
 
@@ -25,10 +25,10 @@ class Run:
         self.noted: list[Drifted] = []
         logs = (trainer_named(trainer).log,)
         self.progress = Progress(step_s=4.0, band_s=band_s, total_steps=9999, logs=logs)
-        self.drift = Drift(
+        self.drift = DriftDetector(
             self.progress,
             band_s=band_s,
-            held=lambda: Held(reserved_bytes=60.0 * GIB, band=0.05),
+            memory=lambda: ReservedPrediction(reserved_bytes=60.0 * GIB, band=0.05),
             logs=logs,
             tell=self.events.append,
             note=self.noted.append,
@@ -37,7 +37,7 @@ class Run:
 
     def says(self, text: str) -> None:
         self.progress.feed(0, f"{text}\n", self.now_s)
-        self.drift.heard(f"{text}\n")
+        self.drift.read(f"{text}\n")
 
     def steps(self, each_s: Iterable[float], line: Callable[[int], str] = lambda step: "") -> list[str]:
         """Run steps; return what is reported meanwhile."""
@@ -49,8 +49,8 @@ class Run:
             clock = f"{at // 3600}:{at // 60 % 60:02d}:{at % 60:02d}"
             self.says(f"[default0]:  1%|1 | {self.step}/9999 [{clock}<9:00:00, 4.0s/it]{line(self.step)}")
             self.drift.look({})
-            if self.drift._asks:
-                self.drift._asks.done.wait(5.0)
+            if self.drift._pending:
+                self.drift._pending.done.wait(5.0)
         return [event.text for event in self.events[before:]]
 
 
@@ -116,8 +116,8 @@ def test_waiting_for_samples_is_the_cause_where_the_log_has_it() -> None:
             f" 'actor/sft_loss': 1.5, 'perf/max_memory_reserved_gb': 41.0}}"
         )
         run.drift.look({})
-        if run.drift._asks:
-            run.drift._asks.done.wait(5.0)
+        if run.drift._pending:
+            run.drift._pending.done.wait(5.0)
 
     for _ in range(40):
         step(4.0, 0.1)
@@ -128,7 +128,7 @@ def test_waiting_for_samples_is_the_cause_where_the_log_has_it() -> None:
     assert told.text.split("\n")[1].strip() == ("data loading: 3 s of each step wait for samples, before it were 0.1 s")
 
 
-def held(gib: Callable[[int], float]) -> Callable[[int], str]:
+def memory(gib: Callable[[int], float]) -> Callable[[int], str]:
     """Return memory lines as LLaMA-Factory prints them with RECORD_VRAM."""
     return lambda step: f" {{'loss': 1.0, 'vram_reserved': {gib(step):.2f}}}"
 
@@ -144,7 +144,7 @@ def held(gib: Callable[[int], float]) -> Callable[[int], str]:
     ids=["as predicted", "in the band", "high from the first step", "growing"],
 )
 def test_memory_beyond_its_band_is_told_once(gib: Callable[[int], float], says: str | None) -> None:
-    told = Run().steps(noisy(80, 4.0, 0.02), held(gib))
+    told = Run().steps(noisy(80, 4.0, 0.02), memory(gib))
     if says is None:
         assert told == []
     else:
@@ -182,5 +182,5 @@ def host(*clocks: str, **more: str) -> dict[str, str]:
     ],
 )
 def test_what_stands_out_of_the_hosts_is_said(hosts: list[dict[str, str]], said: list[str]) -> None:
-    strains = {f"node-{place:02d}": read_strain(one) for place, one in enumerate(hosts)}
-    assert list(notable(strains)) == said
+    strains = {f"node-{place:02d}": parse_load(one) for place, one in enumerate(hosts)}
+    assert list(conspicuous(strains)) == said

@@ -6,17 +6,19 @@ from topoplan.errors import HostError
 from topoplan.run.failure import first_failure
 from topoplan.run.node import NodeState, State
 from topoplan.run.shown import Tail
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 
-def node(number: int, *lines: str, code: int | None = None, state: State = "ended", at: float = 0.0) -> Watched:
+def node(number: int, *lines: str, code: int | None = None, state: State = "ended", at: float = 0.0) -> WatchedNode:
     """Return a node as a watch leaves it."""
     name = f"node-{number:02d}"
-    made = Watched(node=number, name=name, address=f"gpu{number}", run_dir="", connection=None, log=Path(f"/l/{name}"))
+    made = WatchedNode(
+        node=number, name=name, address=f"gpu{number}", run_dir="", connection=None, log=Path(f"/l/{name}")
+    )
     made.tail = Tail("".join(f"{line}\n" for line in lines))
     made.state = NodeState(state=state, code=code)
     if state != "running":
-        made.ended, made.code, made.trouble_at = True, code, at
+        made.ended, made.code, made.ended_at_s = True, code, at
         made.failure = f"ended with exit code {code}" if code != 0 else ""
     return made
 
@@ -47,11 +49,11 @@ def test_a_node_whose_lines_tell_the_cause_comes_before_one_that_ended_earlier()
 PEER_GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [{}]:41273"
 
 
-def hidden(number: int, *lines: str) -> Watched:
+def hidden(number: int, *lines: str) -> WatchedNode:
     """Return a node whose host cannot be seen."""
     made = node(number, *lines, state="running")
-    made.unseen = HostError("no answer", host=made.address, problem="timeout")
-    made.unseen_at = made.trouble_at = 1.0
+    made.unreachable = HostError("no answer", host=made.address, problem="timeout")
+    made.unreachable_since_s = made.ended_at_s = 1.0
     return made
 
 
@@ -84,7 +86,7 @@ def test_an_end_counts_also_where_not_all_that_was_written_before_it_has_come() 
 
 def test_a_host_that_is_given_up_is_the_failure() -> None:
     gone = hidden(0)
-    gone.lost, gone.failure = gone.unseen, "its host was not seen for 20 s"
+    gone.given_up, gone.failure = gone.unreachable, "its host was not seen for 20 s"
     found = first_failure([gone, node(1, state="running")], ranks_per_node=8)
     assert (found[0].node, found[0].what, found[1]) == ("node-00", gone.failure, 1)
 

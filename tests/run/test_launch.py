@@ -20,12 +20,12 @@ from topoplan.planner.plan import Plan
 from topoplan.remote.connection import Connection
 from topoplan.remote.upload import upload
 from topoplan.run import record as records
-from topoplan.run.drift import Drift
+from topoplan.run.drift import DriftDetector
 from topoplan.run.events import Event
 from topoplan.run.node import Started, start_node
-from topoplan.run.outcome import note_stop
+from topoplan.run.outcome import record_stop_request
 from topoplan.run.progress import Progress
-from topoplan.run.strain import Strain
+from topoplan.run.strain import HostLoad
 from topoplan.specs.source import read_source
 from topoplan.specs.spec import Spec
 
@@ -37,14 +37,14 @@ class At:
 
     def __init__(self, step: str, *, at_look: int = 1) -> None:
         self.step, self.at_look = step, at_look
-        self.begun, self.looks = False, 0
+        self.begun, self.checks = False, 0
 
     def __call__(self, event: Event) -> None:
         self.begun = self.begun or event.data.get("step") == self.step
 
     def count(self) -> int:
-        self.looks += self.begun
-        return int(self.looks >= self.at_look)
+        self.checks += self.begun
+        return int(self.checks >= self.at_look)
 
 
 before_or_within = pytest.mark.parametrize("at_look", [1, 2], ids=["before", "within"])
@@ -114,7 +114,7 @@ class TestAFailureThatFollowsFromAnother:
     def test_is_not_blamed_where_that_is_told_a_moment_later(
         self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("topoplan.run.failure.PATIENCE_S", 3 * LIMIT_S)
+        monkeypatch.setattr("topoplan.run.failure.ORIGINAL_FAILURE_S", 3 * LIMIT_S)
         ended = hosts.root / "ended"
         hosts.does(
             LONG,
@@ -127,7 +127,7 @@ class TestAFailureThatFollowsFromAnother:
         hosts.assert_nothing_is_left()
 
     def test_is_told_after_a_while_where_nothing_else_is(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.run.failure.PATIENCE_S", 1.0)
+        monkeypatch.setattr("topoplan.run.failure.ORIGINAL_FAILURE_S", 1.0)
         hosts.does(LONG, two="echo 'RuntimeError: Connection closed by peer'; exit 1")
         ran = hosts.launch()
         assert (ran.failure.node, ran.diagnosis.certain) == ("node-01", False)
@@ -198,7 +198,7 @@ class TestAStopByAnotherClient:
 
         def on(event: Event) -> None:
             if event.data.get("step") == "start":
-                note_stop(records.load().run_id, 0.5)
+                record_stop_request(records.load().run_id, 0.5)
 
         ran = hosts.launch(settings=replace(SETTINGS, detach=detach), on=on)
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("stopped", 1, ())
@@ -258,21 +258,21 @@ class TestStepsThatAreLongerThanPredicted:
     ) -> None:
         monkeypatch.setattr("topoplan.run.progress._LEAST_S", 0.3)
         monkeypatch.setattr("topoplan.run.drift._LEAST_S", 1.0)
-        of = Drift.of
+        of = DriftDetector.of
 
-        def with_shorter_steps(progress: Progress, spec: Spec, plan: Plan, **more: Any) -> Drift:
+        def with_shorter_steps(progress: Progress, spec: Spec, plan: Plan, **more: Any) -> DriftDetector:
             return of(progress, spec, replace(plan, time=replace(plan.time, step_s=0.1, band_s=(0.09, 0.11))), **more)
 
-        monkeypatch.setattr(Drift, "of", with_shorter_steps)
+        monkeypatch.setattr(DriftDetector, "of", with_shorter_steps)
         asked = threading.Event()
 
-        def notable(strains: Mapping[str, Strain]) -> list[str]:
+        def conspicuous(strains: Mapping[str, HostLoad]) -> list[str]:
             assert sorted(strains) == ["node-00", "node-01", "node-02", "node-03"]
             assert all(one.cpus == os.cpu_count() and one.load > 0.0 for one in strains.values())
             asked.set()
             return ["node-02: a stand-in"]
 
-        monkeypatch.setattr("topoplan.run.strain.notable", notable)
+        monkeypatch.setattr("topoplan.run.strain.conspicuous", conspicuous)
         hosts.does(self.STEPS)
         ran = hosts.launch()
         assert (ran.outcome.code, asked.is_set()) == (0, True)

@@ -384,7 +384,7 @@ class TestTheNetwork:
         assert (records.load().state, records.load().reason) == ("failed", "node-02: ended with exit code 7")
 
     def test_is_gone_to_a_host_whose_peers_lose_it_too(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.run.failure.SIGHT_S", 1.0)
+        monkeypatch.setattr("topoplan.run.failure.REACHABLE_S", 1.0)
         address, lost = hosts.bed["three"].address, hosts.root / "lost"
         fails = f"echo 'Connection closed by peer [{address}]:4'; exit 1"
         hosts.does(f"echo begun; until [ -e {lost} ]; do sleep 0.02; done; {fails}", three=LONG)

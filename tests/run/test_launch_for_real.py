@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_is_mentioned_and_blamed_with_its_place_in_the_program
 def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topoplan.run.failure.SIGHT_S", 3.0)
+    monkeypatch.setattr("topoplan.run.failure.REACHABLE_S", 3.0)
     trains(hosts, "go on", timeout_s=4)
     try:
         ran = hosts.launch(settings=replace(SETTINGS, grace_s=5), on=Once("sees 6", lambda: hosts.bed.cut("three")))

@@ -16,7 +16,7 @@ import pytest
 from tests.bed.bed import Bed, under_way
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
-from topoplan.remote.connection import Chunk, Connection, Ended, Stream
+from topoplan.remote.connection import Chunk, Connection, Stream, StreamEnd
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
@@ -53,10 +53,10 @@ def start_again(host: Connection, run_dir: str, **options: Any) -> Started:
     return start_node(host, run_dir=run_dir, **words)
 
 
-def collected(stream: Stream) -> tuple[bytes, Ended]:
+def collected(stream: Stream) -> tuple[bytes, StreamEnd]:
     data = b""
     for item in stream.read(LIMIT_S):
-        if isinstance(item, Ended):
+        if isinstance(item, StreamEnd):
             return data, item
         if item.source == "stdout":
             data += item.data
@@ -134,7 +134,7 @@ class TestAJob:
         data, end = collected(follow_node(alpha, run_dir))
         mark = f"{run_dir.rpartition('/')[2]}/{started.pid}/{started.start_ticks}"
         assert data.decode() == f"{run_dir}\n{value}\n{mark}\n"
-        assert end == Ended(code=6)
+        assert end == StreamEnd(code=6)
         state = node_state(alpha, run_dir, deadline_s=LIMIT_S)
         assert (state.state, state.code, state.log_bytes, state.started) == ("ended", 6, len(data), started)
         for seconds in (state.elapsed_s, state.ended_s_ago):
@@ -175,9 +175,9 @@ class TestAJob:
         if relative:
             place = os.path.relpath(place, alpha.run(["pwd"], deadline_s=LIMIT_S).stdout.decode().strip())
         start(alpha, place, "echo here; exit 2")
-        assert collected(follow_node(alpha, place)) == (b"here\n", Ended(code=2))
+        assert collected(follow_node(alpha, place)) == (b"here\n", StreamEnd(code=2))
         assert node_state(alpha, place, deadline_s=LIMIT_S).code == 2
-        assert collected(read_log(alpha, place)) == (b"here\n", Ended(code=0))
+        assert collected(read_log(alpha, place)) == (b"here\n", StreamEnd(code=0))
 
     def test_is_recorded_or_does_not_run_when_the_client_is_killed(
         self, bed: Bed, alpha: Connection, home: str
@@ -237,9 +237,9 @@ class TestFollowing:
         for one, shown in ((stream, b"456789\nabc\n"), (lines, b"abc\n")):
             assert next(one.read(LIMIT_S)) == Chunk(source="stdout", data=shown)
         alpha.run(["touch", f"{run_dir}/go"], deadline_s=LIMIT_S)
-        assert collected(stream) == (b"end\n", Ended(code=0))
-        assert collected(lines) == (b"end\n", Ended(code=0))
-        assert collected(late) == (b"end\n", Ended(code=0))
+        assert collected(stream) == (b"end\n", StreamEnd(code=0))
+        assert collected(lines) == (b"end\n", StreamEnd(code=0))
+        assert collected(late) == (b"end\n", StreamEnd(code=0))
 
     def test_knows_where_the_last_lines_begin(self, alpha: Connection, run_dir: str) -> None:
         start(alpha, run_dir, "printf 'one\\ntwo\\nthr'; until [ -e go ]; do sleep 0.02; done; printf 'ee\\n'")
@@ -265,7 +265,7 @@ class TestFollowing:
                 digest.update(item.data)
                 size += len(item.data)
             else:
-                assert item == Ended(code=3)
+                assert item == StreamEnd(code=3)
         assert size == 200 * len(seed)
         assert digest.digest() == expected.digest()
         assert node_state(alpha, run_dir, deadline_s=LIMIT_S).log_bytes == size
@@ -305,7 +305,7 @@ class TestFollowing:
             start(alpha, place, f"echo {number}; sleep 0.{number}; exit {number}")
         streams = {place: follow_node(alpha, place) for place in places}
         for number, place in enumerate(places):
-            assert collected(streams[place]) == (f"{number}\n".encode(), Ended(code=number))
+            assert collected(streams[place]) == (f"{number}\n".encode(), StreamEnd(code=number))
 
 
 def _peak_kib() -> int:

@@ -7,7 +7,7 @@ import pytest
 from topoplan.errors import HostError
 from topoplan.run import record
 from topoplan.run.node import NodeState
-from topoplan.run.outcome import exit_code, note_stop, noted, stopped_with_grace_s
+from topoplan.run.outcome import exit_code, grace_of_stop_s, record_end_of, record_stop_request
 from topoplan.run.record import NodeRecord, RunRecord
 
 ENDED = NodeState(state="ended", code=0)
@@ -40,12 +40,12 @@ def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
     nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(2))
     made = RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes)
     record.create(made)
-    assert noted(made, {"node-00": ENDED}) == made
-    assert noted(made, {"node-00": ENDED, "node-01": LOST}) == made
-    over = noted(made, {"node-00": ENDED, "node-01": FAILED})
+    assert record_end_of(made, {"node-00": ENDED}) == made
+    assert record_end_of(made, {"node-00": ENDED, "node-01": LOST}) == made
+    over = record_end_of(made, {"node-00": ENDED, "node-01": FAILED})
     assert (over.state, over.code) == ("failed", 7)
     assert record.load() == over
-    assert noted(over, {"node-00": ENDED, "node-01": ENDED}) == over
+    assert record_end_of(over, {"node-00": ENDED, "node-01": ENDED}) == over
 
 
 def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped(
@@ -54,8 +54,8 @@ def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
     record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes))
-    note_stop("r-1", 10.0)
-    assert noted(record.load(), {"node-00": NodeState(state="ended", code=143)}).state == "stopped"
+    record_stop_request("r-1", 10.0)
+    assert record_end_of(record.load(), {"node-00": NodeState(state="ended", code=143)}).state == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_stop_is_to_blame_for_what_ends_soon_after_it(
     asked = datetime.fromtimestamp(time.time() - asked_s_ago, UTC).isoformat()
     record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=asked, nodes=nodes, stop_asked=asked))
     ended = NodeState(state="ended", code=code, ended_s_ago=ended_s_ago) if ended_s_ago is not None else GONE
-    assert noted(record.load(), {"node-00": ended}).state == state
+    assert record_end_of(record.load(), {"node-00": ended}).state == state
 
 
 def test_who_asks_how_a_run_is_changes_no_end_that_its_launch_has_noted_meanwhile(
@@ -90,31 +90,31 @@ def test_who_asks_how_a_run_is_changes_no_end_that_its_launch_has_noted_meanwhil
     record.create(before)
     over = record.update("r-1", state="failed", code=7, reason="node-01: ended with exit code 7")
     stopped = NodeState(state="ended", code=143)
-    assert noted(before, {"node-00": stopped, "node-01": FAILED}) == over == record.load()
+    assert record_end_of(before, {"node-00": stopped, "node-01": FAILED}) == over == record.load()
 
 
 def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert stopped_with_grace_s("r-1", time.monotonic()) is None
-    note_stop("r-1", 10.0)
+    assert grace_of_stop_s("r-1", time.monotonic()) is None
+    record_stop_request("r-1", 10.0)
     record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text()))
-    assert stopped_with_grace_s("r-1", time.monotonic()) is None
+    assert grace_of_stop_s("r-1", time.monotonic()) is None
     before = time.monotonic() - 0.01
-    note_stop("r-1", 300)
+    record_stop_request("r-1", 300)
     asked = record.load().stop_asked
     after = time.monotonic() + 0.01
-    assert (stopped_with_grace_s("r-1", before), stopped_with_grace_s("r-1", after)) == (None, 300)
-    note_stop("r-1", 0.0)
+    assert (grace_of_stop_s("r-1", before), grace_of_stop_s("r-1", after)) == (None, 300)
+    record_stop_request("r-1", 0.0)
     assert (record.load().stop_asked, record.load().stop_grace_s) == (asked, 300)
-    note_stop("r-1", 400.0)
+    record_stop_request("r-1", 400.0)
     assert record.load().stop_asked == asked
     assert 400 <= record.load().stop_grace_s < 500
     record.update("r-1", stop_asked="2020-01-01T00:00:00.000+00:00", stop_grace_s=10.0)
-    assert stopped_with_grace_s("r-1", time.monotonic()) is None
-    note_stop("r-1", 5.0)
-    assert stopped_with_grace_s("r-1", time.monotonic() + 0.01) == 5.0
+    assert grace_of_stop_s("r-1", time.monotonic()) is None
+    record_stop_request("r-1", 5.0)
+    assert grace_of_stop_s("r-1", time.monotonic() + 0.01) == 5.0
     record.create(RunRecord(run_id="r-2", name="r", bundle="/b", created=record.now_text(), state="failed"))
-    note_stop("r-2", 10.0)
+    record_stop_request("r-2", 10.0)
     assert record.load("r-2").stop_asked is None

@@ -88,7 +88,7 @@ class TestStart:
         assert host.state()["code"] == str(128 + number)
 
     def test_refuses_a_directory_and_a_script_that_are_not_there(self, host: Host, tmp_path: Path) -> None:
-        words = ("node.sh", host.run_dir.name, programs.KEEPER)
+        words = ("node.sh", host.run_dir.name, programs.LEADER)
         assert host.program(programs.START, str(tmp_path / "absent"), *words).returncode == ExitCode.NO_DIRECTORY
         assert host.program(programs.START, str(tmp_path), *words).returncode == ExitCode.NO_SCRIPT
         assert not (tmp_path / ".topoplan").exists()
@@ -134,7 +134,7 @@ class TestStart:
         with _small_disk(host.run_dir):
             (host.run_dir / "node.sh").write_text("touch /proc/self/cwd/ran")
             _fill(host.run_dir)
-            words = (str(host.run_dir), "node.sh", host.run_dir.name, programs.KEEPER)
+            words = (str(host.run_dir), "node.sh", host.run_dir.name, programs.LEADER)
             done = host.program(programs.START, *words, stdin=NO_PEERS.encode() + WHOLE)
             assert done.returncode == ExitCode.NOT_STARTED
             assert b"No space left" in done.stderr or b"I/O error" in done.stderr

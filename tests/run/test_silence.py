@@ -4,7 +4,7 @@ import pytest
 
 from topoplan.run.events import Event
 from topoplan.run.progress import Progress
-from topoplan.run.silence import Silence
+from topoplan.run.silence import SilenceDetector
 
 
 class Run:
@@ -13,12 +13,12 @@ class Run:
     def __init__(self, **progress: float) -> None:
         self.now_s = 1000.0
         self.progress = Progress(**{"step_s": 20.0, "total_steps": 100, "start_up_s": 90.0, **progress})  # type: ignore[arg-type]
-        self.silence = Silence(self.progress, ranks_per_node=2, clock=lambda: self.now_s)
+        self.silence = SilenceDetector(self.progress, ranks_per_node=2, clock=lambda: self.now_s)
 
     def says(self, node: int, *lines: str) -> None:
         text = "".join(f"{line}\n" for line in lines)
         self.progress.feed(node, text, self.now_s)
-        self.silence.heard(node, f"node-{node:02d}", text)
+        self.silence.read(node, f"node-{node:02d}", text)
 
     def steps(self, step: int) -> None:
         self.says(0, f"[default0]:  1%|1 | {step}/100 [00:01<00:10, 1.0s/it]")
@@ -61,7 +61,7 @@ def test_a_pause_that_healed_makes_it_wait_longer_the_next_time() -> None:
     run.steps(1)
     assert len(run.passes(150)) == 1
     run.steps(2)
-    assert not run.silence.is_told
+    assert not run.silence.is_reported
     assert run.passes(299) == []
     assert len(run.passes(10)) == 1
 

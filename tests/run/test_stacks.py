@@ -2,7 +2,7 @@
 
 import pytest
 
-from topoplan.run.stacks import elsewhere, main_threads, stack_lines, with_gone
+from topoplan.run.stacks import main_threads, outlying_ranks, stack_lines, with_missing_ranks
 
 WAITS = ["all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "step (train.py:20)"]
 ELSE = ["read (data.py:7)", "fetch (data.py:12)", "step (train.py:18)"]
@@ -19,16 +19,16 @@ SYNC = ["synchronize (streams.py:9)", "item (train.py:30)", "step (train.py:20)"
         ({0: SYNC, 1: ELSE}, ()),
         ({0: WAITS, 1: [one.replace(":20", ":21") for one in WAITS]}, ()),
         ({0: WAITS, 1: []}, ()),
-        (with_gone({0: WAITS, 1: WAITS, 3: WAITS}, range(4)), (2,)),
-        (with_gone({0: [], 1: []}, range(4)), (2, 3)),
-        (with_gone({}, range(4)), ()),
+        (with_missing_ranks({0: WAITS, 1: WAITS, 3: WAITS}, range(4)), (2,)),
+        (with_missing_ranks({0: [], 1: []}, range(4)), (2, 3)),
+        (with_missing_ranks({}, range(4)), ()),
         ({}, ()),
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_in_no_collective(
     stacks: dict[int, list[str]], apart: tuple[int, ...]
 ) -> None:
-    assert elsewhere(stacks) == apart
+    assert outlying_ranks(stacks) == apart
 
 
 SAID = b"""topoplan:rank=1
@@ -66,7 +66,7 @@ def test_of_what_py_spy_says_the_main_threads_are_read() -> None:
         3: ["stopped by a signal", "all_reduce (torch/distributed/distributed_c10d.py:9)"],
         4: [],
     }
-    assert elsewhere(main_threads(SAID)) == (3,)
+    assert outlying_ranks(main_threads(SAID)) == (3,)
 
 
 def test_those_that_are_elsewhere_come_first_and_with_more_of_where_they_are() -> None:

@@ -26,7 +26,7 @@ def state(jobs: Jobs, name: str) -> str:
 def test_takes_in_what_the_nodes_say_at_the_end(jobs: Jobs) -> None:
     jobs.start(alpha="trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done", beta="exit 0")
     with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
-        assert sees(watch, lambda: jobs.of("line") and watch.nodes[1].over)
+        assert sees(watch, lambda: jobs.of("line") and watch.nodes[1].is_over)
         left = stop_all(watch.nodes, TIMES, reconnect=no_way, at_once=lambda: False, watch=watch)
         assert ends(watch)
     assert left == {}
@@ -84,9 +84,13 @@ def test_names_what_may_be_left_of_a_node(jobs: Jobs) -> None:
     jobs.said("alpha", b"up\n")
     wait_until(lambda: "sleep 630" in jobs.bed.processes("alpha").values(), "it holds the file")
     left = stop_all([jobs.node("alpha")], TIMES, reconnect=no_way, at_once=lambda: False)
-    found = re.match(r"may be left of it: process (\d+) \(sleep 630\), since .* UTC, holds a file", left["alpha"].what)
+    found = re.match(
+        r"may be left of it: process (\d+) \(sleep 630\), started .* UTC, holds a file", left["alpha"].what
+    )
     assert found
-    assert left["alpha"].remedy == f"see `ps -fp {found[1]}` there, and `kill {found[1]}` what is of it"
+    assert left["alpha"].remedy == (
+        f"check with `ps -fp {found[1]}` on that host; if it belongs to the run, `kill {found[1]}`"
+    )
     os.kill(int(found[1]), signal.SIGKILL)
 
 

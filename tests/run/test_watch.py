@@ -17,7 +17,7 @@ from topoplan.run.progress import Progress
 
 class TestAConnectionThatBreaks:
     def test_again_and_again_misses_and_doubles_no_byte(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", LIMIT_S)
+        monkeypatch.setattr("topoplan.run.reachability.REPORT_AFTER_S", LIMIT_S)
         jobs.start(alpha="for ((i = 0; i < 400; i++)); do printf 'line %d \\377\\n' $i; sleep 0.002; done; exit 6")
         with jobs.watch(jobs.node("alpha")) as watch:
             for count in (50, 150, 250):
@@ -35,14 +35,18 @@ class TestAConnectionThatBreaks:
             assert sees(watch, lambda: jobs.of("line"))
             jobs.let_in.clear()
             jobs.bed.end_sessions("alpha")
-            assert sees(watch, lambda: watch.nodes[0].unseen)
+            assert sees(watch, lambda: watch.nodes[0].unreachable)
             jobs.go("alpha")
             jobs.ended("alpha")
-            assert (jobs.of("line"), watch.nodes[0].over) == (["up"], False)
+            assert (jobs.of("line"), watch.nodes[0].is_over) == (["up"], False)
             jobs.let_in.set()
             assert ends(watch)
         assert jobs.of("line") == ["up", "last"]
-        assert (watch.nodes[0].code, watch.nodes[0].unseen, jobs.of("ended")) == (3, None, ["ended with exit code 3"])
+        assert (watch.nodes[0].code, watch.nodes[0].unreachable, jobs.of("ended")) == (
+            3,
+            None,
+            ["ended with exit code 3"],
+        )
 
     def test_while_its_host_is_asked_is_told_too(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.start(alpha="echo up; exit 3")
@@ -54,17 +58,17 @@ class TestAConnectionThatBreaks:
         assert (jobs.of("line"), watch.nodes[0].code) == (["up"], 3)
 
     def test_for_long_is_told_and_no_failure(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 0.1)
+        monkeypatch.setattr("topoplan.run.reachability.REPORT_AFTER_S", 0.1)
         jobs.start(alpha="echo up; until [ -e go ]; do sleep 0.02; done", beta="echo up; sleep 600")
         with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
             assert sees(watch, lambda: len(jobs.of("line")) == 2)
             jobs.let_in.clear()
             jobs.bed.end_sessions("alpha")
             assert sees(watch, lambda: jobs.of("connection", "alpha"))
-            assert not watch.until(lambda: any(node.over for node in watch.nodes), deadline_s=1)
+            assert not watch.until(lambda: any(node.is_over for node in watch.nodes), deadline_s=1)
             jobs.let_in.set()
             jobs.go("alpha")
-            assert sees(watch, lambda: watch.nodes[0].over)
+            assert sees(watch, lambda: watch.nodes[0].is_over)
         states = [event.data["state"] for event in jobs.events if event.kind == "connection"]
         assert (states, jobs.of("connection")[0]) == (
             ["lost", "back"],
@@ -77,13 +81,13 @@ class TestAConnectionThatBreaks:
         jobs.start(alpha="printf 'no end'; sleep 600", beta="exit 0")
         jobs.let_in.clear()
         with jobs.watch(jobs.node("alpha"), jobs.node("beta"), lost_after_s=0.2) as watch:
-            assert sees(watch, lambda: jobs.copy("alpha").read_bytes() == b"no end" and watch.nodes[1].over)
+            assert sees(watch, lambda: jobs.copy("alpha").read_bytes() == b"no end" and watch.nodes[1].is_over)
             jobs.bed.end_sessions("alpha")
             assert ends(watch)
         alpha, beta = watch.nodes
         assert (alpha.ended, alpha.failure) == (False, "its host was not seen for 0.2 s")
-        assert str(alpha.lost) == "alpha: nobody is let in"
-        assert jobs.of("failure") == [f"{alpha.failure}: {alpha.lost}"]
+        assert str(alpha.given_up) == "alpha: nobody is let in"
+        assert jobs.of("failure") == [f"{alpha.failure}: {alpha.given_up}"]
         assert jobs.of("line", "alpha") == ["no end"]
         assert (beta.ended, beta.failed) == (True, False)
 
@@ -97,11 +101,11 @@ class TestAConnectionThatBreaks:
             jobs.bed.end_sessions("alpha")
             jobs.bed.end_sessions("beta")
             wait_until(lambda: not any(node.connection.is_alive for node in watch.nodes), "both connections are lost")
-            assert sees(watch, lambda: watch.is_blind)
-            assert [node.over for node in watch.nodes] == [False, False]
+            assert sees(watch, lambda: watch.is_offline)
+            assert [node.is_over for node in watch.nodes] == [False, False]
             jobs.let_in.set()
-            assert sees(watch, lambda: not any(node.unseen for node in watch.nodes))
-            assert not watch.is_blind
+            assert sees(watch, lambda: not any(node.unreachable for node in watch.nodes))
+            assert not watch.is_offline
 
     def test_shows_ends_that_come_meanwhile_in_the_order_in_which_they_were(self, jobs: Jobs) -> None:
         wait = "echo up; until [ -e go ]; do sleep 0.02; done; exit {}"
@@ -110,7 +114,7 @@ class TestAConnectionThatBreaks:
             assert sees(watch, lambda: len(jobs.of("line")) == 2)
             jobs.let_in.clear()
             jobs.bed.end_sessions("alpha")
-            assert sees(watch, lambda: watch.nodes[0].unseen)
+            assert sees(watch, lambda: watch.nodes[0].unreachable)
             jobs.bed.end_sessions("beta")
             for name in ("beta", "alpha"):
                 jobs.go(name)
@@ -118,7 +122,7 @@ class TestAConnectionThatBreaks:
             jobs.ended_before("beta", 60)
             jobs.let_in.set()
             assert ends(watch)
-        alpha, beta = (node.trouble_at for node in watch.nodes)
+        alpha, beta = (node.ended_at_s for node in watch.nodes)
         assert alpha is not None
         assert beta is not None
         assert beta < alpha
@@ -134,7 +138,7 @@ class TestAConnectionThatBreaks:
             jobs.bed.end_sessions("alpha")
             assert sees(watch, lambda: jobs.of("note"))
             [node] = watch.nodes
-            assert (node.state and node.state.state, node.unseen, node.over) == ("running", None, False)
+            assert (node.state and node.state.state, node.unreachable, node.is_over) == ("running", None, False)
             run_dir.with_name("elsewhere").rename(run_dir)
             jobs.go("alpha")
             assert ends(watch)
@@ -268,7 +272,7 @@ class TestWhatIsSaid:
             subprocess.run(["touch", "-d", clock, str(end)], check=True)  # with a wrong modification time on the host
         with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
             assert ends(watch)
-        alpha, beta = (node.trouble_at for node in watch.nodes)
+        alpha, beta = (node.ended_at_s for node in watch.nodes)
         assert alpha is not None
         assert beta is not None
         assert 30 < alpha - beta < 90

@@ -76,7 +76,7 @@ class Host:
 
     @property
     def keeper(self) -> str:
-        return programs.KEEPER if self.sh == "sh" else f'exec {self.sh} -c {_quoted(programs.KEEPER)} topoplan "$@"'
+        return programs.LEADER if self.sh == "sh" else f'exec {self.sh} -c {_quoted(programs.LEADER)} topoplan "$@"'
 
     def state(self, *told: str) -> dict[str, str]:
         return self.said(programs.STATE, str(self.run_dir), self.run_dir.name, *told)

@@ -21,7 +21,7 @@ from tests.verify.trials import STEPS, run_trial
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Recompute
-from topoplan.run.attempts import begun_at
+from topoplan.run.attempts import resumed_at_step
 from topoplan.specs.load import load_spec
 from topoplan.trainers.generated_samples import how_many
 
@@ -126,7 +126,7 @@ def test_a_run_that_was_killed_goes_on_after_its_last_whole_checkpoint(
 
     second = launched.start(bundle / "node-00.sh", env=environment(launched))
     assert second.wait() == 0, second.text[-4000:]
-    assert (begun_at(first.output), begun_at(second.output)) == (None, last)
+    assert (resumed_at_step(first.output), resumed_at_step(second.output)) == (None, last)
     again = losses()
     assert list(again) == [*range(last + 1, 81)]
     twice = [step for step in known if step > last]

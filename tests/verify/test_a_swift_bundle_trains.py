@@ -23,7 +23,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.planner.logged import read_log
 from topoplan.planner.plan import Plan
-from topoplan.run.attempts import begun_at
+from topoplan.run.attempts import resumed_at_step
 from topoplan.specs.spec import Spec
 from topoplan.trainers.generated_samples import how_many
 
@@ -119,7 +119,7 @@ def test_a_run_that_was_killed_goes_on_after_its_last_whole_checkpoint(tmp_path:
         last = max(int(state.parent.name.rpartition("-")[2]) for state in states)
         second = launched.start(script, env=environment)
         assert second.wait() == 0, second.text[-4000:]
-        assert (begun_at(first.output), begun_at(second.output)) == (None, last)
+        assert (resumed_at_step(first.output), resumed_at_step(second.output)) == (None, last)
     again = steps_of(script)[len(known) :]
     assert [line["global_step/max_steps"] for line in again] == [f"{step}/50" for step in range(last + 1, 51)]
     losses = [line["loss"] for line in known[last:]]

@@ -59,7 +59,7 @@ def finetunings() -> list[str]:
 
 def checks() -> list[str]:
     """Return the checks that `preflight` can skip."""
-    from topoplan.hosts.preflight.looks import NAMES
+    from topoplan.hosts.preflight.checks import NAMES
 
     return list(NAMES)
 

@@ -108,14 +108,14 @@ def _launch(
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
     from topoplan.report.session import LAUNCH, launch_lines, outcome_to_dict
-    from topoplan.run.attempts import LaunchAgain
+    from topoplan.run.attempts import RetryingLaunch
     from topoplan.run.events import Event
 
     output = EventOutput(LAUNCH if as_json else None)
     for note in bundle.notes:
         output.tell(Event(kind="note", text=note))
     with Interrupts(endings=True) as interrupts:
-        outcome = LaunchAgain(
+        outcome = RetryingLaunch(
             bundle,
             targets,
             output.access(accept_new=accept_new),

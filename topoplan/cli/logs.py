@@ -100,10 +100,10 @@ def _follow(
     from topoplan.cli.node_output import warn
     from topoplan.remote.ssh import connect
     from topoplan.run.watch import Watch
-    from topoplan.run.watched import Watched
+    from topoplan.run.watched import WatchedNode
 
     watched = [
-        Watched.of(nodes[label], connection, log=None, tail_lines=tail)
+        WatchedNode.of(nodes[label], connection, log=None, tail_lines=tail)
         for label, connection in hosts.connections.items()
     ]
 
@@ -127,7 +127,7 @@ def _follow(
             if node.connection is not None:
                 node.connection.close()
     return {
-        node.name: node.lost or (node.state is not None and node.state.state != "never-started") for node in watched
+        node.name: node.given_up or (node.state is not None and node.state.state != "never-started") for node in watched
     }
 
 

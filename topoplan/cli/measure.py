@@ -101,5 +101,5 @@ def _measured(cluster: Cluster, limit_s: float, *, on_cpu: bool, accept_new: boo
         for error in hosts.errors.values():
             raise error
         with ProgressLine(work="the measurements") as line:
-            about, rows = measure_over(hosts.connections, cluster, on_cpu=on_cpu, limit_s=limit_s, told=line)
+            about, rows = measure_over(hosts.connections, cluster, on_cpu=on_cpu, limit_s=limit_s, on_progress=line)
     return measures_of(about, rows, cluster.name)

@@ -29,7 +29,7 @@ def preflight(
 ) -> None:
     """Changes nothing on the hosts, and takes a few seconds. Exit code 1: a check failed; 2: bad input."""
     from topoplan.cli.ssh_options import access
-    from topoplan.hosts.preflight.looks import refuse_unknown
+    from topoplan.hosts.preflight.checks import refuse_unknown
 
     refuse_unknown(skip or (), option="--skip")
     cluster, needs = _read(subject)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from topoplan.hosts.cluster_yaml import Draft
-    from topoplan.hosts.probe import Asked
+    from topoplan.hosts.cluster_yaml import SpecDraft
+    from topoplan.hosts.probe import ProbeResults
     from topoplan.specs.cluster import Host
 
 _WRITER = "topoplan probe"
@@ -62,16 +62,16 @@ def probe(
         raise typer.Exit(1)
 
 
-def ask(hosts: Sequence[Host], *, accept_new: bool) -> Asked:
+def ask(hosts: Sequence[Host], *, accept_new: bool) -> ProbeResults:
     """Query hosts for their properties. Raises InputError for a host that is given twice."""
     from topoplan.errors import InputError
-    from topoplan.hosts.probe import ask_hosts
+    from topoplan.hosts.probe import probe_hosts
     from topoplan.remote.ssh_config import SshConfig
 
     targets = SshConfig().targets(hosts)
     if len(targets) < len(hosts):
         raise InputError("a host is given twice", remedy="name each machine once")
-    return ask_hosts(hosts, targets, access(accept_new=accept_new))
+    return probe_hosts(hosts, targets, access(accept_new=accept_new))
 
 
 def _write(text: str, output: str, *, force: bool) -> None:
@@ -85,7 +85,7 @@ def _write(text: str, output: str, *, force: bool) -> None:
     write_file(output, text, mark=MARK, writer=_WRITER, force=force)
 
 
-def _show(asked: Asked, draft: Draft | None, output: str | None, *, as_json: bool) -> None:
+def _show(asked: ProbeResults, draft: SpecDraft | None, output: str | None, *, as_json: bool) -> None:
     """Print the findings, on standard error if the spec goes to standard output."""
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.probe import print_probe, probe_to_dict

@@ -17,7 +17,7 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
     from topoplan.report.status import print_status, status_to_dict
     from topoplan.run import record
     from topoplan.run.node import node_state
-    from topoplan.run.outcome import noted
+    from topoplan.run.outcome import record_end_of
     from topoplan.run.reach import ask_all
 
     known = record.load(run)
@@ -28,7 +28,7 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
         deadline_s=ASK_S + 1,
     )
     try:
-        known = noted(known, states)
+        known = record_end_of(known, states)
     except InputError as error:
         warn(str(error))
     show(as_json, status_to_dict, print_status, known, states)

@@ -25,12 +25,12 @@ def stop(
     from topoplan.report.stop import is_stopped, print_stop, stop_to_dict
     from topoplan.run import record
     from topoplan.run.node import SETTLE_S, stop_node
-    from topoplan.run.outcome import note_stop
+    from topoplan.run.outcome import record_stop_request
     from topoplan.run.reach import ask_all
 
     known = record.load(run)
     limit_s = grace + SETTLE_S + _MARGIN_S
-    note_stop(known.run_id, grace)
+    record_stop_request(known.run_id, grace)
     results = ask_all(
         known,
         access(accept_new=accept_new),

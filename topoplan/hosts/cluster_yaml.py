@@ -13,7 +13,7 @@ from topoplan.catalog.packages import PYTHON, is_version, packages
 from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
-from topoplan.hosts.preflight.scene import most_common
+from topoplan.hosts.preflight.fleet import most_common
 from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_address
 from topoplan.hosts.result import Result, failure, warning
 from topoplan.specs import known
@@ -40,7 +40,7 @@ _EXAMPLE = """\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class SpecDraft:
     """The result of a probe."""
 
     text: str | None
@@ -50,7 +50,7 @@ class Draft:
     """Whether `rank` can use the spec as soon as model and job are added."""
 
 
-def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str = _EXAMPLE) -> Draft:
+def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str = _EXAMPLE) -> SpecDraft:
     """Return the spec of a cluster of these hosts, rank 0 first, with findings about it.
 
     Where hosts differ, the spec states the minimum: what every host has. Hosts with different GPUs cannot form a
@@ -58,7 +58,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
     """
     findings = [*(check for one in hosts for check in _alone(one)), *differences(hosts)]
     if any(check.outcome == "failure" for check in findings):
-        return Draft(text=None, findings=tuple(findings))
+        return SpecDraft(text=None, findings=tuple(findings))
     networks = {one.name: network_of(one, hosts) for one in hosts}
     findings += [check for one in hosts for check in _connected(one, hosts)]
     gpus = [gpu for one in hosts for gpu in one.facts.gpus or ()]
@@ -86,7 +86,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
         below.splitlines(),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n\n"
-    return Draft(
+    return SpecDraft(
         text=f"{text}{_SEAL}{_digest(text)}\n",
         findings=tuple(findings),
         is_complete=card is not None,

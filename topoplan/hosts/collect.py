@@ -37,7 +37,7 @@ COLLECT_S = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CollectRequest:
     """What to ask a host in addition to what is always asked."""
 
     paths: tuple[str, ...] = ()
@@ -54,11 +54,11 @@ class Wanted:
 
 COLLECT = program("hosts", "collect.sh")
 VERSIONS = program("hosts", "versions.py").replace("@names@", " ".join(LIBRARIES))
-"""`COLLECT` is the script for `Connection.run`, with `COLLECT_S` and `collect_words`; it runs `VERSIONS` with
+"""`COLLECT` is the script for `Connection.run`, with `COLLECT_S` and `collect_arguments`; it runs `VERSIONS` with
 Python."""
 
 
-def collect_words(wanted: Wanted) -> tuple[str, ...]:
+def collect_arguments(wanted: CollectRequest) -> tuple[str, ...]:
     """Return the script's arguments."""
     words = ["machine"]
     if wanted.gpus:
@@ -80,21 +80,21 @@ def host_facts(output: bytes) -> HostFacts:
 
     All text in the result is sanitized, so that it can be shown.
     """
-    said = _Said(output)
+    sections = _Sections(output)
     found = HostFacts(
-        **_system(said),
-        **_gpus(said),
-        **_network(said),
-        **_memory(said),
-        **_software(said),
-        paths={path.path: path for text in said.all("path") if (path := parse_path(text)) is not None},
+        **_system(sections),
+        **_gpus(sections),
+        **_network(sections),
+        **_memory(sections),
+        **_software(sections),
+        paths={path.path: path for text in sections.all("path") if (path := parse_path(text)) is not None},
     )
-    if not said.is_whole:
-        said.missing.setdefault("end", "the host's answer was cut off")
-    return plain_values(replace(found, missing=said.missing))
+    if not sections.is_whole:
+        sections.missing.setdefault("end", "the host's answer was cut off")
+    return plain_values(replace(found, missing=sections.missing))
 
 
-class _Said:
+class _Sections:
     """The sections of a host's answer."""
 
     def __init__(self, output: bytes) -> None:
@@ -122,11 +122,11 @@ class _Said:
         return (section.text for section in self._sections if section.name == name)
 
 
-def _system(said: _Said) -> dict[str, Any]:
-    fields = dict(pairs(said.text("system", "hostname", "kernel", "boot_id", "port_range", "peermem") or ""))
-    cpus = parse_cpus(said.text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
-    machine = pairs(said.text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
-    container = said.text("container", "in_container")
+def _system(sections: _Sections) -> dict[str, Any]:
+    fields = dict(pairs(sections.text("system", "hostname", "kernel", "boot_id", "port_range", "peermem") or ""))
+    cpus = parse_cpus(sections.text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
+    machine = pairs(sections.text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
+    container = sections.text("container", "in_container")
     return {
         "hostname": fields.get("hostname", ""),
         "kernel": fields.get("kernel", ""),
@@ -135,7 +135,7 @@ def _system(said: _Said) -> dict[str, Any]:
         "peermem": None if "peermem" not in fields else fields["peermem"] == "yes",
         "sockets": cpus.sockets,
         "cpu_cores": cpus.cores,
-        "clock_s": _clock(said.text("clock", "clock_s") or ""),
+        "clock_s": _clock(sections.text("clock", "clock_s") or ""),
         "in_container": None if container is None else bool(container.strip()),
         "firmware": {label: value for label, value in machine if label not in ("pci", "daemon")},
         "pci": tuple(sorted({value for label, value in machine if label == "pci"})),
@@ -143,31 +143,36 @@ def _system(said: _Said) -> dict[str, Any]:
     }
 
 
-def _gpus(said: _Said) -> dict[str, Any]:
-    gpus = said.read(parse_gpus, "gpus", "gpus", tool="nvidia-smi")
-    topology = said.read(parse_topology, "topology", "topology", tool="nvidia-smi topo -m")
-    processes = said.read(parse_processes, "gpu-processes", "gpu_processes", tool="nvidia-smi")
+def _gpus(sections: _Sections) -> dict[str, Any]:
+    gpus = sections.read(parse_gpus, "gpus", "gpus", tool="nvidia-smi")
+    topology = sections.read(parse_topology, "topology", "topology", tool="nvidia-smi topo -m")
+    processes = sections.read(parse_processes, "gpu-processes", "gpu_processes", tool="nvidia-smi")
     if gpus is not None:
-        gpus = with_nvlink(gpus, parse_nvlink(said.text("nvlink") or ""))
-        gpus = _placed(gpus, said.text("gpu-places") or "", topology.numa_nodes if topology else {})
+        gpus = with_nvlink(gpus, parse_nvlink(sections.text("nvlink") or ""))
+        gpus = _placed(gpus, sections.text("gpu-places") or "", topology.numa_nodes if topology else {})
     return {"gpus": gpus, "gpu_processes": processes, "topology": topology.links if topology else None}
 
 
-def _network(said: _Said) -> dict[str, Any]:
-    speeds, mtus = said.text("speeds") or "", parse_mtus(said.text("adapter-mtus") or "")
+def _network(sections: _Sections) -> dict[str, Any]:
+    speeds, mtus = sections.text("speeds") or "", parse_mtus(sections.text("adapter-mtus") or "")
     return {
-        "adapters": said.read(lambda text: parse_adapters(text, mtus), "adapters", "adapters", tool="/sys/class"),
-        "interfaces": said.read(lambda text: parse_interfaces(text, speeds), "addresses", "interfaces", tool="ip"),
-        "routes": tuple(route for text in said.all("route") if (route := parse_route(text)) is not None),
-        "default_interface": said.read(parse_default_interface, "default-route", "default_interface", tool="ip") or "",
-        "listening_ports": said.read(parse_listening, "listening", "listening_ports", tool="/proc/net/tcp"),
+        "adapters": sections.read(lambda text: parse_adapters(text, mtus), "adapters", "adapters", tool="/sys/class"),
+        "interfaces": sections.read(lambda text: parse_interfaces(text, speeds), "addresses", "interfaces", tool="ip"),
+        "routes": tuple(route for text in sections.all("route") if (route := parse_route(text)) is not None),
+        "default_interface": sections.read(parse_default_interface, "default-route", "default_interface", tool="ip")
+        or "",
+        "listening_ports": sections.read(parse_listening, "listening", "listening_ports", tool="/proc/net/tcp"),
     }
 
 
-def _memory(said: _Said) -> dict[str, Any]:
-    memory = parse_meminfo(said.text("meminfo", "memory_bytes", "memory_available_bytes", tool="/proc/meminfo") or "")
-    shm = parse_df(said.text("shared-memory", "shm_bytes", "shm_free_bytes", tool="df /dev/shm") or "", has_type=False)
-    memlock, open_files = parse_limits(said.text("limits", "memlock_bytes", "open_files") or "")
+def _memory(sections: _Sections) -> dict[str, Any]:
+    memory = parse_meminfo(
+        sections.text("meminfo", "memory_bytes", "memory_available_bytes", tool="/proc/meminfo") or ""
+    )
+    shm = parse_df(
+        sections.text("shared-memory", "shm_bytes", "shm_free_bytes", tool="df /dev/shm") or "", has_type=False
+    )
+    memlock, open_files = parse_limits(sections.text("limits", "memlock_bytes", "open_files") or "")
     return {
         "memory_bytes": memory.get("MemTotal"),
         "memory_available_bytes": memory.get("MemAvailable"),
@@ -175,18 +180,18 @@ def _memory(said: _Said) -> dict[str, Any]:
         "shm_free_bytes": shm.free_bytes if shm else None,
         "memlock_bytes": memlock,
         "open_files": open_files,
-        "cgroup_memory_bytes": parse_cgroup_memory(said.text("cgroup") or ""),
+        "cgroup_memory_bytes": parse_cgroup_memory(sections.text("cgroup") or ""),
     }
 
 
-def _software(said: _Said) -> dict[str, Any]:
-    versions = dict(pairs(said.text("versions", "versions", tool="python") or ""))
-    if driver := parse_driver(said.text("gpus") or ""):
+def _software(sections: _Sections) -> dict[str, Any]:
+    versions = dict(pairs(sections.text("versions", "versions", tool="python") or ""))
+    if driver := parse_driver(sections.text("gpus") or ""):
         versions["driver"] = driver
     return {
         "python": versions.pop("executable", ""),
         "versions": dict(sorted(versions.items())),
-        "nccl_settings": parse_nccl_settings(said.text("nccl", "nccl_settings") or ""),
+        "nccl_settings": parse_nccl_settings(sections.text("nccl", "nccl_settings") or ""),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from topoplan.errors import HostError
 from topoplan.hosts.needs import python_on
-from topoplan.remote.connection import Chunk, Connection, Stream, last_words
+from topoplan.remote.connection import Chunk, Connection, Stream, last_line
 from topoplan.remote.programs import program
 from topoplan.remote.waiting import Deadline
 from topoplan.specs.cluster import Cluster
@@ -56,12 +56,12 @@ def measure(
     *,
     on_cpu: bool = False,
     limit_s: float = LIMIT_S,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
     """Return rank 0's description of the machine and a row for each measurement.
 
-    `told` is called with the number of finished measurements and their total. `connections` are in the order of the
-    cluster's hosts. Raises HostError: `command` if a host lacks torch, has other GPUs than the spec says, or the
+    `on_progress` is called with the number of finished measurements and their total. `connections` are in the order of
+    the cluster's hosts. Raises HostError: `command` if a host lacks torch, has other GPUs than the spec says, or the
     program failed there; `deadline`; `lost`.
     """
     streams: dict[str, Stream] = {}
@@ -75,7 +75,7 @@ def measure(
             words = (python, "-c", _PROGRAM, _PROGRAM)
             line = json.dumps(task).encode() + b"\n"
             streams[name] = connection.start(words, stdin=line, hold_stdin=True)
-        return _read(streams, connections, Deadline(limit_s + _STARTS_S), lambda done: told(done, total))
+        return _read(streams, connections, Deadline(limit_s + _STARTS_S), lambda done: on_progress(done, total))
     finally:
         for stream in streams.values():
             stream.close()
@@ -105,7 +105,7 @@ def _read(
     streams: Mapping[str, Stream],
     connections: Mapping[str, Connection],
     deadline: Deadline,
-    told: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
     about: Mapping[str, Any] = {}
     rows: list[Mapping[str, Any]] = []
@@ -118,7 +118,7 @@ def _read(
             about = document["about"]
         elif "kind" in document:
             rows.append(document)
-            told(len(rows))
+            on_progress(len(rows))
     return about, rows
 
 
@@ -138,7 +138,7 @@ def _documents(
                 if item.lost is not None:
                     raise item.lost
                 if item.code != 0:
-                    said = last_words(kept[name]["stderr"])
+                    said = last_line(kept[name]["stderr"])
                     what = f"the program that measures ended with exit code {item.code}{said}"
                     raise connections[name].target.error("command", what)
             *lines, kept[name]["stdout"] = kept[name]["stdout"].split(b"\n")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topoplan.errors import HostError
-from topoplan.hosts.collect import COLLECT, COLLECT_S, Wanted, collect_words, host_facts
+from topoplan.hosts.collect import COLLECT, COLLECT_S, CollectRequest, collect_arguments, host_facts
 from topoplan.hosts.compute_network import ComputeNetwork, compute_network
 from topoplan.hosts.facts import HostFacts, RouteFacts
 from topoplan.hosts.sections import address_of
-from topoplan.remote.connection import no_script
+from topoplan.remote.connection import no_shell_error
 from topoplan.remote.fanout import logged_in
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
@@ -33,24 +33,24 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProbeResults:
     """The results of probing hosts."""
 
     reached: tuple[Probed, ...]
     failed: Mapping[str, HostError]
 
 
-def ask_hosts(
+def probe_hosts(
     hosts: Sequence[Host],
     targets: Mapping[str, Target],
     access: Access,
-) -> Asked:
+) -> ProbeResults:
     """Probe hosts; `targets` are those of `hosts`, in the same order. A failed host does not affect the others."""
-    routes = asked_addresses(
+    routes = route_addresses(
         [(host.address, target.hostname) for host, target in zip(hosts, targets.values(), strict=True)]
     )
     wanted = {
-        name: Wanted(
+        name: CollectRequest(
             routes=routes,
             places=(host.workdir,) if host.workdir else (),
             python=f"{host.venv}/bin/python" if host.venv else None,
@@ -59,7 +59,7 @@ def ask_hosts(
     }
     with logged_in(targets, access) as logins:
         answers = logins.ask(
-            lambda name, connection: connection.run(COLLECT, *collect_words(wanted[name]), deadline_s=COLLECT_S),
+            lambda name, connection: connection.run(COLLECT, *collect_arguments(wanted[name]), deadline_s=COLLECT_S),
             deadline_s=COLLECT_S + 5,
         )
     failed = {}
@@ -71,15 +71,15 @@ def ask_hosts(
             continue
         facts = host_facts(answer.stdout)
         if not facts.hostname:
-            failed[name] = no_script(target, answer.stderr)
+            failed[name] = no_shell_error(target, answer.stderr)
             continue
         reached.append(
             Probed(name=name, host=host, hostname=target.hostname, user=target.user, port=target.port, facts=facts)
         )
-    return Asked(reached=tuple(reached), failed=failed)
+    return ProbeResults(reached=tuple(reached), failed=failed)
 
 
-def asked_addresses(hosts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def route_addresses(hosts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return the addresses to which every host is asked the route, from pairs of the user's and SSH's address."""
     return tuple(dict.fromkeys(word for pair in hosts for word in pair if word))
 

@@ -82,7 +82,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class StreamEnd:
     """The end of a stream; nothing follows."""
 
     code: int | None
@@ -113,7 +113,7 @@ class Stream:
         self._stdin = memoryview(stdin)
         self._hold_stdin = hold_stdin
         self._stdin_open = True
-        self._ended: Ended | None = None
+        self._ended: StreamEnd | None = None
         self.ring(Bell())
         self._feed()
 
@@ -123,15 +123,15 @@ class Stream:
         self._channel.in_buffer.set_event(bell)
         self._channel.in_stderr_buffer.set_event(bell)
 
-    def poll(self) -> list[Chunk | Ended]:
-        """Return what has arrived since the last call, without waiting. After `Ended`, nothing more comes."""
+    def poll(self) -> list[Chunk | StreamEnd]:
+        """Return what has arrived since the last call, without waiting. After `StreamEnd`, nothing more comes."""
         if self._ended is not None:
             return []
         self._feed()
         source = self._channel
         # The order matters: an end that is seen here comes after all output that is read below.
         over = source.exit_status_ready() and (source.eof_received or source.closed)
-        found: list[Chunk | Ended] = []
+        found: list[Chunk | StreamEnd] = []
         while source.recv_ready() or source.recv_stderr_ready():
             if source.recv_stderr_ready():
                 found.append(Chunk(source="stderr", data=source.recv_stderr(_READ_BYTES)))
@@ -147,12 +147,12 @@ class Stream:
             found.append(self._ended)
         return found
 
-    def __iter__(self) -> Iterator[Chunk | Ended]:
-        """Iterate over everything as it arrives; the last item is `Ended`."""
+    def __iter__(self) -> Iterator[Chunk | StreamEnd]:
+        """Iterate over everything as it arrives; the last item is `StreamEnd`."""
         return self.read(None)
 
-    def read(self, deadline_s: float | None) -> Iterator[Chunk | Ended]:
-        """Iterate until the deadline at most; then stop without `Ended`, so that `read` can be called again."""
+    def read(self, deadline_s: float | None) -> Iterator[Chunk | StreamEnd]:
+        """Iterate until the deadline at most; then stop without `StreamEnd`, so that `read` can be called again."""
         deadline = Deadline(deadline_s) if deadline_s is not None else None
         while self._ended is None:
             yield from self.poll()
@@ -177,7 +177,7 @@ class Stream:
     def close(self) -> None:
         """Stop reading. The command goes on unless it reads its standard input; see the module's docstring."""
         if self._ended is None:
-            self._ended = Ended(code=None)
+            self._ended = StreamEnd(code=None)
         self._channel.close()
 
     @property
@@ -217,15 +217,15 @@ class Stream:
         """Whether there is standard input, or its end, that the host has not accepted yet."""
         return self._stdin_open and (bool(self._stdin) or not self._hold_stdin)
 
-    def _end(self) -> Ended:
+    def _end(self) -> StreamEnd:
         code = self._channel.recv_exit_status()
         if code >= 0:
-            return Ended(code=code)
+            return StreamEnd(code=code)
         transport = self._channel.transport
         alive = transport is not None and transport.is_active() and transport.saved_exception is None
         if self._channel.eof_received and alive:
-            return Ended(code=None)
-        return Ended(code=None, lost=lost_connection(self.host))
+            return StreamEnd(code=None)
+        return StreamEnd(code=None, lost=connection_lost_error(self.host))
 
 
 class Connection:
@@ -270,7 +270,7 @@ class Connection:
         """
         deadline = Deadline(deadline_s)
         stream = self.start(command, *args, stdin=stdin, deadline_s=deadline_s)
-        kept = {"stdout": _Kept(keep_bytes), "stderr": _Kept(keep_bytes)}
+        kept = {"stdout": _HeadAndTail(keep_bytes), "stderr": _HeadAndTail(keep_bytes)}
         try:
             for item in stream.read(deadline.left_s):
                 if isinstance(item, Chunk):
@@ -278,19 +278,19 @@ class Connection:
                 elif item.lost is not None:
                     raise item.lost
                 elif not stream.begun:
-                    raise no_script(self.target, kept["stderr"].value() or kept["stdout"].value())
+                    raise no_shell_error(self.target, kept["stderr"].value() or kept["stdout"].value())
                 else:
                     return Completed(code=item.code, stdout=kept["stdout"].value(), stderr=kept["stderr"].value())
         finally:
             stream.close()
         if not stream.begun:
-            raise no_script_yet(self.target, deadline_s)
+            raise shell_timeout_error(self.target, deadline_s)
         if late is not None:
             raise late
         last = kept["stderr"].value() or kept["stdout"].value()
         raise self.target.error(
             "deadline",
-            f"{_called(command)} did not end within {in_seconds(deadline_s)}{last_words(last)}",
+            f"{_called(command)} did not end within {in_seconds(deadline_s)}{last_line(last)}",
             "it may still be running there",
         )
 
@@ -349,7 +349,7 @@ class Connection:
             if session is not None:
                 session.close()
             if not self.is_alive:
-                raise lost_connection(self.name) from None
+                raise connection_lost_error(self.name) from None
             if isinstance(error, ChannelException):
                 raise self.target.error(
                     "command", f"it opens no session: {error.text}", "see MaxSessions in its sshd_config"
@@ -379,7 +379,7 @@ class Connection:
         self.close()
 
 
-class _Kept:
+class _HeadAndTail:
     """The first and the last part of an output."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -421,21 +421,21 @@ def _called(command: Command) -> str:
     return "the script" if isinstance(command, str) else f"`{shlex.join(command)}`"
 
 
-def last_words(output: bytes) -> str:
+def last_line(output: bytes) -> str:
     """Return `: ` and the last line of an output, as the end of a message; empty if there was no output."""
     lines = output.decode(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()]
     return f": {said[-1][:300]}" if said else ""
 
 
-def no_script(target: Target, output: bytes) -> HostError:
+def no_shell_error(target: Target, output: bytes) -> HostError:
     """Return the error for a host that accepted the login but ran no bash; `output` is what it printed."""
     return target.error(
-        "command", f"it ran no script of ours{last_words(output)}", f"see whether `{target.ssh} bash` works"
+        "command", f"it ran no script of ours{last_line(output)}", f"see whether `{target.ssh} bash` works"
     )
 
 
-def no_script_yet(target: Target, deadline_s: float) -> HostError:
+def shell_timeout_error(target: Target, deadline_s: float) -> HostError:
     """Return the error for a host that had not begun the script by the deadline."""
     return target.error(
         "deadline",
@@ -444,7 +444,7 @@ def no_script_yet(target: Target, deadline_s: float) -> HostError:
     )
 
 
-def lost_connection(host: str) -> HostError:
+def connection_lost_error(host: str) -> HostError:
     """Return the error for a connection that has ended."""
     return HostError(
         "the connection was lost",

@@ -55,12 +55,12 @@ def connect_all(
 
     def one(name: str, jump: Jump | None) -> None:
         logins.add(
-            name, tried(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
+            name, retried(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
         )
 
     def group(names: list[str]) -> None:
         """Log in to the targets behind the same jump hosts."""
-        jump = tried(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
+        jump = retried(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
         if isinstance(jump, HostError):
             for name in names:
                 what = f"jump host {jump.host}: {jump.what}"
@@ -188,7 +188,7 @@ def run_on_all(
     return {name: results[name] for name in connections}
 
 
-def tried(attempt: Callable[[float], T], deadline_s: float, *, also: Collection[HostProblem] = ()) -> T | HostError:
+def retried(attempt: Callable[[float], T], deadline_s: float, *, also: Collection[HostProblem] = ()) -> T | HostError:
     """Call `attempt` until it succeeds, fails for good or the time is over. Pauses grow, with random jitter.
 
     `also` are further problems that may be gone a moment later.

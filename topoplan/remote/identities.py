@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from topoplan.remote.agent import keys_of
 from topoplan.remote.known_hosts import HostKey
 from topoplan.remote.ssh_config import Target
-from topoplan.remote.waiting import Overtime, within
+from topoplan.remote.waiting import TimedOut, within
 
 if TYPE_CHECKING:
     from paramiko import PKey
@@ -138,7 +138,7 @@ class Access:
                 self._asked_at[path] = time.monotonic()
                 try:
                     self._agents[path] = within(_AGENT_S, lambda: keys_of(path))
-                except Overtime:
+                except TimedOut:
                     self._agents[path] = f"no answer for {_AGENT_S:g} s"
                 except Exception as error:
                     self._agents[path] = str(error) or type(error).__name__

@@ -19,7 +19,7 @@ from topoplan.remote.identities import Access, NewKey
 from topoplan.remote.known_hosts import HostKey, Known
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline
-from topoplan.remote.wire import SILENCE, ChannelWire, Wire, dial
+from topoplan.remote.wire import IDLE_MONITOR, ChannelWire, Wire, dial
 from topoplan.units import in_seconds
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | Non
         transport = _exchange_keys(target, wire, known, deadline)
         _check_host_key(target, access, transport, known)
         _authenticate(target, access, transport, wire, deadline)
-        SILENCE.add(transport, wire)
+        IDLE_MONITOR.add(transport, wire)
         return Connection(target, transport, release=jump.release if jump else lambda: None)
     except BaseException:
         wire.close()
@@ -310,15 +310,15 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
             if wire.broke:
                 raise _lost(target)
             break
-    tried = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
+    retried = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
     if offered:
-        tried += f" ({', '.join(dict.fromkeys(offered))})"
-    what = f"user {target.user!r} was not let in with {tried}"
+        retried += f" ({', '.join(dict.fromkeys(offered))})"
+    what = f"user {target.user!r} was not let in with {retried}"
     remedy = f"put a public key there (ssh-copy-id), or name the right one with IdentityFile; try `{target.ssh}`"
     if not offered:
         what = f"there is no key to log in with as user {target.user!r}"
     elif not transport.is_active():
-        what = f"it hung up after {tried} for user {target.user!r}"
+        what = f"it hung up after {retried} for user {target.user!r}"
         remedy = "name the right key with IdentityFile, and offer no other with IdentitiesOnly yes"
     elif allowed and "publickey" not in allowed:
         what = f"it does not let user {target.user!r} in by a key alone, but asks for {' or '.join(allowed)}"

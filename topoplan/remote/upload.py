@@ -21,7 +21,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topoplan.remote.connection import Connection, last_words
+from topoplan.remote.connection import Connection, last_line
 from topoplan.remote.programs import program
 from topoplan.units import in_seconds
 
@@ -89,7 +89,7 @@ def upload(
     words = (base, "/".join(own), f".topoplan-{secrets.token_hex(6)}", waiting_s(deadline_s), sums(whole))
     done = connection.run(PUT, *words, stdin=_tar(whole), deadline_s=deadline_s, late=late)
     if done.code != 0:
-        why = last_words(b"\n".join(line for line in done.stderr.splitlines() if not line.endswith(_NO_REASON)))
+        why = last_line(b"\n".join(line for line in done.stderr.splitlines() if not line.endswith(_NO_REASON)))
         raise connection.target.error(
             "command",
             f"files could not be put into {directory}{why}",

@@ -14,7 +14,7 @@ INTERRUPT_LOOK_S = 0.05
 """Interval at which to check whether the user wants to stop."""
 
 
-class Overtime(Exception):  # noqa: N818  not an error by itself; the caller knows what it means
+class TimedOut(Exception):  # noqa: N818  not an error by itself; the caller knows what it means
     """A time limit has passed."""
 
 
@@ -73,5 +73,5 @@ def within(limit_s: float, job: Callable[[], T]) -> T:
     """
     call = Call(job)
     if not call.done.wait(limit_s):
-        raise Overtime
+        raise TimedOut
     return call.result()

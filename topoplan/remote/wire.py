@@ -2,7 +2,7 @@
 
 On each of them, a peer that is gone must be noticed. TCP does not report a cut cable, so the kernel is told to probe
 (`_TCP_SILENT_S`). But the kernel also answers for a host whose sshd is stuck, and behind a proxy or a jump host there
-is no such socket; so SSH itself also asks for a sign of life, and `Silence` closes connections that stay silent
+is no such socket; so SSH itself also asks for a sign of life, and `IdleMonitor` closes connections that stay silent
 (`_SSH_SILENT_S`).
 """
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from topoplan.errors import HostError
 from topoplan.remote import channel
 from topoplan.remote.ssh_config import Target
-from topoplan.remote.waiting import Deadline, Overtime, within
+from topoplan.remote.waiting import Deadline, TimedOut, within
 from topoplan.units import in_seconds
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _addresses(target: Target, deadline: Deadline) -> list[Any]:
         return look_up(socket.AI_NUMERICHOST)
     try:
         return within(deadline.left_s, look_up)
-    except Overtime:
+    except TimedOut:
         reason, problem = f"no answer within {in_seconds(deadline.total_s)}", "timeout"
     except (OSError, UnicodeError) as error:
         reason, problem = getattr(error, "strerror", None) or "not a name", "unresolved"
@@ -273,7 +273,7 @@ def _not_connected(target: Target, error: OSError, deadline: Deadline) -> HostEr
     )
 
 
-class Silence:
+class IdleMonitor:
     """A single thread that closes those connections of the process that have been silent for too long."""
 
     def __init__(self) -> None:
@@ -334,4 +334,4 @@ def _probe_of(reference: weakref.ref[paramiko.Transport]) -> Callable[[], None]:
     return probe
 
 
-SILENCE = Silence()
+IDLE_MONITOR = IdleMonitor()

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topoplan.hosts.collect import COLLECT, VERSIONS, collect_words
+from topoplan.hosts.collect import COLLECT, VERSIONS, collect_arguments
 from topoplan.hosts.needs import RunNeeds, python_on
 from topoplan.hosts.preflight import connections
-from topoplan.hosts.preflight.preflight import wanted
+from topoplan.hosts.preflight.preflight import collect_request
 from topoplan.remote import upload
 from topoplan.remote.connection import SHELL
 from topoplan.remote.ssh_config import Target
@@ -42,7 +42,7 @@ def _programs(checked: bool) -> Iterator[tuple[str, str, str, str]]:
     starts = "compares the files with their SUMS, and starts `keep` in a session of its own"
     yield "start", starts, "DIRECTORY SCRIPT RUN KEEP SUMS PYTHON", programs.START
     keeps = "records itself, runs the script of the node beside `supervise`, and notes its exit code"
-    yield "keep", keeps, "SCRIPT RUN PYTHON", programs.KEEPER
+    yield "keep", keeps, "SCRIPT RUN PYTHON", programs.LEADER
     hears = "hears of other nodes that fail, and starts `stop` where nobody does, in Python"
     yield "supervise", hears, _IDENTITY, programs.SUPERVISE
     yield "follow", "prints the log as it grows", "DIRECTORY WHERE", programs.FOLLOW
@@ -75,7 +75,7 @@ def dry_run_to_dict(
 
 def _node(bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> dict[str, Any]:
     """Return the files and commands of a host; `commands` are program names with their arguments."""
-    asked = collect_words(wanted(bundle.draft.spec.cluster, node.host, checks))
+    asked = collect_arguments(collect_request(bundle.draft.spec.cluster, node.host, checks))
     ask = ["ask", *("VERSIONS" if word == VERSIONS else word for word in asked)]
     workdir, own = node.host.workdir or "~", f"{runs_directory_on(target)}/{node.name}"
     directory = f"{workdir}/{own}/{_RUN}"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from topoplan.errors import HostError
-from topoplan.hosts.cluster_yaml import Draft
+from topoplan.hosts.cluster_yaml import SpecDraft
 from topoplan.hosts.differences import gpu_names, memory_of
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.probe import Probed, network_of, socket_interface
@@ -22,7 +22,7 @@ SCHEMA = "topoplan.probe/1"
 
 
 def probe_to_dict(
-    reached: Sequence[Probed], failed: Mapping[str, HostError], draft: Draft | None, written: str | None
+    reached: Sequence[Probed], failed: Mapping[str, HostError], draft: SpecDraft | None, written: str | None
 ) -> dict[str, Any]:
     """Return everything found. Sizes are in bytes, rates in bytes per second, one way."""
     return {
@@ -56,7 +56,7 @@ def print_probe(
     console: Console,
     reached: Sequence[Probed],
     failed: Mapping[str, HostError],
-    draft: Draft | None,
+    draft: SpecDraft | None,
     *,
     written: str | None,
 ) -> None:
@@ -94,7 +94,7 @@ def finding_line(check: Result) -> str:
     return f"{head}; {check.remedy}" if check.remedy else head
 
 
-def _why_none(reached: Sequence[Probed], failed: Mapping[str, HostError], draft: Draft | None) -> str:
+def _why_none(reached: Sequence[Probed], failed: Mapping[str, HostError], draft: SpecDraft | None) -> str:
     if failed and (draft is None or not reached):
         some = f"{len(failed)} of {len(failed) + len(reached)} hosts could not be probed"
         return f"{some}; --partial makes one of the others" if reached else some

@@ -10,10 +10,10 @@ from rich.console import Console
 from topoplan.errors import HostError
 from topoplan.report.tables import paragraph, table_of
 from topoplan.report.text import counted, duration
-from topoplan.run.node import NodeState, directory_words
+from topoplan.run.node import NodeState, directory_problem
 from topoplan.run.outcome import exit_code
+from topoplan.run.reachability import looks_offline
 from topoplan.run.record import RunRecord
-from topoplan.run.sight import looks_offline
 
 SCHEMA = "topoplan.status/1"
 
@@ -96,11 +96,11 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
 
 def node_words(state: NodeState) -> str:
     """Describe the state of a node in one phrase."""
-    if state.state == "gone" and state.is_mute:
-        return f"gone, and how it ended is not known: {directory_words(state.directory)}"
+    if state.state == "gone" and state.is_unreadable:
+        return f"gone, and how it ended is not known: {directory_problem(state.directory)}"
     if state.state == "never-started" and state.directory == "gone":
         return "never started, or its run directory was deleted"
-    return "; ".join(filter(None, (_state_words(state), directory_words(state.directory))))
+    return "; ".join(filter(None, (_state_words(state), directory_problem(state.directory))))
 
 
 def _state_words(state: NodeState) -> str:

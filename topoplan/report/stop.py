@@ -12,9 +12,9 @@ from rich.console import Console
 from topoplan.errors import HostError
 from topoplan.report.status import signal_words
 from topoplan.report.tables import paragraph, table_of
-from topoplan.run.node import Stopped, directory_words, holder_remedy, holder_words
+from topoplan.run.node import Stopped, directory_problem, suspect_remedy, suspect_text
+from topoplan.run.reachability import looks_offline
 from topoplan.run.record import RunRecord
-from topoplan.run.sight import looks_offline
 
 SCHEMA = "topoplan.stop/1"
 
@@ -37,7 +37,7 @@ def _node(result: Stopped | HostError) -> dict[str, Any]:
         "was_running": result.was_running,
         "left": list(result.left),
         "code": result.code,
-        "may_be": [dataclasses.asdict(one) for one in result.may_be],
+        "may_be": [dataclasses.asdict(one) for one in result.suspects],
         "directory": result.directory,
         "gpus_unseen": result.gpus_unseen,
     }
@@ -54,10 +54,10 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
     for node in record.nodes:
         table.add_row(node.label, node.name, _words(results[node.label]))
     console.print(table)
-    may_be = [result for result in results.values() if isinstance(result, Stopped) and result.may_be]
+    suspects = [result for result in results.values() if isinstance(result, Stopped) and result.suspects]
     if is_stopped(results):
         paragraph(console, f"{record.run_id}: nothing of it is left running.")
-    elif len(may_be) == sum(not (isinstance(result, Stopped) and result.is_over) for result in results.values()):
+    elif len(suspects) == sum(not (isinstance(result, Stopped) and result.is_over) for result in results.values()):
         paragraph(
             console,
             f"{record.run_id}: what is known to belong to it has ended. The processes named here got no signal: they"
@@ -78,9 +78,9 @@ def _words(result: Stopped | HostError) -> str:
         said = "nothing was running"
     else:
         said = "stopped" if result.code is None else f"stopped, exit code {result.code}{signal_words(result.code)}"
-    parts = [said, directory_words(result.directory)]
-    if result.may_be:
-        parts += ["may be of it: " + "; ".join(map(holder_words, result.may_be)), holder_remedy(result.may_be)]
+    parts = [said, directory_problem(result.directory)]
+    if result.suspects:
+        parts += ["may be of it: " + "; ".join(map(suspect_text, result.suspects)), suspect_remedy(result.suspects)]
     if result.gpus_unseen:
         parts.append("nvidia-smi does not say who holds the GPUs")
     return "; ".join(filter(None, parts))

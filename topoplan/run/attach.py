@@ -17,21 +17,21 @@ from topoplan.remote.identities import Access
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell, host_failure
-from topoplan.run.held import is_held
+from topoplan.run.launch_lock import is_launch_alive
 from topoplan.run.measurement import planned
 from topoplan.run.reach import targets_of
+from topoplan.run.reachability import REFUSALS
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Outcome, Session
 from topoplan.run.settings import Settings
-from topoplan.run.sight import AGAINST_US
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 
 class AttachSession(Session):
     """A session that finds the processes of a run again."""
 
-    OWNS: ClassVar[bool] = False
+    OWNS_RUN: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class AttachSession(Session):
         super().__init__(record, {}, access, settings, tell=tell, interrupts=interrupts)
 
     @property
-    def _stops(self) -> bool:
+    def _stops_on_failure(self) -> bool:
         """A run that is being started, or may be restarted, is left to its launch to stop."""
-        return self._settings.stop_on_failure and self._record.state != "starting" and not is_held(self._record)
+        return self._settings.stop_on_failure and self._record.state != "starting" and not is_launch_alive(self._record)
 
     def _watch(self) -> Outcome:
         outcome = super()._watch()
@@ -61,10 +61,10 @@ class AttachSession(Session):
     def _is_started_again(self) -> bool:
         """Wait for the launch, while it exists, to restart the run; return whether it did."""
         before = self._record
-        if is_held(before):
+        if is_launch_alive(before):
             text = "the launch of this run is still there, and may start it again; Ctrl-C leaves"
             self._tell(Event(kind="note", text=text))
-        while is_held(before) and not self._is_interrupted():
+        while is_launch_alive(before) and not self._is_interrupted():
             now = records.load(self._run)
             if len(now.attempts) > len(before.attempts) or now.is_over:
                 break
@@ -72,10 +72,10 @@ class AttachSession(Session):
         self._record = records.load(self._run)
         return len(self._record.attempts) > len(before.attempts)
 
-    def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
+    def _record_failure(self, outcome: Outcome, nodes: Sequence[WatchedNode] = ()) -> None:
         """Record a failure, unless the launch does."""
-        if not is_held(self._record):
-            super()._note_failure(outcome, nodes)
+        if not is_launch_alive(self._record):
+            super()._record_failure(outcome, nodes)
 
     def _begin(self) -> Outcome | None:
         self._wait_for_start()
@@ -86,8 +86,8 @@ class AttachSession(Session):
         self._targets = targets_of(self._record, self._record.nodes)
         results = self._connect(lambda label, error: None).results
         self._nodes = {place.label: self._found(place, results[place.label]) for place in self._record.nodes}
-        if all(node.lost is not None for node in self._nodes.values()):
-            return self._over(list(self._nodes.values()))
+        if all(node.given_up is not None for node in self._nodes.values()):
+            return self._finished(list(self._nodes.values()))
         self._planned = self._plan()
         self._step("watch", "watching; Ctrl-C leaves the run as it is", run=self._run)
         return None
@@ -102,17 +102,17 @@ class AttachSession(Session):
             self._record = records.load(self._run)
         self._end_if_interrupted()
 
-    def _found(self, place: NodeRecord, result: Connection | HostError) -> Watched:
+    def _found(self, place: NodeRecord, result: Connection | HostError) -> WatchedNode:
         connection = result if isinstance(result, Connection) else None
         log, tail_lines = self._record.log(place), self._settings.tail_lines
-        node = Watched.of(place, connection, log=log, tail_lines=tail_lines)
+        node = WatchedNode.of(place, connection, log=log, tail_lines=tail_lines)
         if isinstance(result, HostError):
             # Not a failure of the run, which may go on well on a host that refuses our login.
-            if result.problem in AGAINST_US:
-                node.lost = result
+            if result.problem in REFUSALS:
+                node.given_up = result
                 self._tell(host_failure(place.label, result))
             else:
-                node.unseen = result
+                node.unreachable = result
         return node
 
     def _plan(self) -> RecordedPlan | None:

@@ -17,15 +17,15 @@ from topoplan.remote.waiting import Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
 from topoplan.run.failure import Failure
-from topoplan.run.held import held
 from topoplan.run.launch import LaunchSession, called_on_host
-from topoplan.run.outcome import stopped_with_grace_s
+from topoplan.run.launch_lock import launch_lock
+from topoplan.run.outcome import grace_of_stop_s
+from topoplan.run.reachability import duration_text
 from topoplan.run.record import Attempt, NodeRecord
 from topoplan.run.session import Outcome
-from topoplan.run.sight import age
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
-WORTH_IT = frozenset(
+RETRYABLE_KINDS = frozenset(
     {
         *("lost", "killed", "terminated", "abort", "crash", "hang"),
         *("nccl", "nccl-peer", "nccl-timeout", "network", "rendezvous"),
@@ -37,27 +37,27 @@ a disk or the memory will occur again.
 """
 _HEAD_BYTES = 256 * 1024
 """Size of the beginning of a log, in which the node script says where the trainer resumes."""
-_LOOKS = 5
+_CHECKED_EVENTS = 5
 """Number of progress events to check: what other nodes wrote before the first one may arrive a moment later."""
-_LOOK_AGAIN_S = 1.0
+_RECHECK_S = 1.0
 """Pause between attempts to ask the hosts whether anything of a run is left."""
-_AWAY: frozenset[HostProblem] = frozenset(
+_MAY_RECOVER: frozenset[HostProblem] = frozenset(
     {"unresolved", "unreachable", "refused", "timeout", "proxy", "banner", "lost", "deadline"}
 )
 """Problems with a host that may be gone some time later."""
-_BEGINS = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
+_RESUMES = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
 
 
-def is_worth_it(failure: Failure | None) -> bool:
+def is_retryable(failure: Failure | None) -> bool:
     """Whether a restart of the run may succeed."""
-    return failure is not None and failure.diagnosis is not None and failure.diagnosis.kind in WORTH_IT
+    return failure is not None and failure.diagnosis is not None and failure.diagnosis.kind in RETRYABLE_KINDS
 
 
-def begun_at(log: Path) -> int | None:
+def resumed_at_step(log: Path) -> int | None:
     """Return the step from which a trainer resumed, according to the copy of the first node's log; None if unknown."""
     try:
         with log.open(encoding="utf-8", errors="replace") as file:
-            found = _BEGINS.search(file.read(_HEAD_BYTES))
+            found = _RESUMES.search(file.read(_HEAD_BYTES))
     except OSError:
         return None
     return int(found["step"]) if found else None
@@ -69,52 +69,52 @@ def lost_steps(attempts: Sequence[Attempt], last_first_step: int | None) -> int:
     return sum(max(0, (one.last_step or 0) - (step or 0)) for one, step in zip(attempts, begins, strict=True))
 
 
-def _beside(run_dir: str) -> str:
+def _new_directory(run_dir: str) -> str:
     """Return another directory for the same run on the same host."""
     parent, name = posixpath.split(run_dir)
     return posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
 
 
-class LaunchAgain(LaunchSession):
+class RetryingLaunch(LaunchSession):
     """A launch that restarts the run after a failure that is worth it, as often as the settings allow."""
 
-    WAITS: ClassVar[str] = "it is started again when nothing of it can be left"
+    WAIT_REASON: ClassVar[str] = "it is started again when nothing of it can be left"
 
     def _watch(self) -> Outcome:
-        self._tell = self._with_begins(self._tell)
+        self._tell = self._with_checkpoint_check(self._tell)
         if not self._settings.retries:
             return super()._watch()
-        with held(self._record):
-            return self._watch_all()
+        with launch_lock(self._record):
+            return self._watch_attempts()
 
-    def _with_begins(self, tell: Tell) -> Tell:
+    def _with_checkpoint_check(self, tell: Tell) -> Tell:
         """Wrap `tell` to report, during the first steps of each attempt, nodes that resumed from different steps."""
         looked: Counter[int] = Counter()
 
         def with_them(event: Event) -> None:
             tell(event)
             attempt = len(self._record.attempts)
-            if event.kind != "progress" or looked[attempt] >= _LOOKS:
+            if event.kind != "progress" or looked[attempt] >= _CHECKED_EVENTS:
                 return
             looked[attempt] += 1
-            begins = {node.label: begun_at(self._record.log(node)) for node in self._record.nodes}
+            begins = {node.label: resumed_at_step(self._record.log(node)) for node in self._record.nodes}
             said = [f"{name} from step {step}" for name, step in begins.items() if step is not None]
             if len({*begins.values()} - {None}) > 1:
                 text = f"the nodes go on from different checkpoints, {', '.join(said)}: all have to see one output_dir"
                 tell(Event(kind="note", text=text))
-                looked[attempt] = _LOOKS
+                looked[attempt] = _CHECKED_EVENTS
 
         return with_them
 
-    def _watch_all(self) -> Outcome:
+    def _watch_attempts(self) -> Outcome:
         outcome = super()._watch()
         while self._is_worth_another(outcome):
-            if (ended := self._again(outcome)) is not None:
+            if (ended := self._restart(outcome)) is not None:
                 outcome = ended
                 break
             outcome = super()._watch()
         attempts = self._record.attempts
-        lost = lost_steps(attempts, self._begun_at()) if attempts else 0
+        lost = lost_steps(attempts, self._resumed_at_step()) if attempts else 0
         return replace(outcome, attempts=attempts, lost_steps=lost)
 
     def _is_worth_another(self, outcome: Outcome) -> bool:
@@ -125,48 +125,53 @@ class LaunchAgain(LaunchSession):
         return (
             outcome.end == "failed"
             and len(self._record.attempts) < self._settings.retries
-            and is_worth_it(outcome.failure)
+            and is_retryable(outcome.failure)
             and all(node.started is not None for node in self._nodes.values())
             and not self._is_interrupted()
         )
 
-    def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
+    def _record_failure(self, outcome: Outcome, nodes: Sequence[WatchedNode] = ()) -> None:
         if not self._is_worth_another(outcome):
-            super()._note_failure(outcome, nodes)
+            super()._record_failure(outcome, nodes)
 
-    def _again(self, failed: Outcome) -> Outcome | None:
+    def _restart(self, failed: Outcome) -> Outcome | None:
         """Restart the run once nothing of the failed attempt is left anywhere; the outcome if that is not possible."""
         self._runs = False
-        self._keep_record()
+        self._restore_record()
         ended = self._wait_until_nothing_is_left(failed)
         if ended is not None:
             return ended
-        self._note_attempt(failed)
+        self._record_attempt(failed)
         deadline, waits = Deadline(self._settings.back_s), False
         while True:
-            outcome = self._log_in_anew(quiet=waits) or self._start_all()
+            outcome = self._reconnect_all(quiet=waits) or self._start_all()
             if outcome is None or not outcome.errors or outcome.running:
                 return outcome
-            may_be_back = all(error.problem in _AWAY for error in outcome.errors.values())
+            may_be_back = all(error.problem in _MAY_RECOVER for error in outcome.errors.values())
             if not may_be_back or deadline.left_s <= 0:
                 break
             if not waits:
                 self._tell_of_waiting(outcome.errors, "it is started again when all hosts are there")
             if outcome.end != "refused":
                 self._record = records.update(
-                    self._run, nodes=self._elsewhere(), state="starting", code=None, ended=None, reason=""
+                    self._run,
+                    nodes=self._nodes_in_new_directories(),
+                    state="starting",
+                    code=None,
+                    ended=None,
+                    reason="",
                 )
             waits = True
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_RECHECK_S)
             ended = self._wait_until_nothing_is_left(replace(failed, errors={}))
             if ended is not None:
                 return ended
         if outcome.end == "refused":
             outcome = replace(failed, errors=outcome.errors)
-            super()._note_failure(outcome)
+            super()._record_failure(outcome)
         return outcome
 
-    def _log_in_anew(self, *, quiet: bool) -> Outcome | None:
+    def _reconnect_all(self, *, quiet: bool) -> Outcome | None:
         """Log in to all hosts again; the outcome if one cannot be reached. `quiet` suppresses events."""
         for connection in {*self._connections.values(), *(node.connection for node in self._nodes.values())}:
             if connection is not None:
@@ -179,35 +184,37 @@ class LaunchAgain(LaunchSession):
         finally:
             self._tell = tell
 
-    def _elsewhere(self) -> tuple[NodeRecord, ...]:
+    def _nodes_in_new_directories(self) -> tuple[NodeRecord, ...]:
         """Return the nodes with new run directories."""
         nodes = self._record.nodes
-        return tuple(replace(node, run_dir=_beside(node.run_dir), started=None, code=None) for node in nodes)
+        return tuple(replace(node, run_dir=_new_directory(node.run_dir), started=None, code=None) for node in nodes)
 
     def _tell_of_waiting(self, errors: Mapping[str, HostError], until: str) -> None:
         hosts = ", ".join(f"{name} ({error.what})" for name, error in errors.items())
-        self._tell(Event(kind="note", text=f"{until}; waiting up to {age(self._settings.back_s)} for {hosts}"))
+        self._tell(
+            Event(kind="note", text=f"{until}; waiting up to {duration_text(self._settings.back_s)} for {hosts}")
+        )
 
     def _wait_until_nothing_is_left(self, failed: Outcome) -> Outcome | None:
         """Wait until no process of the run is left; return an outcome if the run is stopped or the wait is in vain."""
         left, deadline = dict(failed.errors), Deadline(self._settings.back_s)
         if left:
-            self._tell_of_waiting(left, self.WAITS)
+            self._tell_of_waiting(left, self.WAIT_REASON)
         while True:
             self._end_if_interrupted()
-            asked = stopped_with_grace_s(self._run, time.monotonic()) is not None
+            asked = grace_of_stop_s(self._run, time.monotonic()) is not None
             if asked or records.load(self._run).state == "stopped":
                 return self._stopped_elsewhere(failed.code, left, tuple(left))
             if not left:
                 return None
             if deadline.left_s <= 0 or any(error.problem == "command" for error in left.values()):
                 outcome = replace(failed, errors=left, running=tuple(left))
-                super()._note_failure(outcome)
+                super()._record_failure(outcome)
                 return outcome
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_RECHECK_S)
             left = self._stop_all(only=left)
 
-    def _keep_record(self) -> None:
+    def _restore_record(self) -> None:
         """Write the record again if somebody has removed it. Raises OutputError if it cannot be written."""
         try:
             records.load(self._run)
@@ -215,7 +222,7 @@ class LaunchAgain(LaunchSession):
             self._tell(Event(kind="note", text=f"{error}: its record is written again"))
             records.create(self._record)
 
-    def _note_attempt(self, failed: Outcome) -> None:
+    def _record_attempt(self, failed: Outcome) -> None:
         failure, known = failed.failure, self._record
         if failure is None or failure.diagnosis is None:
             raise ValueError("only what has a cause is started again")
@@ -225,7 +232,7 @@ class LaunchAgain(LaunchSession):
             node=failure.node,
             host=failure.host,
             reason=reason,
-            first_step=self._begun_at(),
+            first_step=self._resumed_at_step(),
             last_step=self._last_step,
             run_dirs=tuple(node.run_dir for node in known.nodes),
         )
@@ -233,10 +240,10 @@ class LaunchAgain(LaunchSession):
         text = f"{reason}; starting it again, {count} of {self._settings.retries}"
         self._step("again", text, attempt=count, node=failure.node, host=failure.host)
         # In one step: a process that is also watching reads the record as soon as there is one more attempt.
-        attempts, nodes = (*known.attempts, attempt), self._elsewhere()
+        attempts, nodes = (*known.attempts, attempt), self._nodes_in_new_directories()
         self._record = records.update(
             self._run, nodes=nodes, attempts=attempts, state="starting", code=None, ended=None, reason=""
         )
 
-    def _begun_at(self) -> int | None:
-        return begun_at(self._record.log(self._record.nodes[0]))
+    def _resumed_at_step(self) -> int | None:
+        return resumed_at_step(self._record.log(self._record.nodes[0]))

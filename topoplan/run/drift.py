@@ -23,7 +23,7 @@ from topoplan.remote.waiting import Call
 from topoplan.run.events import Event, Tell
 from topoplan.run.progress import Progress
 from topoplan.run.record import Drifted, now_text
-from topoplan.run.strain import strain_words
+from topoplan.run.strain import load_texts
 from topoplan.specs.spec import Spec
 from topoplan.trainers.log import Log, pieces, quantity
 from topoplan.trainers.registry import TRAINERS, trainer_named
@@ -33,7 +33,7 @@ _WARM_UP = 5
 """Steps after the first one seen during which kernels are compiled and the allocator fills."""
 _LEAST_S = 60.0
 """A shorter stretch is not reported."""
-_ALLOWED, _ENOUGH, _MOST = 0.5, 12.0, 3.0
+_ALLOWANCE, _THRESHOLD, _LARGEST = 0.5, 12.0, 3.0
 """Parameters of the cumulative sum, in standard deviations: the allowance per interval, the threshold for a report, and
 the most that one interval adds. With a mean at the very end of the band, a false report takes a million intervals on
 average (Siegmund 1985, (2.57)).
@@ -42,19 +42,19 @@ _SCATTER = 30
 """Number of recent intervals from which the standard deviation is estimated."""
 _LEAST_SCATTER = 0.02
 """Smallest standard deviation, as a fraction of the bound: intervals are not timed more precisely."""
-_OWN = 20
+_REFERENCE_INTERVALS = 20
 """Number of intervals that serve as the reference if nothing is predicted."""
-_OWN_BAND = 1.25
+_REFERENCE_FACTOR = 1.25
 """Factor over the reference above which a step is too long."""
 _RISES, _GROWTH = 3, 1.02
 """Memory counts as growing if its peak has risen this many times since the first steps, and by this factor."""
-_DATA = 0.5
+_DATA_SHARE = 0.5
 """Data loading is named as a cause if it accounts for this fraction of the slowdown."""
 _PEEK_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ReservedPrediction:
     """Predicted bytes reserved by PyTorch's allocator, on the GPU that is logged."""
 
     reserved_bytes: float
@@ -62,7 +62,7 @@ class Held:
     """Half width of the band, as a fraction."""
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan) -> Held:
+    def of(cls, spec: Spec, plan: Plan) -> ReservedPrediction:
         """Return the prediction of a plan."""
         of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_rank_0
         _, reserved = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
@@ -81,7 +81,7 @@ class _Stretch:
 
     def add(self, interval: Interval, above: float) -> None:
         """Add an interval that lies `above` standard deviations beyond the bound."""
-        self.level = max(0.0, self.level + min(above, _MOST) - _ALLOWED)
+        self.level = max(0.0, self.level + min(above, _LARGEST) - _ALLOWANCE)
         if not self.level:
             self.steps, self.seconds = 0, 0.0
             return
@@ -93,7 +93,7 @@ class _Stretch:
     @property
     def is_long(self) -> bool:
         """Whether the stretch is long enough to be reported."""
-        return self.level > _ENOUGH and self.seconds >= _LEAST_S
+        return self.level > _THRESHOLD and self.seconds >= _LEAST_S
 
     @property
     def each_s(self) -> float:
@@ -101,7 +101,7 @@ class _Stretch:
         return self.seconds / self.steps
 
 
-class Drift:
+class DriftDetector:
     """Compares step times, memory and data loading times in the nodes' logs with the prediction."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Drift:
         progress: Progress,
         *,
         band_s: tuple[float, float] | None = None,
-        held: Callable[[], Held] | None = None,
+        memory: Callable[[], ReservedPrediction] | None = None,
         logs: Sequence[Log] = (),
         tell: Tell = lambda event: None,
         note: Callable[[Drifted], None] = lambda found: None,
@@ -118,22 +118,22 @@ class Drift:
     ) -> None:
         """Start without any data.
 
-        `progress` must have read all lines that are passed to `heard`. `band_s` and `held` are the prediction, if there
-        is one. `note` receives each reported drift, for the run's record. `peek` fetches from the first node the last
-        lines of a file in which the trainer logs more than it prints.
+        `progress` must have read all lines that are passed to `read`. `band_s` and `memory` are the prediction, if
+        there is one. `note` receives each reported drift, for the run's record. `peek` fetches from the first node the
+        last lines of a file in which the trainer logs more than it prints.
         """
-        self._progress, self._band_s, self._held = progress, band_s, held
+        self._progress, self._band_s, self._memory_prediction = progress, band_s, memory
         self._logs = logs or [trainer.log for trainer in TRAINERS]
         self._tell, self._note, self._peek, self._clock = tell, note, peek, clock
         self._peeked_s = clock()
         self._normal_s = band_s[1] if band_s else None
         """Step time above which a step is too long; None if nothing is predicted and there were too few steps."""
-        self._worse_s = 0.0
+        self._reported_s = 0.0
         """Threshold that replaces `_normal_s` once a slowdown was reported; 0 before."""
         self._seen = 0
         self._first: int | None = None
         self._recent: deque[float] = deque(maxlen=_SCATTER)
-        self._slow, self._well = _Stretch(), _Stretch()
+        self._slowing, self._recovering = _Stretch(), _Stretch()
         self._before: deque[Interval] = deque(maxlen=_SCATTER)
         """The last intervals outside of any stretch."""
         self._peaks: list[tuple[int, float]] = []
@@ -141,17 +141,19 @@ class Drift:
         self._is_memory_told = False
         self._data: deque[tuple[int, float]] = deque(maxlen=4 * _SCATTER)
         """Steps, and the seconds for which they waited for data."""
-        self._asks: Call[None] | None = None
+        self._pending: Call[None] | None = None
 
     @classmethod
-    def of(cls, progress: Progress, spec: Spec, plan: Plan, **more: Any) -> Drift:
+    def of(cls, progress: Progress, spec: Spec, plan: Plan, **more: Any) -> DriftDetector:
         """Return a detector with the prediction of a plan; `more` goes to the constructor."""
         logs = (trainer_named(plan.trainer).log,) if plan.trainer else ()
         if not any(log.file for log in logs):
             more["peek"] = None
-        return cls(progress, band_s=plan.time.band_s, held=lambda: Held.of(spec, plan), logs=logs, **more)
+        return cls(
+            progress, band_s=plan.time.band_s, memory=lambda: ReservedPrediction.of(spec, plan), logs=logs, **more
+        )
 
-    def heard(self, lines: str) -> None:
+    def read(self, lines: str) -> None:
         """Read lines that a node has written, or that were found in a file of the trainer."""
         for log in self._logs:
             forms = [form for form in (log.reserved, log.data_time) if form]
@@ -161,37 +163,37 @@ class Drift:
 
     def look(self, connections: Mapping[str, Connection]) -> None:
         """Check for drift and report it; to be called often. Hosts are asked for reasons in another thread."""
-        for interval in self._new():
-            found = self._step(interval)
+        for interval in self._new_intervals():
+            found = self._check_step_time(interval)
             if found and found.state == "out":
-                self._asks = Call(lambda found=found: self._say(found, strain_words(connections)))  # type: ignore[misc]
+                self._pending = Call(lambda found=found: self._report(found, load_texts(connections)))  # type: ignore[misc]
             elif found:
-                self._say(found)
-        if (found := self._memory()) is not None:
-            self._say(found)
-        is_free = self._asks is None or self._asks.done.is_set()
+                self._report(found)
+        if (found := self._check_memory()) is not None:
+            self._report(found)
+        is_free = self._pending is None or self._pending.done.is_set()
         if self._peek and connections and is_free and self._clock() - self._peeked_s > _PEEK_EVERY_S:
             self._peeked_s, peek, first = self._clock(), self._peek, next(iter(connections.values()))
-            self._asks = Call(lambda: self.heard(peek(first)))
+            self._pending = Call(lambda: self.read(peek(first)))
 
-    def _say(self, found: Drifted, of_hosts: Sequence[str] = ()) -> None:
+    def _report(self, found: Drifted, of_hosts: Sequence[str] = ()) -> None:
         found = replace(found, reasons=(*found.reasons, *of_hosts))
         self._note(found)
-        text = "\n  ".join([drift_words(found), *(found.reasons or _UNEXPLAINED.get((found.what, found.state), ()))])
+        text = "\n  ".join([drift_text(found), *(found.reasons or _UNEXPLAINED.get((found.what, found.state), ()))])
         self._tell(Event(kind="drift", text=text, data=asdict(found)))
 
     def _read(self, log: Log, piece: str) -> None:
         named = log.steps.search(piece) if log.steps else None
         step = int(named["step"]) if named else self._progress.step
-        held, data_s = quantity(log.reserved, piece), quantity(log.data_time, piece)
+        memory, data_s = quantity(log.reserved, piece), quantity(log.data_time, piece)
         if self._first is None or step < self._first:
             return  # from an earlier run into the same directory
-        if held and held > (self._peaks[-1][1] if self._peaks else 0.0):
-            self._peaks.append((step, held))
+        if memory and memory > (self._peaks[-1][1] if self._peaks else 0.0):
+            self._peaks.append((step, memory))
         if data_s:
             self._data.append((step, data_s))
 
-    def _new(self) -> list[Interval]:
+    def _new_intervals(self) -> list[Interval]:
         """Return the new intervals that count."""
         found = [one for one in self._progress.intervals if one.last > self._seen]
         if found and self._first is None:
@@ -200,41 +202,41 @@ class Drift:
         after = (self._first or 0) + _WARM_UP
         return [one for one in found if not one.aside and one.last - one.steps >= after]
 
-    def _step(self, interval: Interval) -> Drifted | None:
+    def _check_step_time(self, interval: Interval) -> Drifted | None:
         self._recent.append(interval.each_s)
         middle = median(self._recent)
         if self._normal_s is None:
             self._before.append(interval)
-            if len(self._recent) == _OWN:
-                self._normal_s = _OWN_BAND * middle
+            if len(self._recent) == _REFERENCE_INTERVALS:
+                self._normal_s = _REFERENCE_FACTOR * middle
             return None
         scatter_s = 1.4826 * median(abs(one - middle) for one in self._recent)
         unit_s = max(scatter_s, _LEAST_SCATTER * self._normal_s)
-        self._slow.add(interval, (interval.each_s - (self._worse_s or self._normal_s)) / unit_s)
-        if self._slow.is_long:
-            return self._out()
-        if self._worse_s:
-            self._well.add(interval, (self._normal_s - interval.each_s) / unit_s)
-            if self._well.is_long:
-                return self._back()
-        elif not self._slow.steps:
+        self._slowing.add(interval, (interval.each_s - (self._reported_s or self._normal_s)) / unit_s)
+        if self._slowing.is_long:
+            return self._slowdown()
+        if self._reported_s:
+            self._recovering.add(interval, (self._normal_s - interval.each_s) / unit_s)
+            if self._recovering.is_long:
+                return self._recovery()
+        elif not self._slowing.steps:
             self._before.append(interval)
         return None
 
-    def _out(self) -> Drifted:
-        slow, self._slow, self._well = self._slow, _Stretch(), _Stretch()
-        usual_s = sum(self._band_s) / 2.0 if self._band_s else (self._normal_s or 0.0) / _OWN_BAND
-        self._worse_s = slow.each_s * (self._normal_s or 0.0) / usual_s
+    def _slowdown(self) -> Drifted:
+        slow, self._slowing, self._recovering = self._slowing, _Stretch(), _Stretch()
+        usual_s = sum(self._band_s) / 2.0 if self._band_s else (self._normal_s or 0.0) / _REFERENCE_FACTOR
+        self._reported_s = slow.each_s * (self._normal_s or 0.0) / usual_s
         steps = sum(one.steps for one in self._before)
         before = sum(one.seconds for one in self._before) / steps if steps else None
-        reasons = self._of_data(slow, before or usual_s)
-        return self._found("out", slow, before=before, reasons=reasons)
+        reasons = self._data_loading_reason(slow, before or usual_s)
+        return self._step_time_drift("out", slow, before=before, reasons=reasons)
 
-    def _back(self) -> Drifted:
-        well, self._well, self._slow, self._worse_s = self._well, _Stretch(), _Stretch(), 0.0
-        return self._found("back", well)
+    def _recovery(self) -> Drifted:
+        well, self._recovering, self._slowing, self._reported_s = self._recovering, _Stretch(), _Stretch(), 0.0
+        return self._step_time_drift("back", well)
 
-    def _found(self, state: Literal["out", "back"], stretch: _Stretch, **more: Any) -> Drifted:
+    def _step_time_drift(self, state: Literal["out", "back"], stretch: _Stretch, **more: Any) -> Drifted:
         return Drifted(
             seen=now_text(),
             what="step",
@@ -246,26 +248,26 @@ class Drift:
             **more,
         )
 
-    def _of_data(self, slow: _Stretch, usual_s: float) -> tuple[str, ...]:
+    def _data_loading_reason(self, slow: _Stretch, usual_s: float) -> tuple[str, ...]:
         """Return the reason if data loading explains the slowdown, as far as the log shows it."""
         waits = [one for step, one in self._data if step >= slow.since]
         waited = [one for step, one in self._data if step < slow.since]
         if not waits:
             return ()
         now_s, before_s = mean(waits), mean(waited) if waited else 0.0
-        if now_s - before_s < _DATA * (slow.each_s - usual_s):
+        if now_s - before_s < _DATA_SHARE * (slow.each_s - usual_s):
             return ()
         was = f", before it were {in_seconds(before_s)}" if waited else ""
         return (f"data loading: {in_seconds(now_s)} of each step wait for samples{was}",)
 
-    def _memory(self) -> Drifted | None:
+    def _check_memory(self) -> Drifted | None:
         """Return the drift of memory beyond its band.
 
         The logged value is a peak that only rises, so the drift is reported immediately.
         """
-        if self._held is None or self._is_memory_told or not self._peaks:
+        if self._memory_prediction is None or self._is_memory_told or not self._peaks:
             return None
-        peaks, planned = list(self._peaks), self._held()
+        peaks, planned = list(self._peaks), self._memory_prediction()
         step, now = peaks[-1]
         most = planned.reserved_bytes * (1.0 + planned.band)
         if now <= most:
@@ -297,7 +299,7 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def drift_words(found: Drifted) -> str:
+def drift_text(found: Drifted) -> str:
     """Describe a drift: `steps take 4.61 s since step 431, and 2.9 to 3.4 s are predicted; 3.05 s before`."""
     if found.what == "memory":
         _, most = found.band or (0.0, 0.0)

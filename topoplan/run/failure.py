@@ -12,22 +12,22 @@ from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run.causes import FULL_DISK, HANG, READ_ONLY_DISK, REBOOTED, REBOOTED_BY, TIDIED
 from topoplan.run.diagnose import Diagnosis, diagnose
 from topoplan.run.events import Event, Tell
-from topoplan.run.node import READ_ONLY, directory_words, full_disks
-from topoplan.run.outcome import OVER
-from topoplan.run.sight import age
-from topoplan.run.stacks import elsewhere, is_where, stack_lines
+from topoplan.run.node import READ_ONLY, directory_problem, full_disks
+from topoplan.run.outcome import ENDED_STATES
+from topoplan.run.reachability import duration_text
+from topoplan.run.stacks import outlying_ranks, place_text, stack_lines
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched, failed_at, how_it_failed
+from topoplan.run.watched import WatchedNode, failure_phrase, first_failure_s
 
 FAILED = 1
 """Exit code if no script left one."""
-LAST_WORDS_S = 0.2
+LATE_OUTPUT_S = 0.2
 """Wait after a failure for output that other nodes wrote before it to arrive: it may name the cause."""
-PATIENCE_S = 5.0
+ORIGINAL_FAILURE_S = 5.0
 """Wait for the original failure after one that looks like a consequence: torchrun on the node that failed first is
 still ending other ranks, and the loss of a host is noticed only after some seconds.
 """
-SIGHT_S = 25.0
+REACHABLE_S = 25.0
 """Wait for hosts that were out of sight before the failure to be seen again: their output may be older than the
 failure. Long enough for one login attempt.
 """
@@ -91,7 +91,7 @@ def _may_be_a_disk(failure: Failure) -> bool:
     return failure.code != 0 and kind in ("exit", "disk-full", "killed")
 
 
-def _of_full_disks(failure: Failure, node: Watched, full: Sequence[str]) -> Failure:
+def _of_full_disks(failure: Failure, node: WatchedNode, full: Sequence[str]) -> Failure:
     said = failure.diagnosis
     is_full = not full[0].startswith(READ_ONLY)
     diagnosis = Diagnosis(
@@ -110,18 +110,18 @@ def _of_full_disks(failure: Failure, node: Watched, full: Sequence[str]) -> Fail
 def _first_cause(
     watch: Watch, ranks_per_node: int | None, tell: Tell, leave: Callable[[], bool]
 ) -> tuple[Failure, int] | None:
-    _wait_for_sight(watch, tell, leave)
-    deadline = Deadline(PATIENCE_S)
+    _wait_for_hosts(watch, tell, leave)
+    deadline = Deadline(ORIGINAL_FAILURE_S)
 
     def known() -> tuple[int, int]:
-        return sum(node.failed for node in watch.nodes), sum(node.unseen is not None for node in watch.nodes)
+        return sum(node.failed for node in watch.nodes), sum(node.unreachable is not None for node in watch.nodes)
 
     while True:
-        watch.until(leave, deadline_s=LAST_WORDS_S)
+        watch.until(leave, deadline_s=LATE_OUTPUT_S)
         before = known()
         found = first_failure(watch.nodes, ranks_per_node=ranks_per_node)
         diagnosis = found[0].diagnosis if found is not None else None
-        by_itself = any(node.failed and not _stopped(node) for node in watch.nodes)
+        by_itself = any(node.failed and not _why_stopped(node) for node in watch.nodes)
         if by_itself if diagnosis is None else diagnosis.certain:
             return found
         if (
@@ -131,10 +131,10 @@ def _first_cause(
             return found
 
 
-def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
+def hang_failure(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     """Return the failure of a run that makes no more steps; the rank at fault is named as far as it is known."""
-    apart, late = elsewhere(watch.stacks), watch.silence.suspect()
-    oldest = next(iter(watch.silence.words()), None)
+    apart, late = outlying_ranks(watch.stacks), watch.silence.suspect()
+    oldest = next(iter(watch.silence.last_lines()), None)
     rank = apart[0] if apart and ranks_per_node else None if late is None else late.rank
     number = apart[0] // ranks_per_node if apart and ranks_per_node else (late or oldest or watch.nodes[0]).node
     early = None if apart else next((one for one in watch.nodes if one.ended), None)
@@ -142,7 +142,7 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     if early is not None:
         rank, cause = None, f"{early.name} has ended with exit code 0, and the others wait for it"
     elif apart:
-        cause = f"rank {apart[0]} {is_where(watch.stacks[apart[0]])}, and the others wait for it"
+        cause = f"rank {apart[0]} {place_text(watch.stacks[apart[0]])}, and the others wait for it"
     elif late is not None:
         cause = f"{late.name if rank is None else f'rank {rank}'} wrote its last line long before all others"
     else:
@@ -152,7 +152,7 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     return Failure(
         node=node.name,
         host=node.address,
-        what=f"no step for {age(watch.silence.quiet_s)}",
+        what=f"no step for {duration_text(watch.silence.quiet_s)}",
         diagnosis=Diagnosis(
             node=node.node, rank=rank, kind="hang", cause=cause, remedy=HANG, evidence=(), certain=bool(apart)
         ),
@@ -162,53 +162,53 @@ def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     )
 
 
-def _what(node: Watched, diagnosis: Diagnosis | None) -> str:
+def _what_happened(node: WatchedNode, diagnosis: Diagnosis | None) -> str:
     """Return what happened to a node whose end has not been seen."""
     if diagnosis is not None and diagnosis.kind == "hang":
         return "a rank of it hangs, or is far behind"
-    if node.unseen is not None:
+    if node.unreachable is not None:
         return "its host cannot be seen, and its peers have lost it too"
-    if node.state is not None and node.state.state in OVER:
-        return how_it_failed(node.state)
+    if node.state is not None and node.state.state in ENDED_STATES:
+        return failure_phrase(node.state)
     return "a rank of it failed"
 
 
-def _stopped(node: Watched) -> str:
+def _why_stopped(node: WatchedNode) -> str:
     """Return the reason if the node's own host ended its job because of another node; otherwise empty."""
     return node.state.stopped if node.state is not None else ""
 
 
-def _said_of(node: Watched, nodes: Sequence[Watched]) -> str:
+def _peers_report(node: WatchedNode, nodes: Sequence[WatchedNode]) -> str:
     """Return how the node failed according to peers whose hosts ended their jobs for that; empty if there are none."""
-    return next((said for other in nodes if (said := _stopped(other)).startswith(f"{node.name} ")), "")
+    return next((said for other in nodes if (said := _why_stopped(other)).startswith(f"{node.name} ")), "")
 
 
-def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
+def _wait_for_hosts(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
     """Wait until the state and output of the hosts that were out of sight before the failure are known."""
 
     def hidden() -> list[str]:
-        until_s = failed_at(watch.nodes) + _NOTICED_S
+        until_s = first_failure_s(watch.nodes) + _NOTICED_S
         return [
             node.name
             for node in watch.nodes
-            if not node.over
+            if not node.is_over
             and (
-                node.unseen_at <= until_s
-                if node.unseen_at is not None
-                else node.state is not None and node.state.state in OVER
+                node.unreachable_since_s <= until_s
+                if node.unreachable_since_s is not None
+                else node.state is not None and node.state.state in ENDED_STATES
             )
         ]
 
-    watch.hurry()
-    if watch.until(lambda: leave() or not hidden(), deadline_s=LAST_WORDS_S):
+    watch.retry_now()
+    if watch.until(lambda: leave() or not hidden(), deadline_s=LATE_OUTPUT_S):
         return
     failed = ", ".join(node.name for node in watch.nodes if node.failed)
-    text = f"{failed} failed; the cause may be on {', '.join(hidden())}, waiting up to {SIGHT_S:.0f} s to see"
+    text = f"{failed} failed; the cause may be on {', '.join(hidden())}, waiting up to {REACHABLE_S:.0f} s to see"
     tell(Event(kind="note", text=text))
-    watch.until(lambda: leave() or not hidden(), deadline_s=SIGHT_S)
+    watch.until(lambda: leave() or not hidden(), deadline_s=REACHABLE_S)
 
 
-def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
+def first_failure(nodes: Sequence[WatchedNode], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
     """Return the first failure and the exit code of the run; None while no node has failed.
 
     A host that cannot be seen is to blame if nothing visible explains the failure of the others better. Call this
@@ -217,18 +217,18 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     failed = [node for node in nodes if node.failed]
     if not failed:
         return None
-    by_itself = [node for node in failed if not _stopped(node)]
-    candidates = by_itself or [node for node in nodes if _said_of(node, nodes)] or failed
-    earliest = min(candidates, key=lambda node: node.trouble_at or 0.0)
+    by_itself = [node for node in failed if not _why_stopped(node)]
+    candidates = by_itself or [node for node in nodes if _peers_report(node, nodes)] or failed
+    earliest = min(candidates, key=lambda node: node.ended_at_s or 0.0)
     diagnosis = diagnose(
         {node.node: node.tail.lines() for node in nodes},
         {
             node.node: node.code
             for node in nodes
-            if node.state is not None and node.state.state in OVER and not _stopped(node)
+            if node.state is not None and node.state.state in ENDED_STATES and not _why_stopped(node)
         },
-        {node.node: node.trouble_at for node in nodes if node.trouble_at is not None},
-        {node.node: node.unseen.what for node in nodes if node.unseen is not None},
+        {node.node: node.ended_at_s for node in nodes if node.ended_at_s is not None},
+        {node.node: node.unreachable.what for node in nodes if node.unreachable is not None},
         ranks_per_node=ranks_per_node,
         addresses={node.node: node.address for node in nodes},
     )
@@ -236,13 +236,15 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     first = next((node for node in nodes if diagnosis is not None and node.node == diagnosis.node), earliest)
     if diagnosis is not None and diagnosis.kind == "killed" and first.state and first.state.state == "rebooted":
         diagnosis = replace(diagnosis, cause=REBOOTED_BY, remedy=REBOOTED)
-    if diagnosis is not None and diagnosis.kind == "killed" and first.state and first.state.is_mute:
-        cause = f"how its job ended is not known: {directory_words(first.state.directory)}"
+    if diagnosis is not None and diagnosis.kind == "killed" and first.state and first.state.is_unreadable:
+        cause = f"how its job ended is not known: {directory_problem(first.state.directory)}"
         diagnosis = replace(diagnosis, cause=cause, remedy=TIDIED, certain=False)
     failure = Failure(
         node=first.name,
         host=first.address,
-        what=first.failure or _said_of(first, nodes).removeprefix(f"{first.name} ") or _what(first, diagnosis),
+        what=first.failure
+        or _peers_report(first, nodes).removeprefix(f"{first.name} ")
+        or _what_happened(first, diagnosis),
         code=first.code,
         diagnosis=diagnosis,
         tail=tuple(first.tail.lines()),

@@ -17,9 +17,9 @@ from topoplan.remote.connection import Bell, Connection, Stream
 from topoplan.remote.ssh import CONNECT_S
 from topoplan.run.log_copy import LogCopy
 from topoplan.run.node import NodeState, follow_node, node_state, tail_offsets
+from topoplan.run.reachability import REFUSALS
 from topoplan.run.shown import KEEP_LINES, ShownLines
-from topoplan.run.sight import AGAINST_US
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 MOST_BEHIND_BYTES = 64 * 2**20
 """A local copy that lacks more than this is not continued: a user who attaches to a run wants to see it now."""
@@ -43,7 +43,7 @@ Reconnect = Callable[[str, float], Connection]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class LogStart:
     """Where to begin in a log."""
 
     shown_from: int
@@ -56,33 +56,33 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class NodeAnswer:
     """What became of a node whose stream ended."""
 
-    unseen: HostError | None = None
+    unreachable: HostError | None = None
     """Why the host cannot be asked; it will be tried again. If None, the other fields are set."""
     connection: Connection | None = None
     stream: Stream | None = None
     """The stream in which the log goes on."""
     state: NodeState | None = None
-    begin: Begin | None = None
+    log_start: LogStart | None = None
     """Only in the first answer."""
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedLog:
     """The log of a node, as it is transferred."""
 
-    node: Watched
+    node: WatchedNode
     copy: LogCopy | None
     lines: ShownLines = field(default_factory=ShownLines)
     stream: Stream | None = None
-    answers: deque[Answer] = field(default_factory=deque)
+    answers: deque[NodeAnswer] = field(default_factory=deque)
     """Answers that were not handled yet."""
     shown_from: int = 0
     """Log offset before which bytes are kept but not shown."""
-    begun: bool = False
-    empty: int = 0
+    has_start: bool = False
+    empty_streams: int = 0
     """Number of consecutive streams that ended without a byte."""
     heard_at: float = field(default_factory=time.monotonic)
     """When its last output arrived, in terms of `time.monotonic`."""
@@ -90,98 +90,98 @@ class Followed:
     """Size of the log when the job's end was first seen; processes that the job left running may write more."""
 
 
-class Finder:
+class JobFinder:
     """Asks hosts about their jobs, for as long as it is open."""
 
-    def __init__(self, reconnect: Reconnect, bell: Bell, *, as_it_is: bool) -> None:
-        """`bell` is rung for each answer. `as_it_is`: earlier output is wanted only as far as it is shown."""
-        self._reconnect, self._bell, self._as_it_is = reconnect, bell, as_it_is
-        self._one_is_back = threading.Condition()
+    def __init__(self, reconnect: Reconnect, bell: Bell, *, is_raw: bool) -> None:
+        """`bell` is rung for each answer. `is_raw`: earlier output is wanted only as far as it is shown."""
+        self._reconnect, self._bell, self._is_raw = reconnect, bell, is_raw
+        self._host_is_back = threading.Condition()
         self._closed = False
 
-    def ask(self, one: Followed, connection: Connection | None) -> None:
+    def ask(self, one: FollowedLog, connection: Connection | None) -> None:
         """Find out in a thread how the node is, and go on following it. Without a connection, make a new one."""
-        threading.Thread(target=self._find_out, args=(one, connection), daemon=True).start()
+        threading.Thread(target=self._ask_until_answered, args=(one, connection), daemon=True).start()
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Retry all hosts that cannot be seen immediately: what kept us from one may have kept us from all."""
-        with self._one_is_back:
-            self._one_is_back.notify_all()
+        with self._host_is_back:
+            self._host_is_back.notify_all()
 
     def close(self) -> None:
         """Stop asking."""
         self._closed = True
-        self.hurry()
+        self.retry_now()
 
-    def _find_out(self, one: Followed, connection: Connection | None) -> None:
+    def _ask_until_answered(self, one: FollowedLog, connection: Connection | None) -> None:
         node = one.node
         # A running job whose log cannot be followed is queried now and then, not all the time.
-        time.sleep(min(_EMPTY_EVERY_S * max(0, one.empty - 1), 5.0))
+        time.sleep(min(_EMPTY_EVERY_S * max(0, one.empty_streams - 1), 5.0))
         attempt_s, pause_s = _TRY_S, _PAUSE_S
-        while not self._closed and node.lost is None:
+        while not self._closed and node.given_up is None:
             try:
                 if connection is None:
                     connection = self._reconnect(node.name, attempt_s)
-                if not self._closed and node.lost is None:
-                    self._answer(one, self._how_it_is(one, connection))
+                if not self._closed and node.given_up is None:
+                    self._put_answer(one, self._query(one, connection))
                     return
             except HostError as error:
                 if connection is not None:
                     connection.close()
                     connection = None
-                self._answer(one, Answer(unseen=error))
-                with self._one_is_back:
-                    refused = error.problem in AGAINST_US
-                    self._one_is_back.wait(_PAUSE_REFUSED_S if refused else pause_s * random.uniform(0.7, 1.3))
+                self._put_answer(one, NodeAnswer(unreachable=error))
+                with self._host_is_back:
+                    refused = error.problem in REFUSALS
+                    self._host_is_back.wait(_PAUSE_REFUSED_S if refused else pause_s * random.uniform(0.7, 1.3))
             attempt_s, pause_s = min(2 * attempt_s, CONNECT_S), min(1.6 * pause_s, _PAUSE_AT_MOST_S)
         if connection is not None and connection is not node.connection:
             connection.close()
 
-    def _answer(self, one: Followed, answer: Answer) -> None:
+    def _put_answer(self, one: FollowedLog, answer: NodeAnswer) -> None:
         one.answers.append(answer)
         self._bell.set()
 
-    def _how_it_is(self, one: Followed, connection: Connection) -> Answer:
+    def _query(self, one: FollowedLog, connection: Connection) -> NodeAnswer:
         """Return the state of a node whose host answers. Raises HostError if a query fails."""
         node = one.node
         state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
-        if state.state == "never-started" and node.begin is not None:
-            state = self._begun(node, connection)
-        begin = None if one.begun else self._begin(one, connection, state)
-        offset = node.offset if begin is None else begin.offset
+        if state.state == "never-started" and node.start_later is not None:
+            state = self._started_later(node, connection)
+        log_start = None if one.has_start else self._log_start(one, connection, state)
+        offset = node.offset if log_start is None else log_start.offset
         stream = None
         if state.state != "running" and one.last_byte is None:
             one.last_byte = state.log_bytes
         if state.state == "running" or offset < (one.last_byte or 0):
             stream = follow_node(connection, node.run_dir, offset=offset)
             stream.ring(self._bell)
-        return Answer(connection=connection, state=state, begin=begin, stream=stream)
+        return NodeAnswer(connection=connection, state=state, log_start=log_start, stream=stream)
 
-    def _begun(self, node: Watched, connection: Connection) -> NodeState:
+    def _started_later(self, node: WatchedNode, connection: Connection) -> NodeState:
         """Start the job after a pause unless it has started by then; in one run directory nothing is started twice."""
         time.sleep(_STARTING_S)
-        with node.beginning:
+        with node.start_lock:
             state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
-            if state.state != "never-started" or node.begin is None or self._closed:
+            if state.state != "never-started" or node.start_later is None or self._closed:
                 return state
             try:
-                node.begin(connection)
+                node.start_later(connection)
             except HostError as error:
                 if error.problem != "command":
                     raise
         return node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
 
-    def _begin(self, one: Followed, connection: Connection, state: NodeState) -> Begin:
+    def _log_start(self, one: FollowedLog, connection: Connection, state: NodeState) -> LogStart:
         """Return where to begin, so that the wanted part of the past arrives and the local copy has no gap."""
         node, shown_from, past_from = one.node, 0, 0
         if node.tail_lines is not None:
-            lines = (node.tail_lines, node.tail_lines if self._as_it_is else max(KEEP_LINES, node.tail_lines))
+            lines = (node.tail_lines, node.tail_lines if self._is_raw else max(KEEP_LINES, node.tail_lines))
             shown_from, past_from = tail_offsets(
                 connection, node.run_dir, lines, log_bytes=state.log_bytes, deadline_s=_ANSWER_S
             )
         copy = one.copy
         if copy is None:
-            return Begin(shown_from=shown_from, offset=past_from)
+            return LogStart(shown_from=shown_from, offset=past_from)
         try:
             copied = copy.size_bytes
             lacking = state.log_bytes - copied
@@ -191,7 +191,7 @@ class Finder:
                 why = f"{lacking / 2**20:,.0f} MiB are missing; `topoplan runs logs` has them"
             else:
                 local = copy.read(past_from) if copied > past_from else b""
-                return Begin(shown_from=shown_from, offset=copied, local=local)
+                return LogStart(shown_from=shown_from, offset=copied, local=local)
         except OSError as error:
             why = f"{error.strerror}; its host has it"
-        return Begin(shown_from=shown_from, offset=past_from, no_copy=why)
+        return LogStart(shown_from=shown_from, offset=past_from, no_copy=why)

@@ -22,7 +22,7 @@ from topoplan.hosts.needs import python_on
 from topoplan.hosts.result import Outcome as HostOutcome
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
-from topoplan.remote.fanout import run_on_all, tried
+from topoplan.remote.fanout import retried, run_on_all
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload, with_modes
@@ -33,12 +33,12 @@ from topoplan.run.bundle_reader import Bundle, BundleNode
 from topoplan.run.events import Event, Tell, host_failure
 from topoplan.run.failure import FAILED, Failure
 from topoplan.run.node import NO_PEERS, NodeState, Peers, node_state, start_node
-from topoplan.run.outcome import note_stop, stopped_with_grace_s
+from topoplan.run.outcome import grace_of_stop_s, record_stop_request
 from topoplan.run.record import NodeRecord, RunRecord, Started
 from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
 from topoplan.run.settings import Settings
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 OWN_PARTS = 3
 """Trailing components of a run directory's path that belong to topoplan alone: the user's runs, the node, the run."""
@@ -55,7 +55,7 @@ Preflight = Callable[[Mapping[str, Connection]], Sequence[Result]]
 class LaunchSession(Session):
     """A session that starts the processes of a run."""
 
-    OWNS: ClassVar[bool] = True
+    OWNS_RUN: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class LaunchSession(Session):
         """Whether every host has confirmed its start."""
 
     @property
-    def _stops(self) -> bool:
+    def _stops_on_failure(self) -> bool:
         return True
 
     def _begin(self) -> Outcome | None:
@@ -96,7 +96,7 @@ class LaunchSession(Session):
         refused = self._upload() or self._start()
         if refused is not None:
             return refused
-        grace_s = stopped_with_grace_s(self._run, time.monotonic())
+        grace_s = grace_of_stop_s(self._run, time.monotonic())
         if grace_s is not None:
             # The stop request may have been made before some nodes had started.
             left = self._stop_all(grace_s=grace_s)
@@ -105,11 +105,11 @@ class LaunchSession(Session):
             self._end_if_interrupted()
             return self._detached()
         self._runs = True
-        self._note("running")
+        self._update_record("running")
         self._step("watch", f"running on {_hosts(len(self._bundle.nodes))}; Ctrl-C stops it", run=self._run)
         return None
 
-    def _may_leave(self, watch: Watch) -> bool:
+    def _may_detach(self, watch: Watch) -> bool:
         """Whether this program has to end, or the run is to be detached and every host has confirmed its start."""
         return self._ending() > 0 or (self._settings.detach and all(node.state is not None for node in watch.nodes))
 
@@ -153,7 +153,7 @@ class LaunchSession(Session):
     def _prepare(self) -> Outcome | None:
         """Write the record of the run: from here on other processes can find it."""
         directory = records.create(self._record)
-        self._is_noted = True
+        self._has_record = True
         self._step("run", f"run {self._run}", run=self._run, directory=str(directory))
         return None
 
@@ -172,7 +172,7 @@ class LaunchSession(Session):
                     self._connections[place.label] = host
                 upload(host, files, place.run_dir, own_parts=OWN_PARTS, deadline_s=left_s)
 
-            if (error := tried(put, self._settings.upload_s, also=_FOR_A_MOMENT)) is not None:
+            if (error := retried(put, self._settings.upload_s, also=_FOR_A_MOMENT)) is not None:
                 raise error
 
         errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
@@ -181,7 +181,7 @@ class LaunchSession(Session):
         for name, error in errors.items():
             self._host_failed(name, error)
         self._clean_up()
-        self._note("failed", FAILED, reason=str(next(iter(errors.values()))))
+        self._update_record("failed", FAILED, reason=str(next(iter(errors.values()))))
         return Outcome(end="failed", code=FAILED, run=self._run, errors=errors)
 
     def _start(self) -> Outcome | None:
@@ -192,27 +192,27 @@ class LaunchSession(Session):
         def one(place: NodeRecord, connection: Connection) -> None:
             if self._give_up:
                 raise Interrupted
-            self._nodes[place.label] = Watched.of(place, connection, log=self._record.log(place))
+            self._nodes[place.label] = WatchedNode.of(place, connection, log=self._record.log(place))
             self._nodes[place.label].started = self._start_one(place, peers, connection)
 
         try:
             errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
         finally:
-            self._note_started()
-        unseen = {name: error for name, error in errors.items() if error.problem == "lost" and name in self._nodes}
-        if len(unseen) == len(errors):
+            self._record_starts()
+        unreachable = {name: error for name, error in errors.items() if error.problem == "lost" and name in self._nodes}
+        if len(unreachable) == len(errors):
             # These hosts may or may not have started the job; the watch finds out, and starts it where it was not.
             for place in self._record.nodes:
-                if (error := unseen.get(place.label)) is not None:
+                if (error := unreachable.get(place.label)) is not None:
                     node = self._nodes[place.label]
-                    node.begin, node.unseen = partial(self._start_one, place, peers), error
-            self._all_started = not unseen
+                    node.start_later, node.unreachable = partial(self._start_one, place, peers), error
+            self._all_started = not unreachable
             return None
         for name, error in errors.items():
             self._host_failed(name, error)
         left = self._stop_all()
         first, error = next(iter(errors.items()))
-        self._note("failed", FAILED, reason=str(error), left=tuple(left))
+        self._update_record("failed", FAILED, reason=str(error), left=tuple(left))
         host = next(node.host.address for node in self._bundle.nodes if node.name == first)
         failure = Failure(node=first, host=host, what=f"not started: {error.what}")
         errors = {**left, **errors}
@@ -230,7 +230,7 @@ class LaunchSession(Session):
             python=python_on(self._bundle.nodes[place.node].host) or "",
         )
 
-    def _note_started(self) -> None:
+    def _record_starts(self) -> None:
         """Record what the hosts reported at the start, so that a later stop needs no file of theirs."""
         started = {name: node.started for name, node in self._nodes.items()}
         nodes = tuple(replace(node, started=started.get(node.label)) for node in self._record.nodes)
@@ -249,13 +249,13 @@ class LaunchSession(Session):
 
     # ------------------------------------------------------------------------------------------------------- at the end
 
-    def _over(self, nodes: Sequence[Watched]) -> Outcome:
-        outcome = super()._over(nodes)
+    def _finished(self, nodes: Sequence[WatchedNode]) -> Outcome:
+        outcome = super()._finished(nodes)
         if outcome.end == "ended":
             self._tell_what_is_left(nodes)
         return replace(outcome, stepless=self._last_step is None)
 
-    def _tell_what_is_left(self, nodes: Sequence[Watched]) -> None:
+    def _tell_what_is_left(self, nodes: Sequence[WatchedNode]) -> None:
         """Report processes that jobs left running after a good end: nobody else would notice that they hold GPUs."""
         # Processes that were there when the end was noticed may just be exiting, the supervisor of the node among them.
         asked = {node.name: node.connection for node in nodes if node.state and node.state.pids}
@@ -284,19 +284,19 @@ class LaunchSession(Session):
         left: dict[str, HostError] = {}
         if self._nodes:
             left = self._stop_all(watch)
-        elif self._is_noted:
+        elif self._has_record:
             self._clean_up()
         code = self._ended_code
         if not left:
             reason = f"signal {self._ending()} to topoplan" if self._ending() else _BY_USER
-            self._note("stopped", code, reason=reason, nodes=watch.nodes if watch is not None else ())
+            self._update_record("stopped", code, reason=reason, nodes=watch.nodes if watch is not None else ())
         return Outcome(end="interrupted", code=code, run=self._run, errors=left, running=tuple(left))
 
     def _stop_all(
         self, watch: Watch | None = None, *, grace_s: float | None = None, only: Collection[str] | None = None
     ) -> dict[str, HostError]:
         if self._is_interrupted():
-            note_stop(self._run, self._settings.grace_s)
+            record_stop_request(self._run, self._settings.grace_s)
             self._step("stop", f"stopping {_hosts(len(self._nodes))}; Ctrl-C again leaves at once")
         return super()._stop_all(watch, grace_s=grace_s, only=only)
 

@@ -68,13 +68,13 @@ class NodeState:
     """If the host ended this job because another node failed: which node, and how, such as `node-02 failed`."""
 
     @property
-    def is_mute(self) -> bool:
+    def is_unreadable(self) -> bool:
         """Whether the run directory gives neither the exit code nor the log."""
         return self.directory in ("gone", "closed", "foreign")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class SuspectProcess:
     """A process that may belong to a job, without proof."""
 
     pid: int
@@ -96,7 +96,7 @@ class Stopped:
     """Ids of processes that are still there."""
     code: int | None
     """Exit code of the script; None if it left none."""
-    may_be: tuple[Holder, ...] = ()
+    suspects: tuple[SuspectProcess, ...] = ()
     """Processes that got no signal, because nothing proves any more that they belong to the job."""
     directory: Directory = "there"
     gpus_unseen: bool = False
@@ -105,7 +105,7 @@ class Stopped:
     @property
     def is_over(self) -> bool:
         """Whether no process is left, as far as can be seen."""
-        return not self.left and not self.may_be
+        return not self.left and not self.suspects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Peers:
 
     def lines(self, node: int, run_dir: str) -> str:
         """Return the two lines of standard input for a node's supervisor: its program and its configuration."""
-        words = (_called(run_dir), *_times(self.grace_s))
+        words = (_run_name(run_dir), *_times(self.grace_s))
         told = {**asdict(self), "node": node, "stop": programs.STOP, "stop_words": words}
         return f"{json.dumps(programs.SUPERVISE)}\n{json.dumps(told)}\n"
 
@@ -166,14 +166,14 @@ def start_node(
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}), python)
+    words = (_path_argument(run_dir), script, _run_name(run_dir), programs.LEADER, sums(files or {}), python)
     stdin = f"{supervision}{exports}{programs.WHOLE}\n".encode(errors="surrogateescape")
     done = connection.run(programs.START, *words, stdin=stdin, deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
         # Mask before the text is cut: half of a secret would not be recognized.
-        said = Mask(environment.values()).text(done.stderr.decode(errors="replace"))
-        _refuse(connection, replace(done, stderr=said.encode()), run_dir, script)
+        stderr = Mask(environment.values()).text(done.stderr.decode(errors="replace"))
+        _refuse(connection, replace(done, stderr=stderr.encode()), run_dir, script)
     return _started(lines[-1].decode(), connection, run_dir)
 
 
@@ -188,7 +188,7 @@ def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_l
     Raises:
         HostError: `lost`, `deadline` or `command`: the host starts no command.
     """
-    return connection.start(programs.FOLLOW, _placed(run_dir), _begin(offset, tail_lines), hold_stdin=True)
+    return connection.start(programs.FOLLOW, _path_argument(run_dir), _tail_start(offset, tail_lines), hold_stdin=True)
 
 
 def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
@@ -197,7 +197,9 @@ def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = N
     Raises:
         HostError: as `follow_node`.
     """
-    return connection.start(["tail", _begin(0, tail_lines), "--", posixpath.join(_placed(run_dir), ".topoplan", "log")])
+    return connection.start(
+        ["tail", _tail_start(0, tail_lines), "--", posixpath.join(_path_argument(run_dir), ".topoplan", "log")]
+    )
 
 
 def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
@@ -207,23 +209,23 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
         HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
     done = connection.run(programs.STATE, *job_words(run_dir, started), deadline_s=deadline_s)
-    said = key_values(done)
-    state = said.get("state")
+    values = key_values(done)
+    state = values.get("state")
     if done.code != 0 or state not in get_args(State):
         _refuse(connection, done, run_dir)
-    if started is None and "started" in said:
-        started = _started(said["started"], connection, run_dir)
-    code = _number(said.get("code")) if state == "ended" else None
+    if started is None and "started" in values:
+        started = _started(values["started"], connection, run_dir)
+    code = _number(values.get("code")) if state == "ended" else None
     return NodeState(
         state=cast(State, state),
         code=code,
-        log_bytes=_number(said.get("log_bytes")) or 0,
-        pids=_pids(said.get("pids")),
+        log_bytes=_number(values.get("log_bytes")) or 0,
+        pids=_pids(values.get("pids")),
         started=started,
-        elapsed_s=_number(said.get("elapsed_s")),
-        ended_s_ago=_seconds(said.get("ended_s_ago")),
-        directory=_directory(said),
-        stopped=shown_line(said.get("stopped", "").encode()) if state == "ended" else "",
+        elapsed_s=_number(values.get("elapsed_s")),
+        ended_s_ago=_seconds(values.get("ended_s_ago")),
+        directory=_directory(values),
+        stopped=shown_line(values.get("stopped", "").encode()) if state == "ended" else "",
     )
 
 
@@ -237,7 +239,7 @@ def tail_offsets(
     """
     if not log_bytes:
         return [0 for _ in lines]
-    words = (posixpath.join(_placed(run_dir), ".topoplan", "log"), str(log_bytes), *map(str, lines))
+    words = (posixpath.join(_path_argument(run_dir), ".topoplan", "log"), str(log_bytes), *map(str, lines))
     done = connection.run(programs.TAIL_BYTES, *words, deadline_s=deadline_s)
     sizes = [int(word) for word in key_values(done).get("tail_bytes", "").split() if word.isdecimal()]
     if done.code != 0 or len(sizes) != len(lines):
@@ -251,7 +253,7 @@ def full_disks(connection: Connection, run_dir: str, *, deadline_s: float) -> li
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
-    done = connection.run(programs.FULL_DISKS, _placed(run_dir), deadline_s=deadline_s)
+    done = connection.run(programs.FULL_DISKS, _path_argument(run_dir), deadline_s=deadline_s)
     found = re.findall(
         r"^topoplan:full=(space|files|writes) ([0-9]+) (\S.*)$", done.stdout.decode(errors="replace"), re.M
     )
@@ -273,35 +275,41 @@ def stop_node(
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot tell.
     """
-    words = (_placed(run_dir), _called(run_dir), *_times(grace_s), *_identity(started))
+    words = (_path_argument(run_dir), _run_name(run_dir), *_times(grace_s), *_identity(started))
     done = connection.run(programs.STOP, *words, deadline_s=deadline_s)
-    said = key_values(done)
-    if done.code != 0 or "found" not in said:
+    values = key_values(done)
+    if done.code != 0 or "found" not in values:
         _refuse(connection, done, run_dir)
     return Stopped(
-        was_running=bool(_pids(said["found"])),
-        left=_pids(said.get("left")),
-        code=_number(said.get("code")),
-        may_be=tuple(_holders(said)),
-        directory=_directory(said),
-        gpus_unseen="gpus_unseen" in said,
+        was_running=bool(_pids(values["found"])),
+        left=_pids(values.get("left")),
+        code=_number(values.get("code")),
+        suspects=tuple(_suspects(values)),
+        directory=_directory(values),
+        gpus_unseen="gpus_unseen" in values,
     )
 
 
-def holder_words(holder: Holder) -> str:
-    """Describe a holder: `process 4711 (python worker.py), since 2030-01-31 12:00:00 UTC, holds a file of it`."""
-    since = f"{datetime.fromtimestamp(holder.since_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
-    held = "a file of it" if holder.holds == "file" else "a GPU"
-    return f"process {holder.pid} ({holder.command}), since {since} UTC, holds {held}"
+def suspect_text(process: SuspectProcess) -> str:
+    """Describe a process that may belong to the job.
+
+    `process 4711 (python worker.py), started 2030-01-31 12:00:00 UTC, holds a file of this run open`.
+    """
+    since = f"{datetime.fromtimestamp(process.since_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
+    holds = "holds a file of this run open" if process.holds == "file" else "uses a GPU"
+    return f"process {process.pid} ({process.command}), started {since} UTC, {holds}"
 
 
-def holder_remedy(holders: Sequence[Holder]) -> str:
+def suspect_remedy(processes: Sequence[SuspectProcess]) -> str:
     """Return what to do about processes that nothing proves to be the job's."""
-    pids = [str(one.pid) for one in holders]
-    return f"see `ps -fp {','.join(pids)}` there, and `kill {' '.join(pids)}` what is of it"
+    pids = [str(one.pid) for one in processes]
+    return (
+        f"check with `ps -fp {','.join(pids)}` on that host; if {'it belongs' if len(pids) == 1 else 'they belong'} to"
+        f" the run, `kill {' '.join(pids)}`"
+    )
 
 
-def directory_words(directory: Directory) -> str:
+def directory_problem(directory: Directory) -> str:
     """Return what is wrong with a run directory, as a phrase; empty if nothing is."""
     return {
         "there": "",
@@ -314,19 +322,19 @@ def directory_words(directory: Directory) -> str:
 
 def job_words(run_dir: str, started: Started | None) -> tuple[str, ...]:
     """Return arguments of the programs that look for a job."""
-    return (_placed(run_dir), _called(run_dir), *_identity(started))
+    return (_path_argument(run_dir), _run_name(run_dir), *_identity(started))
 
 
-def _placed(run_dir: str) -> str:
+def _path_argument(run_dir: str) -> str:
     """Return a run directory as an argument; a leading `./` keeps a relative one from being taken for an option."""
     return run_dir if run_dir.startswith("/") else f"./{run_dir}"
 
 
-def _begin(offset: int, tail_lines: int | None) -> str:
+def _tail_start(offset: int, tail_lines: int | None) -> str:
     return f"-c+{offset + 1}" if tail_lines is None else f"-n{tail_lines}"
 
 
-def _called(run_dir: str) -> str:
+def _run_name(run_dir: str) -> str:
     """Return the name of the run on the host, which is also part of the mark of its processes."""
     return posixpath.basename(run_dir.rstrip("/"))
 
@@ -365,18 +373,18 @@ def _pids(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(int(word) for word in (text or "").split() if word.isdecimal()))
 
 
-def _directory(said: Mapping[str, str]) -> Directory:
-    found = said.get("directory")
+def _directory(values: Mapping[str, str]) -> Directory:
+    found = values.get("directory")
     return cast(Directory, found) if found in get_args(Directory) else "there"
 
 
-def _holders(said: Mapping[str, str]) -> Iterator[Holder]:
-    for key, value in said.items():
+def _suspects(values: Mapping[str, str]) -> Iterator[SuspectProcess]:
+    for key, value in values.items():
         word, _, pid = key.partition(".")
         since, _, rest = value.partition(" ")
         holds, _, command = rest.partition(" ")
         if word == "may_be" and pid.isdecimal() and holds in ("file", "GPU"):
-            yield Holder(
+            yield SuspectProcess(
                 pid=int(pid),
                 holds=cast(Literal["file", "GPU"], holds),
                 since_unix_s=_number(since) or 0,

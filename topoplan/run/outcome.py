@@ -12,7 +12,7 @@ from topoplan.errors import HostError, InputError
 from topoplan.run.node import NodeState, State
 from topoplan.run.record import RunRecord, RunState, load, now_text, update
 
-OVER: tuple[State, ...] = ("ended", "gone", "rebooted")
+ENDED_STATES: tuple[State, ...] = ("ended", "gone", "rebooted")
 """States of a job that was started and is no longer there."""
 _STOP_S = 90.0
 """Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the final
@@ -28,14 +28,14 @@ def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
     """
     worst = stopped = 0
     for state in states.values():
-        if isinstance(state, HostError) or state.state not in OVER:
+        if isinstance(state, HostError) or state.state not in ENDED_STATES:
             return None
         code = 1 if state.code is None else state.code
         worst, stopped = (worst, stopped or code) if state.stopped else (worst or code, stopped)
     return worst or stopped
 
 
-def note(
+def record_state(
     record: RunRecord,
     state: RunState,
     code: int | None = None,
@@ -62,7 +62,7 @@ def note(
     return update(record.run_id, unless_over=unless_over, **changes)
 
 
-def note_stop(run_id: str, grace_s: float) -> None:
+def record_stop_request(run_id: str, grace_s: float) -> None:
     """Record that the run is about to be stopped, so that watchers do not take what ends then for a failure.
 
     `grace_s` is the time from SIGTERM to SIGKILL. A full disk does not prevent a stop.
@@ -78,7 +78,7 @@ def note_stop(run_id: str, grace_s: float) -> None:
             update(run_id, stop_grace_s=since_s + grace_s)
 
 
-def stopped_with_grace_s(run_id: str, ended_s: float) -> float | None:
+def grace_of_stop_s(run_id: str, ended_s: float) -> float | None:
     """Return the grace period of a stop, or None if no stop is why a node ended at `ended_s` of `time.monotonic`."""
     try:
         known = load(run_id)
@@ -100,13 +100,13 @@ def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
     return since_s if 0 <= since_s <= record.stop_grace_s + _STOP_S else None
 
 
-def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
+def record_end_of(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
     """Return the record, with the run's end written into it if all nodes have ended.
 
     The client that started the run may be gone.
 
     Raises:
-        InputError, OutputError: as `note`.
+        InputError, OutputError: as `record_state`.
     """
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):
@@ -122,4 +122,4 @@ def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> Run
         stopped = record.stop_asked is not None
     over: RunState = "stopped" if stopped else "failed" if code else "ended"
     codes = {label: state.code for label, state in states.items() if isinstance(state, NodeState)}
-    return note(record, over, code, codes=codes, unless_over=True)
+    return record_state(record, over, code, codes=codes, unless_over=True)

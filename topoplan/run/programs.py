@@ -65,7 +65,7 @@ _CODES = "".join(f"{code.name}={code.value}\n" for code in ExitCode)
 
 WHOLE = "# whole"
 """Last line of a job's standard input: if the connection is lost before it arrives, nothing is started."""
-KEEPER = f"WHOLE='{WHOLE}'\n" + _program("look_at", "keep")
+LEADER = f"WHOLE='{WHOLE}'\n" + _program("look_at", "keep")
 """Run by `sh -c` as the leader of a new session."""
 SUPERVISE = program("run", "supervise.py")
 START = _CODES + OURS + _program("start")

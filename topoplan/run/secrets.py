@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from topoplan.errors import HostError, InputError
-from topoplan.hosts.preflight.looks import SECRETS
+from topoplan.hosts.preflight.checks import SECRETS
 from topoplan.hosts.result import Result
 from topoplan.terminal import plain, with_text
 from topoplan.units import named

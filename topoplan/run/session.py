@@ -26,11 +26,11 @@ from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run import record as records
-from topoplan.run.drift import Drift
+from topoplan.run.drift import DriftDetector
 from topoplan.run.events import Event, Tell
-from topoplan.run.failure import FAILED, Failure, first_cause, hang
+from topoplan.run.failure import FAILED, Failure, first_cause, hang_failure
 from topoplan.run.measurement import ended_of, fetch, measured_words, measurement, trainer_file
-from topoplan.run.outcome import note, stopped_with_grace_s
+from topoplan.run.outcome import grace_of_stop_s, record_state
 from topoplan.run.progress import Progress
 from topoplan.run.record import Attempt, Drifted, RunRecord, RunState
 from topoplan.run.secrets import Mask
@@ -38,7 +38,7 @@ from topoplan.run.settings import Settings
 from topoplan.run.stacks import stack_lines
 from topoplan.run.stopping import stop_all
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched, failed_at, not_kept
+from topoplan.run.watched import WatchedNode, first_failure_s, log_copy_problems
 
 _PEEK_BYTES = 4096
 """How much of the end of a trainer's log file to read while it is being written: its last lines."""
@@ -85,7 +85,7 @@ class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
 class Session(ABC):
     """One session with a run. `go` performs all of it and may be called once."""
 
-    OWNS: ClassVar[bool]
+    OWNS_RUN: ClassVar[bool]
     """Whether this session owns the run: Ctrl-C then stops the run, a second Ctrl-C leaves it, and this session's
     record of the outcome is authoritative.
     """
@@ -111,11 +111,11 @@ class Session(ABC):
         self._tell: Tell = lambda event: tell(self._mask.value(event))
         self._interrupts = interrupts
         self._connections: dict[str, Connection] = {}
-        self._nodes: dict[str, Watched] = {}
+        self._nodes: dict[str, WatchedNode] = {}
         """By node label; each holds its latest connection."""
         self._planned: Draft | RecordedPlan | None = None
         """The prediction for the run, if it is known."""
-        self._is_noted = not self.OWNS
+        self._has_record = not self.OWNS_RUN
         """Whether the run has a record, so that other processes can find it."""
         self._last_step: int | None = None
         """Last training step seen when the run was over."""
@@ -134,7 +134,7 @@ class Session(ABC):
             self._give_up = True
             outcome = self._interrupted(None)
         except Exception:
-            if self.OWNS:
+            if self.OWNS_RUN:
                 self._stop_all()
             raise
         finally:
@@ -157,10 +157,10 @@ class Session(ABC):
 
     @property
     @abstractmethod
-    def _stops(self) -> bool:
+    def _stops_on_failure(self) -> bool:
         """Whether to stop the run when it fails."""
 
-    def _may_leave(self, watch: Watch) -> bool:
+    def _may_detach(self, watch: Watch) -> bool:
         """Whether the run may be left running now, as the user requested."""
         return False
 
@@ -182,22 +182,22 @@ class Session(ABC):
             ends: tuple[tuple[Callable[[], bool], Callable[[], Outcome]], ...] = (
                 (lambda: self._has_failed(watch), lambda: self._failed(watch)),
                 (self._is_interrupted, lambda: self._interrupted(watch)),
-                (lambda: watch.hangs, lambda: self._hung(watch)),
-                (lambda: self._may_leave(watch), self._detached),
-                (lambda: self._is_given_up(watch), lambda: self._over(watch.nodes)),
+                (lambda: watch.has_hung, lambda: self._hung(watch)),
+                (lambda: self._may_detach(watch), self._detached),
+                (lambda: self._is_given_up(watch), lambda: self._finished(watch.nodes)),
             )
             watch.until(lambda: any(is_so() for is_so, _ in ends))
-            end = next((end for is_so, end in ends if is_so()), lambda: self._over(watch.nodes))
+            end = next((end for is_so, end in ends if is_so()), lambda: self._finished(watch.nodes))
             self._last_step = watch.status.step or None
             return end()
         finally:
             watch.close()
 
-    def _expected(self) -> tuple[Progress, Drift]:
+    def _expected(self) -> tuple[Progress, DriftDetector]:
         """Return the readers of the run's output, for its progress and for drift from the prediction."""
         if self._planned is None:
             progress = Progress()
-            return progress, Drift(progress, tell=self._tell, note=self._note_drift)
+            return progress, DriftDetector(progress, tell=self._tell, note=self._record_drift)
         spec, plan, settings = self._planned.spec, self._planned.plan, self._settings
 
         def peek(host: Connection) -> str:
@@ -205,7 +205,7 @@ class Session(ABC):
             return end.decode("utf-8", "replace")
 
         progress = Progress.of(spec, plan)
-        return progress, Drift.of(progress, spec, plan, tell=self._tell, note=self._note_drift, peek=peek)
+        return progress, DriftDetector.of(progress, spec, plan, tell=self._tell, note=self._record_drift, peek=peek)
 
     @property
     def _ranks_per_node(self) -> int | None:
@@ -213,11 +213,11 @@ class Session(ABC):
 
     def _has_failed(self, watch: Watch) -> bool:
         """Whether the run has failed. For a session that only watches, a host that was given up on is not a failure."""
-        return any(node.failed and (node.lost is None or self._stops) for node in watch.nodes)
+        return any(node.failed and (node.given_up is None or self._stops_on_failure) for node in watch.nodes)
 
     def _is_given_up(self, watch: Watch) -> bool:
         """Whether hosts that cannot be seen have been waited for long enough."""
-        return watch.is_blind or any(node.failed and node.lost is not None for node in watch.nodes)
+        return watch.is_offline or any(node.failed and node.given_up is not None for node in watch.nodes)
 
     def _failed(self, watch: Watch) -> Outcome:
         """Find the first failure and its cause, then stop the other nodes or wait briefly for them to end."""
@@ -227,51 +227,51 @@ class Session(ABC):
         if failure is not None:
             failure = replace(failure, stacks=tuple(stack_lines(watch.stacks)))
         elsewhere = self._is_stopped_elsewhere(watch)
-        if self._stops and (self.OWNS or not elsewhere):
-            running = [node.name for node in watch.nodes if not node.over]
+        if self._stops_on_failure and (self.OWNS_RUN or not elsewhere):
+            running = [node.name for node in watch.nodes if not node.is_over]
             if running and not elsewhere:
-                leaves = "" if self.OWNS else "; Ctrl-C leaves at once"
+                leaves = "" if self.OWNS_RUN else "; Ctrl-C leaves at once"
                 self._step("stop", f"stopping {', '.join(running)}{leaves}")
             errors = self._stop_all(watch)
             left = tuple(errors)
         else:
             if not elsewhere:
                 self._linger(watch)
-            errors, left = _unseen(watch.nodes), _not_ended(watch.nodes)
+            errors, left = _unreachable(watch.nodes), _not_ended(watch.nodes)
         if elsewhere:
             return self._stopped_elsewhere(code, errors, left, watch.nodes)
-        return self._over_with(watch, failure, code, errors, left)
+        return self._failed_outcome(watch, failure, code, errors, left)
 
-    def _over_with(
+    def _failed_outcome(
         self, watch: Watch, failure: Failure | None, code: int, errors: Mapping[str, HostError], left: tuple[str, ...]
     ) -> Outcome:
         self._last_step = watch.status.step or None
         outcome = Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
-        if self.OWNS or not left:
-            self._note_failure(outcome, watch.nodes)
+        if self.OWNS_RUN or not left:
+            self._record_failure(outcome, watch.nodes)
         return outcome
 
-    def _note_failure(self, outcome: Outcome, nodes: Sequence[Watched] = ()) -> None:
+    def _record_failure(self, outcome: Outcome, nodes: Sequence[WatchedNode] = ()) -> None:
         reason = outcome.failure.reason if outcome.failure is not None else ""
         words = "; not stopped: ".join(filter(None, (reason, ", ".join(outcome.running))))
-        self._note("failed", outcome.code, reason=words, nodes=nodes, left=outcome.running)
+        self._update_record("failed", outcome.code, reason=words, nodes=nodes, left=outcome.running)
 
     def _hung(self, watch: Watch) -> Outcome:
         """End a run that makes no more progress."""
-        failure = hang(watch, ranks_per_node=self._ranks_per_node)
+        failure = hang_failure(watch, ranks_per_node=self._ranks_per_node)
         self._step("stop", f"{failure.what}: stopping all nodes, as --hang-after wants")
         errors = self._stop_all(watch)
-        return self._over_with(watch, failure, FAILED, errors, tuple(errors))
+        return self._failed_outcome(watch, failure, FAILED, errors, tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
         """Whether somebody asked to stop the run before its first node ended.
 
         If so, wait for the remaining nodes until their grace period is over.
         """
-        grace_s = stopped_with_grace_s(self._run, failed_at(watch.nodes))
+        grace_s = grace_of_stop_s(self._run, first_failure_s(watch.nodes))
         if grace_s is None:
             return False
-        if running := [node.name for node in watch.nodes if not node.over]:
+        if running := [node.name for node in watch.nodes if not node.is_over]:
             self._step("stop", f"the run is being stopped by somebody else; waiting for {', '.join(running)}")
             watch.stopping = True
             watch.until(self._is_interrupted, deadline_s=grace_s + self._settings.stop_s)
@@ -279,30 +279,30 @@ class Session(ABC):
 
     def _linger(self, watch: Watch) -> None:
         """Wait briefly for the other nodes to end too: their own launch may be alive and stop them."""
-        linger_s = self._settings.linger_s - (time.monotonic() - failed_at(watch.nodes))
-        if linger_s > 0 and any(not node.over for node in watch.nodes):
+        linger_s = self._settings.linger_s - (time.monotonic() - first_failure_s(watch.nodes))
+        if linger_s > 0 and any(not node.is_over for node in watch.nodes):
             text = f"a node has failed; looking for {linger_s:.0f} s whether the others end too"
             self._tell(Event(kind="note", text=text))
             watch.until(self._is_interrupted, deadline_s=linger_s)
 
-    def _over(self, nodes: Sequence[Watched]) -> Outcome:
+    def _finished(self, nodes: Sequence[WatchedNode]) -> Outcome:
         """Return the outcome when all nodes have ended well, or the rest, which may run on, cannot be reached."""
         if running := _not_ended(nodes):
-            return Outcome(end="unknown", code=FAILED, run=self._run, errors=_unseen(nodes), running=running)
-        if stopped_with_grace_s(self._run, max(node.trouble_at or 0.0 for node in nodes)) is not None:
+            return Outcome(end="unknown", code=FAILED, run=self._run, errors=_unreachable(nodes), running=running)
+        if grace_of_stop_s(self._run, max(node.ended_at_s or 0.0 for node in nodes)) is not None:
             return self._stopped_elsewhere(FAILED, {}, (), nodes)
-        self._note("ended", 0, nodes=nodes)
+        self._update_record("ended", 0, nodes=nodes)
         return Outcome(end="ended", code=0, run=self._run)
 
     def _detached(self) -> Outcome:
-        self._note("running")
+        self._update_record("running")
         return Outcome(end="detached", code=0, run=self._run)
 
     def _stopped_elsewhere(
-        self, code: int, errors: Mapping[str, HostError], running: tuple[str, ...], nodes: Sequence[Watched] = ()
+        self, code: int, errors: Mapping[str, HostError], running: tuple[str, ...], nodes: Sequence[WatchedNode] = ()
     ) -> Outcome:
-        if self.OWNS and not running:
-            self._note("stopped", code, reason="topoplan runs stop", nodes=nodes)
+        if self.OWNS_RUN and not running:
+            self._update_record("stopped", code, reason="topoplan runs stop", nodes=nodes)
         return Outcome(end="stopped", code=code, run=self._run, errors=errors, running=running)
 
     def _stop_all(
@@ -315,7 +315,7 @@ class Session(ABC):
             sorted(wanted, key=lambda node: node.node),
             settings if grace_s is None else replace(settings, grace_s=grace_s),
             reconnect=self._reconnect,
-            at_once=lambda: self._interrupts() > int(self.OWNS),
+            at_once=lambda: self._interrupts() > int(self.OWNS_RUN),
             watch=watch,
         )
 
@@ -335,7 +335,7 @@ class Session(ABC):
                 self._record = records.update(self._run, measurement=found)
             self._tell(Event(kind="measured", text=measured_words(found), data=dataclasses.asdict(found)))
 
-    def _note_drift(self, found: Drifted) -> None:
+    def _record_drift(self, found: Drifted) -> None:
         """Add a drift to the run's record, unless another watching process has recorded it."""
         with contextlib.suppress(InputError, OutputError):
             known = records.load(self._run).drifts
@@ -347,7 +347,7 @@ class Session(ABC):
 
     @property
     def _run(self) -> str:
-        return self._record.run_id if self._is_noted else ""
+        return self._record.run_id if self._has_record else ""
 
     def _connect(self, on_failure: Callable[[str, HostError], None]) -> Hosts:
         """Log in to all hosts; the result is keyed by label, in the order of the targets."""
@@ -397,31 +397,31 @@ class Session(ABC):
         while not call.done.wait(INTERRUPT_LOOK_S) and deadline.left_s > 0 and self._interrupts() < 2:
             pass
 
-    def _note(
+    def _update_record(
         self,
         state: RunState,
         code: int | None = None,
         *,
         reason: str = "",
-        nodes: Sequence[Watched] = (),
+        nodes: Sequence[WatchedNode] = (),
         left: tuple[str, ...] = (),
     ) -> None:
         """Update the record, unless another process has already recorded the end.
 
         A full disk is not fatal here: the hosts know the state of their jobs.
         """
-        if not self._is_noted:
+        if not self._has_record:
             return
         codes = {node.name: node.code for node in nodes if node.code is not None}
-        trouble = not_kept(nodes)
+        trouble = log_copy_problems(nodes)
         told = (self._record.trouble, trouble)
         try:
             known = records.load(self._run)
-            if known.state == "starting" and not self.OWNS:
+            if known.state == "starting" and not self.OWNS_RUN:
                 return
             words = self._mask.text(reason)
-            self._record = note(
-                known, state, code, reason=words, codes=codes, left=left, trouble=trouble, unless_over=not self.OWNS
+            self._record = record_state(
+                known, state, code, reason=words, codes=codes, left=left, trouble=trouble, unless_over=not self.OWNS_RUN
             )
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
@@ -433,10 +433,10 @@ class Session(ABC):
         self._tell(Event(kind="step", text=text, data={"step": step, **data}))
 
 
-def _unseen(nodes: Iterable[Watched]) -> dict[str, HostError]:
+def _unreachable(nodes: Iterable[WatchedNode]) -> dict[str, HostError]:
     """Return why hosts cannot be seen, by node."""
-    return {node.name: why for node in nodes if (why := node.unseen or node.lost) is not None}
+    return {node.name: why for node in nodes if (why := node.unreachable or node.given_up) is not None}
 
 
-def _not_ended(nodes: Iterable[Watched]) -> tuple[str, ...]:
+def _not_ended(nodes: Iterable[WatchedNode]) -> tuple[str, ...]:
     return tuple(node.name for node in nodes if not node.ended)

@@ -16,7 +16,7 @@ from typing import Any
 from topoplan.run.events import Event
 from topoplan.run.progress import Progress
 from topoplan.run.rank_lines import rank_line
-from topoplan.run.sight import age
+from topoplan.run.reachability import duration_text
 from topoplan.units import in_seconds
 
 _SEVERAL = 5
@@ -39,7 +39,7 @@ _Writer = tuple[int, str, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastWords:
+class LastLine:
     """The last line of one rank, or of a node whose lines name no rank."""
 
     node: int
@@ -51,50 +51,50 @@ class LastWords:
     """None if the line was written before this process began to watch."""
 
 
-class Silence:
+class SilenceDetector:
     """Keeps track of who wrote when, from the lines of all nodes."""
 
     def __init__(
         self, progress: Progress, *, ranks_per_node: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start before the first line. `progress` must have read all lines that are passed to `heard`."""
+        """Start before the first line. `progress` must have read all lines that are passed to `read`."""
         self._progress, self._ranks, self._clock = progress, ranks_per_node, clock
         self._step = 0
-        self._alive_s = self._looked_s = clock()
-        self._told_s: float | None = None
+        self._alive_since_s = self._looked_s = clock()
+        self._reported_s: float | None = None
         self._longest_s = 0.0
         self._new: dict[tuple[int, str], str] = {}
-        self._words: dict[_Writer, tuple[str, float | None]] = {}
+        self._last: dict[_Writer, tuple[str, float | None]] = {}
         self._often: Counter[_Writer] = Counter()
 
-    def heard(self, node: int, name: str, lines: str, *, past: bool = False) -> None:
+    def read(self, node: int, name: str, lines: str, *, past: bool = False) -> None:
         """Read lines of a node. After the first step only steps and moving progress bars are signs of life."""
         step = self._progress.step
         if step and not self._step:
             self._often.clear()  # at the start every rank has something to write
         if step != self._step or not self._progress.is_under_way or "%|" in lines:
             self._step = step
-            self.alive()
+            self.restart()
         self._new[node, name] = (self._new.get((node, name), "") + lines[-_READ_CHARACTERS:])[-_READ_CHARACTERS:]
         if past:
-            self._note(None)
+            self._assign(None)
 
-    def alive(self) -> None:
+    def restart(self) -> None:
         """Start the silence anew from now."""
         now_s = self._clock()
-        if self._told_s is not None:
-            self._longest_s, self._told_s = max(self._longest_s, now_s - self._alive_s), None
-        self._alive_s = now_s
+        if self._reported_s is not None:
+            self._longest_s, self._reported_s = max(self._longest_s, now_s - self._alive_since_s), None
+        self._alive_since_s = now_s
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether the silence was reported and still lasts."""
-        return self._told_s is not None
+        return self._reported_s is not None
 
     @property
     def quiet_s(self) -> float:
         """Seconds without a sign of life."""
-        return self._clock() - self._alive_s
+        return self._clock() - self._alive_since_s
 
     @property
     def patience_s(self) -> float:
@@ -112,35 +112,35 @@ class Silence:
         if now_s - self._looked_s < _LOOK_S:
             return None
         if now_s - self._looked_s > _STOPPED_S:
-            self.alive()
+            self.restart()
         self._looked_s = now_s
-        self._note(now_s)
+        self._assign(now_s)
         limit_s = self.patience_s if at_most_s is None else min(self.patience_s, at_most_s)
-        if self._told_s is not None or self.quiet_s < limit_s:
+        if self._reported_s is not None or self.quiet_s < limit_s:
             return None
-        self._told_s = now_s
+        self._reported_s = now_s
         return self._event()
 
-    def words(self) -> list[LastWords]:
+    def last_lines(self) -> list[LastLine]:
         """Return the last lines, oldest first; a line without a rank only for nodes on which no rank has written."""
         now_s = self._clock()
-        ranked = {node for node, _, rank in self._words if rank is not None}
+        ranked = {node for node, _, rank in self._last if rank is not None}
         found = [
-            LastWords(node=node, name=name, rank=rank, line=line, age_s=None if at_s is None else now_s - at_s)
-            for (node, name, rank), (line, at_s) in self._words.items()
+            LastLine(node=node, name=name, rank=rank, line=line, age_s=None if at_s is None else now_s - at_s)
+            for (node, name, rank), (line, at_s) in self._last.items()
             if rank is not None or node not in ranked
         ]
         return sorted(found, key=lambda one: (one.age_s is not None, -(one.age_s or 0.0), one.node, one.rank or 0))
 
-    def suspect(self) -> LastWords | None:
+    def suspect(self) -> LastLine | None:
         """Return the rank that wrote regularly and stopped clearly before the other regular writers, if any."""
-        found = [one for one in self.words() if self._often[one.node, one.name, one.rank] >= _OFTEN]
+        found = [one for one in self.last_lines() if self._often[one.node, one.name, one.rank] >= _OFTEN]
         if len(found) < 2:
             return None
         first, second = (one.age_s or 0.0 for one in found[:2])
         return found[0] if first > 2 * second + 2 * _LOOK_S else None
 
-    def _note(self, at_s: float | None) -> None:
+    def _assign(self, at_s: float | None) -> None:
         """Assign the new lines to their writers."""
         for (node, name), lines in self._new.items():
             seen: set[int | None] = set()
@@ -151,32 +151,36 @@ class Silence:
                 rank = line.rank_of(node, self._ranks) if self._ranks else line.rank
                 if rank not in seen:
                     seen.add(rank)
-                    self._words[node, name, rank] = line.text.strip(), at_s
+                    self._last[node, name, rank] = line.text.strip(), at_s
                     self._often[node, name, rank] += 1
         self._new.clear()
 
     def _event(self) -> Event:
-        words, step = self.words(), self._progress.step
+        last_lines, step = self.last_lines(), self._progress.step
         if self._progress.is_under_way:
             due = f"after step {step:,}; one takes {in_seconds(self._progress.pace_s)}" if self._progress.pace_s else ""
-            text = f"no step for {age(self.quiet_s)}{f' ({due})' if due else ''}"
+            text = f"no step for {duration_text(self.quiet_s)}{f' ({due})' if due else ''}"
         else:
-            text = f"nothing was written for {age(self.quiet_s)}, and no step has come"
-        data: dict[str, Any] = {"quiet_s": round(self.quiet_s, 1), "step": step, "ranks": list(map(_values, words))}
-        last = "; the last lines:" if words else ""
-        return Event(kind="silence", text="\n".join([f"{text}{last}", *_word_lines(words)]), data=data)
+            text = f"nothing was written for {duration_text(self.quiet_s)}, and no step has come"
+        data: dict[str, Any] = {
+            "quiet_s": round(self.quiet_s, 1),
+            "step": step,
+            "ranks": list(map(_values, last_lines)),
+        }
+        last = "; the last lines:" if last_lines else ""
+        return Event(kind="silence", text="\n".join([f"{text}{last}", *_line_texts(last_lines)]), data=data)
 
 
-def _values(one: LastWords) -> dict[str, Any]:
+def _values(one: LastLine) -> dict[str, Any]:
     age_s = None if one.age_s is None else round(one.age_s, 1)
     return {"node": one.name, "rank": one.rank, "line": one.line, "age_s": age_s}
 
 
-def _word_lines(words: list[LastWords]) -> Iterator[str]:
-    for one in words[:_SHOWN_RANKS]:
+def _line_texts(last_lines: list[LastLine]) -> Iterator[str]:
+    for one in last_lines[:_SHOWN_RANKS]:
         who = one.name if one.rank is None else f"{one.name} rank {one.rank}"
-        ago = "earlier" if one.age_s is None else f"{age(one.age_s)} ago"
+        ago = "earlier" if one.age_s is None else f"{duration_text(one.age_s)} ago"
         line = f"  {who}, {ago}: {one.line}"
         yield line if len(line) <= _SHOWN_COLUMNS else f"{line[: _SHOWN_COLUMNS - 3]}..."
-    if len(words) > _SHOWN_RANKS:
-        yield f"  and {len(words) - _SHOWN_RANKS} more that wrote later"
+    if len(last_lines) > _SHOWN_RANKS:
+        yield f"  and {len(last_lines) - _SHOWN_RANKS} more that wrote later"

@@ -23,7 +23,7 @@ entry is the reason.
 """
 
 GONE = "gone: it has no process any more"
-_KEPT = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}
+_BLOCKED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}
 """By process state, as in proc_pid_stat(5)."""
 _LIFE = re.compile(r"topoplan:life=(?P<life>[A-Za-z])")
 _RANK = re.compile(r"topoplan:rank=(?P<rank>[0-9]{1,9})")
@@ -38,19 +38,19 @@ _SHOWN_GROUPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class RankStacks:
     """The result of inspecting the job of one node."""
 
     stacks: dict[int, list[str]] = field(default_factory=dict)
     """By rank; without functions if there is no py-spy, or it lacks permission."""
     written_bytes: int = 0
-    """Bytes written by the job during the `WRITES_S` of the inspection."""
+    """Bytes written by the job during the `OBSERVED_S` of the inspection."""
 
 
-WRITES_S = 3.0
+OBSERVED_S = 3.0
 
 
-def look_at_ranks(connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float) -> Look:
+def inspect_ranks(connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float) -> RankStacks:
     """Inspect the ranks of one node.
 
     Raises:
@@ -58,7 +58,7 @@ def look_at_ranks(connection: Connection, run_dir: str, *, started: Started | No
     """
     done = connection.run(programs.STACKS, *job_words(run_dir, started), deadline_s=deadline_s)
     written = key_values(done).get("written", "")
-    return Look(stacks=main_threads(done.stdout), written_bytes=int(written) if written.isdecimal() else 0)
+    return RankStacks(stacks=main_threads(done.stdout), written_bytes=int(written) if written.isdecimal() else 0)
 
 
 def main_threads(said: bytes) -> dict[int, list[str]]:
@@ -71,7 +71,7 @@ def main_threads(said: bytes) -> dict[int, list[str]]:
             rank, frames = int(match["rank"]), None
             found[rank] = []
         elif match := _LIFE.fullmatch(line):
-            found.setdefault(rank, []).extend(filter(None, [_KEPT.get(match["life"])]))
+            found.setdefault(rank, []).extend(filter(None, [_BLOCKED.get(match["life"])]))
         elif match := _PROCESS.match(line):
             pid = match["pid"]
         elif match := _THREAD.match(line):
@@ -82,14 +82,14 @@ def main_threads(said: bytes) -> dict[int, list[str]]:
     return found
 
 
-def elsewhere(stacks: Stacks) -> tuple[int, ...]:
+def outlying_ranks(stacks: Stacks) -> tuple[int, ...]:
     """Return the ranks that the others seem to wait for.
 
     These are the ranks that cannot run; else those in no collective while others are in one; else the smallest group.
     """
-    kept = tuple(sorted(rank for rank, frames in stacks.items() if frames and _is_kept(frames[0])))
-    if 0 < len(kept) < len(stacks):
-        return kept
+    blocked = tuple(sorted(rank for rank, frames in stacks.items() if frames and _is_blocked(frames[0])))
+    if 0 < len(blocked) < len(stacks):
+        return blocked
     together = _groups(stacks)
     if len(together) < 2:
         return ()
@@ -100,23 +100,23 @@ def elsewhere(stacks: Stacks) -> tuple[int, ...]:
     return fewest if len(fewest) < len(next_one) else ()
 
 
-def is_where(frames: Sequence[str]) -> str:
+def place_text(frames: Sequence[str]) -> str:
     """Return where a rank is: `is in fetch (data.py:12)`, or what keeps it from running."""
-    return f"is {'' if _is_kept(frames[0]) else 'in '}{frames[0]}"
+    return f"is {'' if _is_blocked(frames[0]) else 'in '}{frames[0]}"
 
 
-def _is_kept(frame: str) -> bool:
-    return frame == GONE or frame in _KEPT.values()
+def _is_blocked(frame: str) -> bool:
+    return frame == GONE or frame in _BLOCKED.values()
 
 
-def with_gone(stacks: dict[int, list[str]], ranks: range) -> dict[int, list[str]]:
+def with_missing_ranks(stacks: dict[int, list[str]], ranks: range) -> dict[int, list[str]]:
     """Add the ranks of a node that have no process; unchanged if none is known, because ranks then have no numbers."""
     return {rank: stacks.get(rank, [GONE]) for rank in ranks} if set(stacks) & set(ranks) else stacks
 
 
 def stack_lines(stacks: Stacks) -> Iterator[str]:
     """Yield the stacks for a human reader: ranks that are elsewhere come first, with more frames."""
-    apart = elsewhere(stacks)
+    apart = outlying_ranks(stacks)
     together = sorted(_groups(stacks), key=lambda ranks: (not set(ranks) <= set(apart), len(ranks)))
     for ranks in together[:_SHOWN_GROUPS]:
         who = f"rank{'s' if len(ranks) > 1 else ''} {named(map(str, ranks), 8)}"

@@ -9,10 +9,10 @@ from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run.following import Reconnect
-from topoplan.run.node import Stopped, holder_remedy, holder_words, stop_node
+from topoplan.run.node import Stopped, stop_node, suspect_remedy, suspect_text
 from topoplan.run.settings import Settings
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 
 _SPARE_S = 5.0
 _LOST_S = 8.0
@@ -20,7 +20,7 @@ _LOST_S = 8.0
 
 
 def stop_all(
-    nodes: Sequence[Watched],
+    nodes: Sequence[WatchedNode],
     settings: Settings,
     *,
     reconnect: Reconnect,
@@ -33,7 +33,7 @@ def stop_all(
     """
     results: dict[str, Stopped | HostError] = {}
 
-    def one(node: Watched) -> None:
+    def one(node: WatchedNode) -> None:
         results[node.name] = _stop_one(node, settings, reconnect)
 
     deadline = Deadline(settings.grace_s + 2 * settings.stop_s + _SPARE_S)
@@ -56,7 +56,7 @@ def stop_all(
     return left
 
 
-def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None:
+def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | None:
     """Return the error of a node that was not stopped; None if all is well."""
     if result is None:
         return HostError("not stopped yet", host=node.address, problem="deadline", remedy="see what runs there")
@@ -65,33 +65,33 @@ def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None
     if result.left:
         pids = " ".join(map(str, result.left))
         return HostError(f"processes {pids} are still there after SIGKILL", host=node.address, problem="command")
-    if result.may_be:
-        named = "; ".join(holder_words(one) for one in result.may_be)
+    if result.suspects:
+        named = "; ".join(suspect_text(one) for one in result.suspects)
         return HostError(
-            f"may be left of it: {named}", host=node.address, problem="command", remedy=holder_remedy(result.may_be)
+            f"may be left of it: {named}", host=node.address, problem="command", remedy=suspect_remedy(result.suspects)
         )
     return None
 
 
 def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
-    return all(node.over or node.name in left for node in watch.nodes)
+    return all(node.is_over or node.name in left for node in watch.nodes)
 
 
-def _stop_one(node: Watched, settings: Settings, reconnect: Reconnect) -> Stopped | HostError:
+def _stop_one(node: WatchedNode, settings: Settings, reconnect: Reconnect) -> Stopped | HostError:
     """Stop one node, over a new connection if the existing one does not serve.
 
     The existing one may be alive and still refuse a further command: with MaxSessions 1, following the log uses the
     only session.
     """
-    with node.beginning:
-        node.begin = None
+    with node.start_lock:
+        node.start_later = None
     connection = node.connection
     last: HostError | None = None
     for _ in range(2):
         fresh: Connection | None = None
         try:
             if connection is None or not connection.is_alive:
-                was_lost = node.unseen is not None or last is not None
+                was_lost = node.unreachable is not None or last is not None
                 connection = fresh = reconnect(
                     node.name, min(settings.stop_s, _LOST_S) if was_lost else settings.stop_s
                 )

@@ -49,7 +49,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strain:
+class HostLoad:
     """The load of one machine."""
 
     load: float = 0.0
@@ -61,28 +61,28 @@ class Strain:
     """The GPUs under load."""
 
 
-def strain_words(connections: Mapping[str, Connection]) -> list[str]:
+def load_texts(connections: Mapping[str, Connection]) -> list[str]:
     """Ask hosts, keyed by node name, and describe what stands out; a host that does not answer is left out."""
     if not connections:
         return []
     found = run_on_all(
         connections,
-        lambda node, host: read_strain(key_values(host.run(programs.STRAIN, deadline_s=_DEADLINE_S))),
+        lambda node, host: parse_load(key_values(host.run(programs.STRAIN, deadline_s=_DEADLINE_S))),
         deadline_s=_DEADLINE_S + 1.0,
     )
-    return list(notable({node: one for node, one in found.items() if not isinstance(one, HostError)}))
+    return list(conspicuous({node: one for node, one in found.items() if not isinstance(one, HostError)}))
 
 
-def read_strain(said: Mapping[str, str]) -> Strain:
+def parse_load(values: Mapping[str, str]) -> HostLoad:
     """Parse the output of strain.sh."""
     looks: dict[int, list[list[str]]] = {}
-    for key, value in said.items():
+    for key, value in values.items():
         if match := re.fullmatch(r"gpu\.([0-9]{1,4})\.[0-9]", key):
             looks.setdefault(int(match[1]), []).append([word.strip() for word in value.split(",")])
-    waits = {key: _number(said.get(key, ""), r"avg60=([0-9.]+)") or 0.0 for key in _WAITS}
-    return Strain(
-        load=_number(said.get("load", ""), r"([0-9.]+)") or 0.0,
-        cpus=max(1, int(_number(said.get("cpus", ""), r"([0-9]+)") or 1)),
+    waits = {key: _number(values.get(key, ""), r"avg60=([0-9.]+)") or 0.0 for key in _WAITS}
+    return HostLoad(
+        load=_number(values.get("load", ""), r"([0-9.]+)") or 0.0,
+        cpus=max(1, int(_number(values.get("cpus", ""), r"([0-9]+)") or 1)),
         waits=waits,
         gpus=[gpu for index, words in sorted(looks.items()) if (gpu := _gpu(index, words))],
     )
@@ -108,27 +108,27 @@ def _number(text: str, pattern: str) -> float | None:
         return None
 
 
-def notable(strains: Mapping[str, Strain]) -> Iterator[str]:
+def conspicuous(loads: Mapping[str, HostLoad]) -> Iterator[str]:
     """Describe what is wrong, one line per node and finding."""
-    clocks = [gpu.mhz for strain in strains.values() for gpu in strain.gpus]
+    clocks = [gpu.mhz for load in loads.values() for gpu in load.gpus]
     usual = median(clocks) if clocks else 0.0
-    for node, strain in strains.items():
-        slow = [gpu for gpu in strain.gpus if gpu.mhz < _SLOWER * usual]
+    for node, load in loads.items():
+        slow = [gpu for gpu in load.gpus if gpu.mhz < _SLOWER * usual]
         if slow:
             slowest = min(slow, key=lambda gpu: gpu.mhz)
             many = f"GPU{'s' * (len(slow) > 1)} {named((str(gpu.index) for gpu in slow), 8)}"
             runs = f"run{'s' * (len(slow) == 1)} at {slowest.mhz:,.0f} MHz{_why(slowest)}"
             yield f"{node}: {many} {runs}, the others at {usual:,.0f} MHz, and all wait for the slowest"
-        hot = [gpu for gpu in strain.gpus if gpu not in slow and gpu.reasons & 0xE8]
+        hot = [gpu for gpu in load.gpus if gpu not in slow and gpu.reasons & 0xE8]
         if hot:
             yield f"{node}: GPU {named((str(gpu.index) for gpu in hot), 8)} is slowed down{_why(hot[0])}"
-    crowds = {node: strain.load / strain.cpus for node, strain in strains.items()}
-    for node, strain in strains.items():
+    crowds = {node: load.load / load.cpus for node, load in loads.items()}
+    for node, load in loads.items():
         if crowds[node] > _CROWDED and (len(crowds) == 1 or crowds[node] > 2.0 * min(crowds.values())):
-            yield f"{node}: {strain.load:.0f} processes want to run on its {strain.cpus} CPUs"
+            yield f"{node}: {load.load:.0f} processes want to run on its {load.cpus} CPUs"
         for key, (most, what) in _WAITS.items():
-            if strain.waits[key] >= most:
-                yield f"{node}: in {strain.waits[key]:.0f}% of the last minute a process there waited for {what}"
+            if load.waits[key] >= most:
+                yield f"{node}: in {load.waits[key]:.0f}% of the last minute a process there waited for {what}"
 
 
 def _why(gpu: Gpu) -> str:

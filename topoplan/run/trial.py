@@ -6,16 +6,16 @@ import time
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from topoplan.run.attempts import LaunchAgain
+from topoplan.run.attempts import RetryingLaunch
+from topoplan.run.reachability import duration_text
 from topoplan.run.session import Outcome
-from topoplan.run.sight import age
 from topoplan.run.watch import Watch
 
 
-class TrialSession(LaunchAgain):
+class TrialSession(RetryingLaunch):
     """A session that ends its run before the trainer finishes, when it would save the model."""
 
-    WAITS: ClassVar[str] = "the next trial waits until nothing of this one can be left"
+    WAIT_REASON: ClassVar[str] = "the next trial waits until nothing of this one can be left"
 
     def __init__(self, *launch: Any, steps: int, at_most_s: float, **options: Any) -> None:
         """`launch` and `options` are those of a launch; the trial may take `at_most_s` from its start on the hosts."""
@@ -41,7 +41,7 @@ class TrialSession(LaunchAgain):
         self._started_s = time.monotonic()
         return super()._start_all()
 
-    def _may_leave(self, watch: Watch) -> bool:
+    def _may_detach(self, watch: Watch) -> bool:
         self._watched = watch
         return watch.status.step >= self._wanted_steps or self._age_s >= self._at_most_s
 
@@ -50,11 +50,13 @@ class TrialSession(LaunchAgain):
         watch = self._watched
         step = watch.status.step if watch is not None else 0
         enough = step >= self._wanted_steps
-        reason = f"{step} steps are enough" if enough else f"{step} steps after {age(self._at_most_s)}"
+        reason = f"{step} steps are enough" if enough else f"{step} steps after {duration_text(self._at_most_s)}"
         self._step("stop", f"{reason}: ending the trial")
         left = self._stop_all(watch)
         if not left:
-            self._note("stopped", 0, reason=f"topoplan tune: {reason}", nodes=watch.nodes if watch is not None else ())
+            self._update_record(
+                "stopped", 0, reason=f"topoplan tune: {reason}", nodes=watch.nodes if watch is not None else ()
+            )
         return Outcome(end="stopped", code=0, run=self._run, errors=left, running=tuple(left))
 
     def _watch(self) -> Outcome:

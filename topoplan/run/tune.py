@@ -19,15 +19,15 @@ from topoplan.planner.view import spec_to_dict
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.run import record as records
-from topoplan.run.attempts import WORTH_IT
+from topoplan.run.attempts import RETRYABLE_KINDS
 from topoplan.run.bundle_reader import Bundle, read_bundle
 from topoplan.run.events import Event, Tell
 from topoplan.run.launch import Preflight
 from topoplan.run.measurement import ended_of, lesson_of, planned
-from topoplan.run.queued import queued, tried_of_queued
 from topoplan.run.record import RunRecord
 from topoplan.run.session import Outcome
 from topoplan.run.settings import Settings
+from topoplan.run.slurm_trials import slurm_trials, tried_in_slurm
 from topoplan.run.trial import TrialSession
 from topoplan.specs.spec import Spec
 
@@ -147,7 +147,10 @@ def _went_wrong(outcome: Outcome) -> dict[str, Any]:
     if failure.diagnosis is None:
         return {"why": failure.reason}
     kind = failure.diagnosis.kind
-    return {"why": f"{failure.reason}: {failure.diagnosis.cause}", "is_lost": kind in WORTH_IT and kind != "hang"}
+    return {
+        "why": f"{failure.reason}: {failure.diagnosis.cause}",
+        "is_lost": kind in RETRYABLE_KINDS and kind != "hang",
+    }
 
 
 def tried_of(record: RunRecord, spec: Spec, plan: Plan) -> Tried:
@@ -159,13 +162,13 @@ def tried_of(record: RunRecord, spec: Spec, plan: Plan) -> Tried:
 def tried_in_jobs(directory: Path, spec: Spec) -> tuple[list[Tried], list[Path]]:
     """Return results of trials of the same job that ran under Slurm, and the bundles of those that are not over."""
     tried, awaited = list[Tried](), list[Path]()
-    for one in queued(directory):
-        if _question(one.recorded.spec) != _question(spec):
+    for one in slurm_trials(directory):
+        if _same_for_all_trials(one.recorded.spec) != _same_for_all_trials(spec):
             continue
         recorded = replace(one.recorded, spec=replace(one.recorded.spec, profile=spec.profile))
-        if one.may_come:
+        if one.is_pending:
             awaited.append(one.directory)
-        elif found := tried_of_queued(one, recorded):
+        elif found := tried_in_slurm(one, recorded):
             tried.append(found)
     return tried, awaited
 
@@ -195,13 +198,13 @@ def tried_before(directory: Path, spec: Spec) -> Iterator[Tried]:
             recorded = planned(record)
         except TopoplanError:
             continue
-        if _question(recorded.spec) == _question(spec):
+        if _same_for_all_trials(recorded.spec) == _same_for_all_trials(spec):
             found = tried_of(record, replace(recorded.spec, profile=spec.profile), recorded.plan)
             if found.lesson or found.ended:
                 yield found
 
 
-def _question(spec: Spec) -> dict[str, Any]:
+def _same_for_all_trials(spec: Spec) -> dict[str, Any]:
     """Return the part of a spec that no trial changes."""
     job = replace(spec.job, trainer={}, dataset=None, dataset_dir=None, epochs=1.0)
     return spec_to_dict(replace(spec, job=job, profile=None), whole=True)

@@ -3,7 +3,7 @@
 The job runs on its hosts, in sessions of its own, and this module only observes it. A lost connection is therefore
 retried for as long as the watch lives, and the log resumes at the byte where it stopped: a cut that heals loses
 nothing, and a job that ended meanwhile is found by its host's own record of the end. Losing sight of a host is not a
-failure (`topoplan.run.sight`); a host is given up on after a time only if the caller asks for that. A run can be
+failure (`topoplan.run.reachability`); a host is given up on after a time only if the caller asks for that. A run can be
 watched from its start or from any later moment.
 """
 
@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 
 from topoplan.errors import HostError
-from topoplan.remote.connection import Bell, Connection, Ended
+from topoplan.remote.connection import Bell, Connection, StreamEnd
 from topoplan.remote.fanout import run_on_all
 from topoplan.remote.waiting import Call, Deadline
-from topoplan.run.drift import Drift
+from topoplan.run.drift import DriftDetector
 from topoplan.run.events import Event, Tell
-from topoplan.run.following import Answer, Finder, Followed, Reconnect
+from topoplan.run.following import FollowedLog, JobFinder, NodeAnswer, Reconnect
 from topoplan.run.log_copy import LogCopy
-from topoplan.run.node import NodeState, directory_words
+from topoplan.run.node import NodeState, directory_problem
 from topoplan.run.progress import Progress, Status
-from topoplan.run.sight import Sight, age
-from topoplan.run.silence import Silence
-from topoplan.run.stacks import WRITES_S, Look, elsewhere, look_at_ranks, stack_lines, with_gone
-from topoplan.run.watched import Watched, ended_at, how_it_failed
+from topoplan.run.reachability import Reachability, duration_text
+from topoplan.run.silence import SilenceDetector
+from topoplan.run.stacks import OBSERVED_S, RankStacks, inspect_ranks, outlying_ranks, stack_lines, with_missing_ranks
+from topoplan.run.watched import WatchedNode, end_time_s, failure_phrase
 from topoplan.trainers.log import may_match
 
 _STACKS_S = 30.0
@@ -44,32 +44,32 @@ class Watch:
 
     def __init__(
         self,
-        nodes: Sequence[Watched],
+        nodes: Sequence[WatchedNode],
         *,
         tell: Tell,
         reconnect: Reconnect,
         lost_after_s: float | None = None,
         progress: Progress | None = None,
-        drift: Drift | None = None,
+        drift: DriftDetector | None = None,
         ranks_per_node: int | None = None,
         hang_after_s: float | None = None,
         on_data: Callable[[str, bytes], None] | None = None,
         note_after_s: float = 60.0,
     ) -> None:
-        """Begin to follow all nodes that are not `over`.
+        """Begin to follow all nodes that are not `is_over`.
 
         A host that has not been seen for `lost_after_s`, while another one has, is given up on, and its node has
         failed; None means never. `progress` reads the nodes' lines, and `drift` compares what `progress` has read with
-        the prediction. After `hang_after_s` without a step the run `hangs`. With `on_data` the raw output is passed to
-        that function together with the name of its node, and no events are made of it.
+        the prediction. After `hang_after_s` without a step the run `has_hung`. With `on_data` the raw output is passed
+        to that function together with the name of its node, and no events are made of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
         self._lost_after_s = lost_after_s
-        self._sight = Sight({node.name: node.address for node in self.nodes}, tell)
+        self._reachability = Reachability({node.name: node.address for node in self.nodes}, tell)
         self._progress = progress or Progress()
-        self._drift = drift or Drift(self._progress)
-        self.silence = Silence(self._progress, ranks_per_node=ranks_per_node)
+        self._drift = drift or DriftDetector(self._progress)
+        self.silence = SilenceDetector(self._progress, ranks_per_node=ranks_per_node)
         self._ranks = ranks_per_node or 0
         self._hang_after_s = hang_after_s
         self.stacks: dict[int, list[str]] = {}
@@ -80,16 +80,16 @@ class Watch:
         self._on_data = on_data
         self._bell = Bell()
         self._reconnect = reconnect
-        self._finder = Finder(reconnect, self._bell, as_it_is=on_data is not None)
+        self._finder = JobFinder(reconnect, self._bell, is_raw=on_data is not None)
         self._bar_at = time.monotonic()
         self._note_after_s = note_after_s
         self._closed = False
         self.stopping = False
         """Whether nodes that end from now on do so because they were told to."""
-        self._followed = [Followed(node, _open(node, tell)) for node in self.nodes if not node.over]
+        self._followed = [FollowedLog(node, _open(node, tell)) for node in self.nodes if not node.is_over]
         for one in self._followed:
-            if one.node.unseen is not None:
-                self._cannot_see(one.node, one.node.unseen)
+            if one.node.unreachable is not None:
+                self._mark_unreachable(one.node, one.node.unreachable)
             self._finder.ask(one, one.node.connection)
 
     def until(self, done: Callable[[], bool], *, deadline_s: float | None = None) -> bool:
@@ -99,19 +99,19 @@ class Watch:
             self._look()
             if done():
                 return True
-            if all(node.over for node in self.nodes) or (deadline and deadline.left_s <= 0):
+            if all(node.is_over for node in self.nodes) or (deadline and deadline.left_s <= 0):
                 return False
             self._bell.listen(min(_LOOK_S, deadline.left_s) if deadline else _LOOK_S)
 
     @property
-    def is_blind(self) -> bool:
+    def is_offline(self) -> bool:
         """Whether no host at all has been seen for `lost_after_s`."""
-        return self._lost_after_s is not None and self._sight.offline_s >= self._lost_after_s
+        return self._lost_after_s is not None and self._reachability.offline_s >= self._lost_after_s
 
     @property
-    def hangs(self) -> bool:
+    def has_hung(self) -> bool:
         """Whether no step has come for `hang_after_s`, the ranks' stacks were collected, and no node is writing."""
-        if self._hang_after_s is None or self.silence.quiet_s < self._hang_after_s or not self.silence.is_told:
+        if self._hang_after_s is None or self.silence.quiet_s < self._hang_after_s or not self.silence.is_reported:
             return False  # the stacks collected earlier belong to an earlier silence
         return self._asks_stacks is not None and self._asks_stacks.done.is_set() and not self._writer
 
@@ -120,9 +120,9 @@ class Watch:
         """Current state of the training."""
         return self._progress.status()
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Retry all hosts that cannot be seen without further delay."""
-        self._finder.hurry()
+        self._finder.retry_now()
 
     def close(self) -> None:
         """Stop following. Jobs that are running go on."""
@@ -145,7 +145,7 @@ class Watch:
             self._bar_at = now
         for one in self._followed:
             for item in one.stream.poll() if one.stream is not None else ():
-                if isinstance(item, Ended):
+                if isinstance(item, StreamEnd):
                     one.stream = None
                     self._stream_ended(one, item)
                 elif item.source == "stdout":
@@ -159,29 +159,38 @@ class Watch:
         self._tell_who_is_waited_for(now)
         self._look_for_silence()
         if self._on_data is None and not self.stopping:
-            self._drift.look({node.name: node.connection for node in self.nodes if node.connection and not node.over})
+            self._drift.look(
+                {node.name: node.connection for node in self.nodes if node.connection and not node.is_over}
+            )
 
     def _look_for_the_unseen(self, now: float) -> None:
         """Report the hosts that cannot be seen, and give up on those whose time has run out."""
-        if not any(node.unseen and not node.over for node in self.nodes):
+        if not any(node.unreachable and not node.is_over for node in self.nodes):
             return
-        self._sight.look(
+        self._reachability.look(
             any_seen=any(node.connection is not None and node.connection.is_alive for node in self.nodes),
             running={
-                one.node.name: now - one.heard_at for one in self._followed if not one.node.over and not one.node.unseen
+                one.node.name: now - one.heard_at
+                for one in self._followed
+                if not one.node.is_over and not one.node.unreachable
             },
         )
         for one in self._followed:
             node = one.node
-            unseen_s = self._sight.unseen_s(node.name)
-            if self._lost_after_s is None or node.unseen is None or node.over or unseen_s < self._lost_after_s:
+            unreachable_s = self._reachability.unreachable_s(node.name)
+            if (
+                self._lost_after_s is None
+                or node.unreachable is None
+                or node.is_over
+                or unreachable_s < self._lost_after_s
+            ):
                 continue
-            node.lost = node.unseen
-            node.failure = f"its host was not seen for {age(self._lost_after_s)}"
-            node.trouble_at = node.unseen_at
-            self._sight.drop(node.name)
+            node.given_up = node.unreachable
+            node.failure = f"its host was not seen for {duration_text(self._lost_after_s)}"
+            node.ended_at_s = node.unreachable_since_s
+            self._reachability.forget(node.name)
             self._end_lines(one)
-            text = f"{node.failure}: {node.lost}"
+            text = f"{node.failure}: {node.given_up}"
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _look_for_silence(self) -> None:
@@ -189,8 +198,12 @@ class Watch:
 
         While a host is out of sight or the run is being stopped, silence says nothing.
         """
-        if self._on_data is not None or self.stopping or any(node.unseen and not node.over for node in self.nodes):
-            self.silence.alive()
+        if (
+            self._on_data is not None
+            or self.stopping
+            or any(node.unreachable and not node.is_over for node in self.nodes)
+        ):
+            self.silence.restart()
             return
         if (event := self.silence.look(at_most_s=self._hang_after_s)) is not None:
             self._tell(event)
@@ -199,41 +212,43 @@ class Watch:
             text = "writes files, a checkpoint or its data: the run does not hang"
             self._tell(Event(kind="note", node=self._writer, text=text))
             self._writer = ""
-            self.silence.alive()
-        if self.stacks and not self.silence.is_told:
+            self.silence.restart()
+        if self.stacks and not self.silence.is_reported:
             self.stacks = {}
 
     def _ask_for_stacks(self) -> None:
-        asked = {node.name: node for node in self.nodes if not node.over}
+        asked = {node.name: node for node in self.nodes if not node.is_over}
 
-        def look(name: str, connection: Connection) -> Look:
+        def look(name: str, connection: Connection) -> RankStacks:
             node = asked[name]
             try:
-                return look_at_ranks(connection, node.run_dir, started=node.started, deadline_s=_STACKS_S)
+                return inspect_ranks(connection, node.run_dir, started=node.started, deadline_s=_STACKS_S)
             except HostError as error:
                 if error.problem != "command":
                     raise
                 # The host may allow no session besides the one that follows the log (MaxSessions 1).
                 with self._reconnect(name, _STACKS_S) as another:
-                    return look_at_ranks(another, node.run_dir, started=node.started, deadline_s=_STACKS_S)
+                    return inspect_ranks(another, node.run_dir, started=node.started, deadline_s=_STACKS_S)
 
         connections = {name: node.connection for name, node in asked.items() if node.connection is not None}
         found = run_on_all(connections, look, deadline_s=2 * _STACKS_S)
-        looks = {name: look for name, look in found.items() if isinstance(look, Look)}
+        looks = {name: look for name, look in found.items() if isinstance(look, RankStacks)}
         self.stacks = {}
         for name, one in looks.items():
             first = asked[name].node * self._ranks
-            self.stacks |= with_gone(one.stacks, range(first, first + self._ranks))
+            self.stacks |= with_missing_ranks(one.stacks, range(first, first + self._ranks))
         most = max(looks, key=lambda name: looks[name].written_bytes, default="")
-        if most and looks[most].written_bytes > _WRITES_BYTES_PER_S * WRITES_S:
+        if most and looks[most].written_bytes > _WRITES_BYTES_PER_S * OBSERVED_S:
             self._writer = most
         elif any(self.stacks.values()) and not self._closed:
             text = "\n  ".join(["where the ranks are:", *stack_lines(self.stacks)])
-            self._tell(Event(kind="stacks", text=text, data={"ranks": self.stacks, "apart": elsewhere(self.stacks)}))
+            self._tell(
+                Event(kind="stacks", text=text, data={"ranks": self.stacks, "apart": outlying_ranks(self.stacks)})
+            )
         self._bell.set()
 
-    def _take(self, one: Followed, data: bytes) -> None:
-        one.empty = 0
+    def _take(self, one: FollowedLog, data: bytes) -> None:
+        one.empty_streams = 0
         one.heard_at = time.monotonic()
         if one.copy is not None:
             try:
@@ -242,7 +257,7 @@ class Watch:
                 self._keep_no_copy(one, f"{error.strerror}; its host has all of it")
         self._show(one, data)
 
-    def _show(self, one: Followed, data: bytes) -> None:
+    def _show(self, one: FollowedLog, data: bytes) -> None:
         """Pass on the next bytes of the log."""
         node = one.node
         past = data[: max(0, one.shown_from - node.offset)]
@@ -256,87 +271,87 @@ class Watch:
                 self._tell_status(node, status)
         self._show_lines(node, one.lines.feed(data[len(past) :]))
 
-    def _show_lines(self, node: Watched, lines: str) -> None:
+    def _show_lines(self, node: WatchedNode, lines: str) -> None:
         if lines:
             self._tell(Event(kind="output", node=node.name, text=lines[:-1]))
             self._read(node, lines)
 
-    def _read(self, node: Watched, lines: str, *, past: bool = False) -> None:
+    def _read(self, node: WatchedNode, lines: str, *, past: bool = False) -> None:
         """Keep the lines for a later report, and read the state of the training from them."""
         node.tail.add(lines)
-        is_told = may_match(lines)
-        status = self._progress.feed(node.node, lines, time.monotonic()) if is_told else None
-        self.silence.heard(node.node, node.name, lines, past=past)
-        if is_told:
-            self._drift.heard(lines)
+        is_reported = may_match(lines)
+        status = self._progress.feed(node.node, lines, time.monotonic()) if is_reported else None
+        self.silence.read(node.node, node.name, lines, past=past)
+        if is_reported:
+            self._drift.read(lines)
         if status is not None and not past:
             self._tell_status(node, status)
 
-    def _tell_status(self, node: Watched, status: Status) -> None:
+    def _tell_status(self, node: WatchedNode, status: Status) -> None:
         data = {"status": dataclasses.asdict(status)}
         self._tell(Event(kind="progress", text="", node=node.name, status=status, data=data))
 
-    def _keep_no_copy(self, one: Followed, why: str) -> None:
+    def _keep_no_copy(self, one: FollowedLog, why: str) -> None:
         if one.copy is not None:
             one.copy.close()
             one.copy = None
-        one.node.not_kept = why
+        one.node.log_copy_problem = why
         text = f"its log is not kept here any more, {one.node.log}: {why}"
         self._tell(Event(kind="note", node=one.node.name, text=text))
 
-    def _stream_ended(self, one: Followed, end: Ended) -> None:
-        one.node.trouble_at = time.monotonic()
-        one.empty += 1
+    def _stream_ended(self, one: FollowedLog, end: StreamEnd) -> None:
+        one.node.ended_at_s = time.monotonic()
+        one.empty_streams += 1
         if end.lost is not None:
-            self._cannot_see(one.node, end.lost)
+            self._mark_unreachable(one.node, end.lost)
         self._finder.ask(one, None if end.lost is not None else one.node.connection)
 
-    def _cannot_see(self, node: Watched, why: HostError) -> None:
-        node.unseen = why
-        node.unseen_at = node.unseen_at or time.monotonic()
-        self._sight.lose(node.name, why)
+    def _mark_unreachable(self, node: WatchedNode, why: HostError) -> None:
+        node.unreachable = why
+        node.unreachable_since_s = node.unreachable_since_s or time.monotonic()
+        self._reachability.mark_unreachable(node.name, why)
 
-    def _answered(self, one: Followed, answer: Answer) -> None:
+    def _answered(self, one: FollowedLog, answer: NodeAnswer) -> None:
         node, state, connection = one.node, answer.state, answer.connection
-        if node.over or state is None or connection is None:
+        if node.is_over or state is None or connection is None:
             self._not_found(node, answer)
             return
-        unseen_at, node.unseen, node.unseen_at = node.unseen_at, None, None
-        was_mute = node.state is not None and node.state.is_mute
+        unreachable_since_s, node.unreachable, node.unreachable_since_s = node.unreachable_since_s, None, None
+        was_mute = node.state is not None and node.state.is_unreadable
         node.state, node.started, node.code = state, node.started or state.started, state.code
         if connection is not node.connection:
             if node.connection is not None:
                 node.connection.close()
             node.connection = connection
-        if unseen_at is not None:
-            self._sight.see(node.name)
-            self.hurry()
-        if answer.begin is not None:
-            one.begun, one.shown_from = True, answer.begin.shown_from
-            node.offset = answer.begin.offset - len(answer.begin.local)
-            if answer.begin.no_copy:
-                self._keep_no_copy(one, answer.begin.no_copy)
-            self._show(one, answer.begin.local)
+        if unreachable_since_s is not None:
+            self._reachability.mark_reachable(node.name)
+            self.retry_now()
+        if answer.log_start is not None:
+            one.has_start, one.shown_from = True, answer.log_start.shown_from
+            node.offset = answer.log_start.offset - len(answer.log_start.local)
+            if answer.log_start.no_copy:
+                self._keep_no_copy(one, answer.log_start.no_copy)
+            self._show(one, answer.log_start.local)
         is_over = state.state != "running"
-        if state.is_mute and not was_mute and not is_over:
-            text = f"{directory_words(state.directory)}: its job goes on, and what it writes is not seen"
+        if state.is_unreadable and not was_mute and not is_over:
+            text = f"{directory_problem(state.directory)}: its job goes on, and what it writes is not seen"
             self._tell(Event(kind="note", node=node.name, text=text, data={"directory": state.directory}))
-        node.trouble_at = ended_at(state, time.monotonic(), node.trouble_at, unseen_at) if is_over else None
+        node.ended_at_s = end_time_s(state, time.monotonic(), node.ended_at_s, unreachable_since_s) if is_over else None
         if answer.stream is not None:
             one.stream = answer.stream
             self._bell.set()
         else:
             self._ended(one, state)
 
-    def _not_found(self, node: Watched, answer: Answer) -> None:
+    def _not_found(self, node: WatchedNode, answer: NodeAnswer) -> None:
         """Handle an answer without a state, or one for a node that is already over."""
         if answer.connection is not None and answer.connection is not node.connection:
             answer.connection.close()
-        if answer.unseen is not None and not node.over:
-            node.trouble_at = node.trouble_at or time.monotonic()
-            self._cannot_see(node, answer.unseen)
+        if answer.unreachable is not None and not node.is_over:
+            node.ended_at_s = node.ended_at_s or time.monotonic()
+            self._mark_unreachable(node, answer.unreachable)
 
-    def _ended(self, one: Followed, state: NodeState) -> None:
+    def _ended(self, one: FollowedLog, state: NodeState) -> None:
         """Handle the end of a job whose whole output has arrived."""
         node = one.node
         self._end_lines(one)
@@ -344,13 +359,13 @@ class Watch:
         if self.stopping:
             text = "stopped" if state.code is None else f"stopped, exit code {state.code}"
         else:
-            node.failure = how_it_failed(state)
+            node.failure = failure_phrase(state)
             text = node.failure or "ended with exit code 0"
         if not node.failed:
-            self.silence.alive()  # the node may have been working until now, so the others get the full time from here
+            self.silence.restart()  # the node may have worked until now, so the others get the full time from here
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
 
-    def _end_lines(self, one: Followed) -> None:
+    def _end_lines(self, one: FollowedLog) -> None:
         """Show an incomplete last line."""
         rest = one.lines.end()
         if one.node.offset > one.shown_from:
@@ -361,10 +376,10 @@ class Watch:
     def _tell_who_is_waited_for(self, now: float) -> None:
         """Report once, when some nodes have ended well and others run on for long."""
         over = [node for node in self.nodes if node.ended]
-        running = [node.name for node in self.nodes if not node.over]
+        running = [node.name for node in self.nodes if not node.is_over]
         if not over or not running or self._note_after_s <= 0:
             return
-        ago_s = now - max(node.trouble_at or now for node in over)
+        ago_s = now - max(node.ended_at_s or now for node in over)
         if ago_s > self._note_after_s:
             self._note_after_s = 0
             names = ", ".join(node.name for node in over)
@@ -372,13 +387,13 @@ class Watch:
             self._tell(Event(kind="note", text=text))
 
 
-def _open(node: Watched, tell: Tell) -> LogCopy | None:
+def _open(node: WatchedNode, tell: Tell) -> LogCopy | None:
     if node.log is None:
         return None
     try:
         return LogCopy.open(node.log)
     except OSError as error:
-        node.not_kept = f"{error.strerror}; its host has it"
-        text = f"its log is not kept here, {node.log}: {node.not_kept}"
+        node.log_copy_problem = f"{error.strerror}; its host has it"
+        text = f"its log is not kept here, {node.log}: {node.log_copy_problem}"
         tell(Event(kind="note", node=node.name, text=text))
         return None

@@ -16,7 +16,7 @@ from topoplan.run.shown import Tail
 
 
 @dataclass(slots=True, kw_only=True)
-class Watched:
+class WatchedNode:
     """One node of a watched run, and what is known of it."""
 
     node: int
@@ -29,7 +29,7 @@ class Watched:
     started: Started | None = None
     """What the host reported when it started the job, if known."""
     connection: Connection | None
-    """None if there is no connection yet, or if `lost` is set from the start."""
+    """None if there is no connection yet, or if `given_up` is set from the start."""
     log: Path | None
     """Local copy of the log, byte for byte; None if it is not kept, or another process keeps it."""
     tail_lines: int | None = None
@@ -39,27 +39,27 @@ class Watched:
     tail: Tail = field(default_factory=Tail)
     state: NodeState | None = None
     """The state that the host reported last."""
-    begin: Callable[[Connection], Started] | None = None
+    start_later: Callable[[Connection], Started] | None = None
     """Starts the job if it was not started: the connection was lost before the host confirmed the start. Set to None
     once the job must not be started any more.
     """
-    beginning: threading.Lock = field(default_factory=threading.Lock)
-    """Held while `begin` is running."""
+    start_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while `start_later` is running."""
     ended: bool = False
     """True once the job has ended and its whole log has arrived."""
     code: int | None = None
     """Exit code of the node's script, if there is one."""
     failure: str = ""
     """What is wrong with the node, as a phrase; empty while nothing is."""
-    unseen: HostError | None = None
-    """Why the host cannot be seen now, or could not be until the end; retried until `lost` is set."""
-    unseen_at: float | None = None
+    unreachable: HostError | None = None
+    """Why the host cannot be seen now, or could not be until the end; retried until `given_up` is set."""
+    unreachable_since_s: float | None = None
     """Time since which the host has not been seen."""
-    lost: HostError | None = None
+    given_up: HostError | None = None
     """Why the host was given up on."""
-    not_kept: str = ""
+    log_copy_problem: str = ""
     """Why the local copy of the log is incomplete, if it was to be kept."""
-    trouble_at: float | None = None
+    ended_at_s: float | None = None
     """Time of the job's end, or when that end or the loss of the connection was noticed."""
 
     @classmethod
@@ -79,9 +79,9 @@ class Watched:
         )
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing more will come from the node."""
-        return self.ended or self.lost is not None
+        return self.ended or self.given_up is not None
 
     @property
     def failed(self) -> bool:
@@ -89,29 +89,29 @@ class Watched:
         return bool(self.failure)
 
 
-def failed_at(nodes: Iterable[Watched]) -> float:
+def first_failure_s(nodes: Iterable[WatchedNode]) -> float:
     """Return the time of the first failure, in terms of `time.monotonic`. Raises ValueError if no node has failed."""
-    return min(node.trouble_at or 0.0 for node in nodes if node.failed)
+    return min(node.ended_at_s or 0.0 for node in nodes if node.failed)
 
 
-def ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: float | None) -> float:
+def end_time_s(state: NodeState, now: float, noticed_s: float | None, unreachable_since_s: float | None) -> float:
     """Return the time of a job's end.
 
     An end that came unseen is as old as its host says; others were noticed, or happened before.
     """
     if state.ended_s_ago is None:
-        return noticed or now
+        return noticed_s or now
     by_host = now - state.ended_s_ago
-    return by_host if noticed is None or unseen_at is not None else min(noticed, by_host)
+    return by_host if noticed_s is None or unreachable_since_s is not None else min(noticed_s, by_host)
 
 
-def not_kept(nodes: Iterable[Watched]) -> str:
+def log_copy_problems(nodes: Iterable[WatchedNode]) -> str:
     """Return one line on why local copies of logs are incomplete; empty if all are complete."""
-    lacking = (node for node in nodes if node.not_kept)
-    return "; ".join(f"the log of {node.name} is not kept to its end: {node.not_kept}" for node in lacking)
+    lacking = (node for node in nodes if node.log_copy_problem)
+    return "; ".join(f"the log of {node.name} is not kept to its end: {node.log_copy_problem}" for node in lacking)
 
 
-def how_it_failed(state: NodeState) -> str:
+def failure_phrase(state: NodeState) -> str:
     """Return how a job failed, as a phrase; empty if it ended well."""
     if state.stopped:
         return f"was ended on its host, as {state.stopped}"
@@ -124,7 +124,7 @@ def how_it_failed(state: NodeState) -> str:
         return "its machine was started again meanwhile"
     if state.state == "never-started":
         return "was never started"
-    if state.is_mute:
+    if state.is_unreadable:
         return "its processes are gone, and so is its run directory: how it ended is not known"
     if state.pids:
         return "its first process is gone, without an exit code, and others still ran: somebody killed it"

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.scenes import ROUTABLE, adapter, cluster, facts, outcome, roce, scene, second, see, told
+from tests.hosts.fleets import ROUTABLE, adapter, cluster, facts, fleet, outcome, roce, second, see, told
 from topoplan.hosts.facts import AdapterFacts
 from topoplan.hosts.preflight.adapters import adapters, gid, traffic_class
 from topoplan.hosts.preflight.adapters import peermem as module_loaded
-from topoplan.hosts.preflight.scene import Scene
+from topoplan.hosts.preflight.fleet import Fleet
 from topoplan.specs.cluster import Cluster, Fabric
 
 V1 = {0: (ROUTABLE, "IB/RoCE v1")}
@@ -75,14 +75,14 @@ def test_gpudirect(peermem: bool | None, kernel: str, expected: str) -> None:
     assert outcome(module_loaded, second(peermem=peermem, kernel=kernel), 1) == expected
 
 
-def roce_scene(*classes: int | None, of: Cluster | None = None, **changes: Any) -> Scene:
+def roce_scene(*classes: int | None, of: Cluster | None = None, **changes: Any) -> Fleet:
     """Return hosts whose adapters have these traffic classes set."""
     of = of or cluster(nodes=len(classes), kind="roce")
     said = [
         facts(n, adapters=(roce(0, traffic_class=one), roce(1, traffic_class=one)), **changes)
         for n, one in enumerate(classes)
     ]
-    return scene(*said, of=of)
+    return fleet(*said, of=of)
 
 
 def asking(value: int, nodes: int = 2) -> Cluster:
@@ -91,7 +91,7 @@ def asking(value: int, nodes: int = 2) -> Cluster:
 
 def test_a_traffic_class_that_nobody_names_cannot_be_judged() -> None:
     assert outcome(traffic_class, roce_scene(None, None)) == "skipped"
-    assert outcome(traffic_class, scene()) is None
+    assert outcome(traffic_class, fleet()) is None
 
 
 def test_the_traffic_class_of_spec_or_host_is_told() -> None:
@@ -108,14 +108,14 @@ def test_a_host_that_sends_with_another_traffic_class_is_a_warning() -> None:
     assert (found.outcome, "traffic_class: 236" in found.remedy) == ("warning", True)
     assert outcome(traffic_class, roce_scene(106, 106, 96), 2) == "warning"
     mixed = facts(0, adapters=(roce(0, traffic_class=106), roce(1)))
-    assert outcome(traffic_class, scene(mixed, facts(1), of=cluster(kind="roce"))) == "warning"
+    assert outcome(traffic_class, fleet(mixed, facts(1), of=cluster(kind="roce"))) == "warning"
 
 
 def test_adapters_of_efa_are_counted_and_need_no_gpudirect_module() -> None:
     place = cluster(kind="efa")
     efa = tuple(adapter(index, device=f"rdmap{index}s0", link_layer="Unknown") for index in range(2))
-    hosts = scene(*(facts(n, adapters=efa, peermem=False) for n in range(2)), of=place)
+    hosts = fleet(*(facts(n, adapters=efa, peermem=False) for n in range(2)), of=place)
     assert outcome(adapters, hosts) == "ok"
     assert outcome(gid, hosts) is None
     assert outcome(module_loaded, hosts) is None
-    assert outcome(adapters, scene(*(facts(n, adapters=efa) for n in range(2)), of=cluster())) == "warning"
+    assert outcome(adapters, fleet(*(facts(n, adapters=efa) for n in range(2)), of=cluster())) == "warning"

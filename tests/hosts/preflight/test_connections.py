@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.hosts.scenes import address, cluster, facts, needs, scene
+from tests.hosts.fleets import address, cluster, facts, fleet, needs
 from topoplan.errors import HostError
 from topoplan.hosts.preflight.connections import (
     SCRIPT,
@@ -16,15 +16,15 @@ from topoplan.hosts.preflight.connections import (
     Peer,
     arguments,
     connection_results,
+    peer_line,
     peers_of,
     read_listening,
     read_results,
-    told,
 )
-from topoplan.hosts.preflight.scene import Scene
+from topoplan.hosts.preflight.fleet import Fleet
 from topoplan.hosts.result import Result
 
-PLANNED = scene(facts(0), facts(1), facts(2), wanted=needs())
+PLANNED = fleet(facts(0), facts(1), facts(2), wanted=needs())
 LISTENING: dict[str, Listening | str | HostError] = {
     "n0": Listening(ports=(41000, 42000), master=""),
     "n1": Listening(ports=(41001, 42001)),
@@ -33,7 +33,7 @@ LISTENING: dict[str, Listening | str | HostError] = {
 LOST = HostError("the connection was lost", host="n1", problem="lost", remedy="check the machine")
 
 
-def results(of: Scene = PLANNED, **failed: str) -> dict[str, dict[Peer, str]]:
+def results(of: Fleet = PLANNED, **failed: str) -> dict[str, dict[Peer, str]]:
     """Return each host's results; `n1_n2="timed out"` means no connection from n1 to n2, `n1_master` to node 0."""
     found = {}
     for node in of.nodes:
@@ -108,19 +108,19 @@ def test_hosts_that_cannot_try() -> None:
 
 
 def test_without_a_plan_there_is_no_rendezvous_to_try() -> None:
-    of = scene(facts(0), facts(1))
+    of = fleet(facts(0), facts(1))
     assert {check.name for check in connection_results(of, LISTENING, results(of))} == {"high-ports"}
     _, task, _ = arguments(of, of.nodes[0], random.Random(0))
     assert json.loads(task)["master"] is None
 
 
 def test_candidates_are_of_the_range_and_not_in_use() -> None:
-    of = scene(facts(0, port_range=(100, 109), listening_ports=frozenset(range(100, 107))), facts(1), wanted=needs())
+    of = fleet(facts(0, port_range=(100, 109), listening_ports=frozenset(range(100, 107))), facts(1), wanted=needs())
     program, task, python = arguments(of, of.nodes[0], random.Random(0))
     assert sorted(json.loads(task)["candidates"]) == [107, 108, 109]
     assert python == "/venv/bin/python"
     assert "asyncio" in program
-    empty = scene(facts(0, port_range=(9, 3)), facts(1), of=cluster())
+    empty = fleet(facts(0, port_range=(9, 3)), facts(1), of=cluster())
     assert json.loads(arguments(empty, empty.nodes[0], random.Random(0))[1])["candidates"] == []
 
 
@@ -144,7 +144,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def program(of: Scene, number: int) -> Iterator[subprocess.Popen[bytes]]:
+def program(of: Fleet, number: int) -> Iterator[subprocess.Popen[bytes]]:
     code, task, _ = arguments(of, of.nodes[number], random.Random(number))
     with subprocess.Popen(
         ["sh", "-c", SCRIPT, "sh", code, task, sys.executable], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -161,7 +161,7 @@ def line_of(process: subprocess.Popen[bytes]) -> bytes:
 
 def test_the_program_listens_and_connects_and_ends_with_its_input() -> None:
     port = free_port()
-    of = scene(facts(0), facts(1), wanted=needs(master_port=port))
+    of = fleet(facts(0), facts(1), wanted=needs(master_port=port))
     with program(of, 0) as first, program(of, 1) as second:
         there = read_listening(line_of(first))
         assert isinstance(there, Listening)
@@ -174,7 +174,7 @@ def test_the_program_listens_and_connects_and_ends_with_its_input() -> None:
             Peer(name="n1", address="127.0.0.1", port=there.ports[1]),
             Peer(name="n0", address="127.0.0.1", port=1),
         ]
-        second.stdin.write(told(peers))
+        second.stdin.write(peer_line(peers))
         second.stdin.flush()
         found = read_results(line_of(second), peers)
         assert list(found.values()) == ["", "", "another program answers", "connection refused"]
@@ -185,7 +185,7 @@ def test_the_program_listens_and_connects_and_ends_with_its_input() -> None:
 
 def test_the_program_says_why_it_cannot_listen() -> None:
     with socket.create_server(("0.0.0.0", 0)) as thief:
-        of = scene(facts(0), facts(1), wanted=needs(master_port=thief.getsockname()[1]))
+        of = fleet(facts(0), facts(1), wanted=needs(master_port=thief.getsockname()[1]))
         with program(of, 0) as process:
             found = read_listening(line_of(process))
     assert isinstance(found, Listening)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.fleets import cluster, facts, fleet, outcome, path, see
 from tests.hosts.machines import facts as facts_of
-from tests.hosts.scenes import cluster, facts, outcome, path, scene, see
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.hosts.facts import HostFacts
-from topoplan.hosts.preflight import fabric as looks
-from topoplan.hosts.preflight.scene import Scene
+from topoplan.hosts.preflight import fabric as checks
+from topoplan.hosts.preflight.fleet import Fleet
 from topoplan.specs.cluster import Cluster, Fabric
 
 TOPOLOGY = "/opt/microsoft/ndv5-topo.xml"
@@ -20,11 +20,11 @@ def of(machine: str, **changes: Any) -> HostFacts:
     return replace(facts_of(machine), **changes)
 
 
-def hosts(machine: str, place: Cluster, there: tuple[str, ...] = (), **changes: Any) -> Scene:
+def hosts(machine: str, place: Cluster, there: tuple[str, ...] = (), **changes: Any) -> Fleet:
     """Return two such machines on which, of all paths that the network needs, these exist."""
-    asked = [one for need in fabric_needs(place) for one in need.paths]
-    found = {one: path(one, exists=one in there) for one in asked}
-    return scene(*(of(machine, paths=found, **changes) for _ in range(place.nodes)), of=place)
+    query_times_s = [one for need in fabric_needs(place) for one in need.paths]
+    found = {one: path(one, exists=one in there) for one in query_times_s}
+    return fleet(*(of(machine, paths=found, **changes) for _ in range(place.nodes)), of=place)
 
 
 def with_fabric(**keys: Any) -> Cluster:
@@ -40,10 +40,10 @@ def with_fabric(**keys: Any) -> Cluster:
     ],
 )
 def test_a_machine_that_the_spec_does_not_know_is_a_warning_with_the_key(machine: str, key: str) -> None:
-    found = see(looks.cloud, hosts(machine, with_fabric()))
+    found = see(checks.cloud, hosts(machine, with_fabric()))
     assert found.outcome == "warning"
     assert f"write {key} in the spec" in found.remedy
-    assert outcome(looks.cloud, hosts(machine, cluster(nodes=1))) is None
+    assert outcome(checks.cloud, hosts(machine, cluster(nodes=1))) is None
 
 
 @pytest.mark.parametrize(
@@ -55,49 +55,49 @@ def test_a_machine_that_the_spec_does_not_know_is_a_warning_with_the_key(machine
     ],
 )
 def test_a_spec_that_knows_its_machines_is_fine(machine: str, keys: dict[str, str]) -> None:
-    assert outcome(looks.cloud, hosts(machine, with_fabric(**keys))) == "ok"
+    assert outcome(checks.cloud, hosts(machine, with_fabric(**keys))) == "ok"
 
 
 def test_a_topology_file_that_nccls_own_file_names_is_enough() -> None:
     """As in Azure's HPC images, which have it in /etc/nccl.conf."""
     settings = {"NCCL_TOPO_FILE": "/opt/microsoft/ndv5/topo.xml"}
-    assert outcome(looks.cloud, hosts("azure-nd-h100-v5", with_fabric(), nccl_settings=settings)) == "ok"
+    assert outcome(checks.cloud, hosts("azure-nd-h100-v5", with_fabric(), nccl_settings=settings)) == "ok"
     by_env = cluster(env={"NCCL_TOPO_FILE": TOPOLOGY})
-    assert outcome(looks.cloud, hosts("azure-nd-h100-v5", by_env)) == "ok"
+    assert outcome(checks.cloud, hosts("azure-nd-h100-v5", by_env)) == "ok"
 
 
 def test_other_machines_are_not_looked_at() -> None:
-    assert outcome(looks.cloud, scene()) is None
-    assert outcome(looks.fabric_files, scene()) is None
+    assert outcome(checks.cloud, fleet()) is None
+    assert outcome(checks.fabric_files, fleet()) is None
 
 
 def test_a_plugin_in_any_of_its_places_will_do() -> None:
     place = with_fabric(kind="efa")
     for one in ("/opt/amazon/ofi-nccl/lib/libnccl-net.so", "/opt/aws-ofi-nccl/install/lib/libnccl-net.so"):
-        assert outcome(looks.fabric_files, hosts("aws-p5", place, (one,))) == "ok"
-    found = see(looks.fabric_files, hosts("aws-p5", place))
+        assert outcome(checks.fabric_files, hosts("aws-p5", place, (one,))) == "ok"
+    found = see(checks.fabric_files, hosts("aws-p5", place))
     assert (found.outcome, "EFA installer" in found.remedy) == ("failure", True)
     settings = {"NCCL_NET_PLUGIN": "mine"}
-    assert outcome(looks.fabric_files, hosts("aws-p5", place, nccl_settings=settings)) == "ok"
-    assert outcome(looks.fabric_files, scene(facts(0, paths={}), facts(1, paths={}), of=place)) == "skipped"
+    assert outcome(checks.fabric_files, hosts("aws-p5", place, nccl_settings=settings)) == "ok"
+    assert outcome(checks.fabric_files, fleet(facts(0, paths={}), facts(1, paths={}), of=place)) == "skipped"
 
 
 def test_tcpxo_wants_profile_devices_and_its_daemon() -> None:
     place = with_fabric(kind="tcpxo")
     both = ("/var/lib/tcpxo/lib64/nccl-env-profile.sh", "/dev/aperture_devices")
     runs = {"daemons": ("fastrak_gpumem_manager",)}
-    assert outcome(looks.fabric_files, hosts("gcp-a3-mega", place, both, **runs)) == "ok"
-    assert outcome(looks.fabric_files, hosts("gcp-a3-mega", place, both)) == "warning"
+    assert outcome(checks.fabric_files, hosts("gcp-a3-mega", place, both, **runs)) == "ok"
+    assert outcome(checks.fabric_files, hosts("gcp-a3-mega", place, both)) == "warning"
     for one in both:
-        assert outcome(looks.fabric_files, hosts("gcp-a3-mega", place, (one,), **runs)) == "failure"
-    found = see(looks.fabric_files, hosts("gcp-a3-mega", place, **runs))
+        assert outcome(checks.fabric_files, hosts("gcp-a3-mega", place, (one,), **runs)) == "failure"
+    found = see(checks.fabric_files, hosts("gcp-a3-mega", place, **runs))
     assert all(word in found.what for word in ("nccl-env-profile.sh", "aperture devices"))
 
 
 def test_a_topology_file_that_is_not_there_is_a_failure_that_says_where_to_get_it() -> None:
-    found = see(looks.fabric_files, hosts("azure-nd-h100-v5", with_fabric(topology_file=TOPOLOGY)))
+    found = see(checks.fabric_files, hosts("azure-nd-h100-v5", with_fabric(topology_file=TOPOLOGY)))
     assert found.outcome == "failure"
     assert found.what == f"no topology file at {TOPOLOGY}"
     assert "azhpc-images" in found.remedy
     own = with_fabric(topology_file="/data/topo.xml")
-    assert outcome(looks.fabric_files, hosts("azure-nd-h100-v5", own, ("/data/topo.xml",))) == "ok"
+    assert outcome(checks.fabric_files, hosts("azure-nd-h100-v5", own, ("/data/topo.xml",))) == "ok"

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.scenes import GIB, cluster, facts, gpu, needs, outcome, scene, see
+from tests.hosts.fleets import GIB, cluster, facts, fleet, gpu, needs, outcome, see
 from topoplan import catalog
 from topoplan.hosts.facts import GpuProcess
 from topoplan.hosts.preflight.gpus import gpus_distinct, gpus_free, gpus_kind, gpus_present, is_kind, peer_access
@@ -22,11 +22,11 @@ from topoplan.hosts.preflight.gpus import gpus_distinct, gpus_free, gpus_kind, g
     ],
 )
 def test_as_many_whole_gpus_as_the_spec_has(gpus: Any, expected: str) -> None:
-    assert outcome(gpus_present, scene(facts(gpus=gpus))) == expected
+    assert outcome(gpus_present, fleet(facts(gpus=gpus))) == expected
 
 
 def test_why_gpus_are_not_known_is_told() -> None:
-    found = see(gpus_present, scene(facts(gpus=None, missing={"gpus": "nvidia-smi: not installed"})))
+    found = see(gpus_present, fleet(facts(gpus=None, missing={"gpus": "nvidia-smi: not installed"})))
     assert found.what == "nvidia-smi: not installed"
 
 
@@ -77,17 +77,17 @@ def test_every_card_of_the_catalog_is_its_own_kind_alone() -> None:
 )
 def test_another_card_than_planned(changes: dict[str, Any], expected: str) -> None:
     host = facts(gpus=(gpu(0, **changes), gpu(1, **changes)))
-    assert outcome(gpus_kind, scene(host, wanted=needs())) == expected
+    assert outcome(gpus_kind, fleet(host, wanted=needs())) == expected
 
 
 def test_cards_of_two_kinds_are_a_warning() -> None:
-    assert outcome(gpus_kind, scene(facts(gpus=(gpu(0), gpu(1, name="NVIDIA H200"))))) == "warning"
+    assert outcome(gpus_kind, fleet(facts(gpus=(gpu(0), gpu(1, name="NVIDIA H200"))))) == "warning"
 
 
 def test_no_gpus_have_no_kind() -> None:
-    for look in (gpus_kind, gpus_free, gpus_distinct, peer_access):
-        assert outcome(look, scene(facts(gpus=None))) is None
-        assert outcome(look, scene(facts(gpus=()))) is None
+    for check in (gpus_kind, gpus_free, gpus_distinct, peer_access):
+        assert outcome(check, fleet(facts(gpus=None))) is None
+        assert outcome(check, fleet(facts(gpus=()))) is None
 
 
 PROCESS = GpuProcess(
@@ -109,12 +109,12 @@ PROCESS = GpuProcess(
 )
 def test_gpus_that_others_use(used: int | None, processes: Any, wanted: Any, expected: str) -> None:
     cards = tuple(gpu(index, memory_used_bytes=used) for index in range(2))
-    assert outcome(gpus_free, scene(facts(gpus=cards, gpu_processes=processes), wanted=wanted)) == expected
+    assert outcome(gpus_free, fleet(facts(gpus=cards, gpu_processes=processes), wanted=wanted)) == expected
 
 
 def test_who_uses_a_gpu_is_named() -> None:
     cards = (gpu(0), gpu(1, memory_used_bytes=30 * GIB))
-    found = see(gpus_free, scene(facts(gpus=cards, gpu_processes=(PROCESS,)), wanted=needs()))
+    found = see(gpus_free, fleet(facts(gpus=cards, gpu_processes=(PROCESS,)), wanted=needs()))
     assert "on GPU 1 where" in found.what
     assert "pid 4242 (python3 of ann for 2h) holds 30.0GiB" in found.what
 
@@ -122,13 +122,13 @@ def test_who_uses_a_gpu_is_named() -> None:
 def test_gpus_beyond_those_of_the_run_may_be_in_use() -> None:
     cards = (gpu(0), gpu(1), gpu(2, memory_used_bytes=79 * GIB))
     busy = replace(PROCESS, gpu_uuid="GPU-0-2")
-    assert outcome(gpus_free, scene(facts(gpus=cards, gpu_processes=(busy,)), wanted=needs())) == "ok"
+    assert outcome(gpus_free, fleet(facts(gpus=cards, gpu_processes=(busy,)), wanted=needs())) == "ok"
 
 
 def test_one_machine_under_two_names() -> None:
-    apart = scene(facts(0), facts(1))
+    apart = fleet(facts(0), facts(1))
     assert [outcome(gpus_distinct, apart, number) for number in range(2)] == ["ok", "ok"]
-    same = scene(facts(0), facts(1, gpus=(gpu(0), gpu(1))))
+    same = fleet(facts(0), facts(1, gpus=(gpu(0), gpu(1))))
     found = see(gpus_distinct, same, 1)
     assert found.outcome == "failure"
     assert "same GPUs as n0" in found.what
@@ -137,10 +137,10 @@ def test_one_machine_under_two_names() -> None:
 def test_consumer_cards_may_hang_without_nvlink() -> None:
     cards = tuple(gpu(index, name="NVIDIA GeForce RTX 4090") for index in range(2))
     pcie = {("GPU0", "GPU1"): "PHB", ("GPU1", "GPU0"): "PHB"}
-    assert outcome(peer_access, scene(facts(gpus=cards, topology=pcie))) == "warning"
-    assert outcome(peer_access, scene(facts(gpus=cards, topology=None))) == "warning"
-    assert outcome(peer_access, scene(facts(gpus=cards, topology={("GPU0", "GPU1"): "NV4"}))) == "ok"
+    assert outcome(peer_access, fleet(facts(gpus=cards, topology=pcie))) == "warning"
+    assert outcome(peer_access, fleet(facts(gpus=cards, topology=None))) == "warning"
+    assert outcome(peer_access, fleet(facts(gpus=cards, topology={("GPU0", "GPU1"): "NV4"}))) == "ok"
     told = cluster(nodes=1, env={"NCCL_P2P_DISABLE": "1"})
-    assert outcome(peer_access, scene(facts(gpus=cards), of=told)) == "ok"
-    assert outcome(peer_access, scene(facts(gpus=cards[:1]))) is None
-    assert outcome(peer_access, scene(facts())) is None
+    assert outcome(peer_access, fleet(facts(gpus=cards), of=told)) == "ok"
+    assert outcome(peer_access, fleet(facts(gpus=cards[:1]))) is None
+    assert outcome(peer_access, fleet(facts())) is None

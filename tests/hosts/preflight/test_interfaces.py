@@ -3,18 +3,18 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.scenes import adapter, address, cluster, facts, needs, outcome, scene, second, see, told
+from tests.hosts.fleets import adapter, address, cluster, facts, fleet, needs, outcome, second, see, told
 from topoplan.hosts.facts import HostFacts, InterfaceFacts, RouteFacts
 from topoplan.hosts.preflight import adapters
-from topoplan.hosts.preflight import interfaces as looks
-from topoplan.hosts.preflight.scene import Look
+from topoplan.hosts.preflight import interfaces as checks
+from topoplan.hosts.preflight.fleet import Check
 
 ACROSS = (
-    looks.master_name,
-    looks.interface,
-    looks.address,
-    looks.mtu,
-    looks.port_range,
+    checks.master_name,
+    checks.interface,
+    checks.address,
+    checks.mtu,
+    checks.port_range,
     adapters.adapters,
     adapters.gid,
     adapters.peermem,
@@ -31,15 +31,15 @@ def interfaces(*more: InterfaceFacts, **changes: Any) -> tuple[InterfaceFacts, .
     return (replace(made, **changes), *more)
 
 
-@pytest.mark.parametrize("look", ACROSS)
-def test_one_node_has_no_network(look: Look) -> None:
-    assert outcome(look, scene(facts())) is None
+@pytest.mark.parametrize("check", ACROSS)
+def test_one_node_has_no_network(check: Check) -> None:
+    assert outcome(check, fleet(facts())) is None
 
 
-@pytest.mark.parametrize("look", ACROSS)
-def test_hosts_that_are_ready_pass(look: Look) -> None:
-    expected = None if look is adapters.gid else "ok"
-    assert [outcome(look, scene(), number) for number in range(2)] == [expected, expected]
+@pytest.mark.parametrize("check", ACROSS)
+def test_hosts_that_are_ready_pass(check: Check) -> None:
+    expected = None if check is adapters.gid else "ok"
+    assert [outcome(check, fleet(), number) for number in range(2)] == [expected, expected]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_hosts_that_are_ready_pass(look: Look) -> None:
     ],
 )
 def test_the_name_of_node_0(routes: tuple[RouteFacts, ...], expected: str) -> None:
-    assert outcome(looks.master_name, second(routes=routes), 1) == expected
+    assert outcome(checks.master_name, second(routes=routes), 1) == expected
 
 
 def test_node_0_that_takes_itself_for_loopback_is_a_warning() -> None:
     own = route(resolved=("127.0.1.1",), interface="lo", source="127.0.0.1")
-    assert outcome(looks.master_name, scene(facts(0, routes=own), facts(1))) == "warning"
+    assert outcome(checks.master_name, fleet(facts(0, routes=own), facts(1))) == "warning"
 
 
 @pytest.mark.parametrize(
@@ -76,46 +76,46 @@ def test_node_0_that_takes_itself_for_loopback_is_a_warning() -> None:
     ],
 )
 def test_the_interface_of_the_sockets(wanted: str | None, changes: dict[str, Any], expected: str) -> None:
-    assert outcome(looks.interface, second(told(socket_interface=wanted), **changes), 1) == expected
+    assert outcome(checks.interface, second(told(socket_interface=wanted), **changes), 1) == expected
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are() -> None:
-    found = see(looks.interface, second(told(socket_interface="ib0")), 1)
+    found = see(checks.interface, second(told(socket_interface="ib0")), 1)
     assert found.what == "no interface ib0, but eth0, docker0"
     assert "eth0 leads to node 0" in found.remedy
 
 
 def test_plain_sockets_over_a_slow_interface() -> None:
     slow = interfaces(speed_bytes_per_s=1.25e8)
-    assert outcome(looks.interface, second(cluster(nodes=3, kind="ethernet"), interfaces=slow), 1) == "warning"
-    assert outcome(looks.interface, second(interfaces=slow), 1) == "ok", "RDMA does not go through it"
+    assert outcome(checks.interface, second(cluster(nodes=3, kind="ethernet"), interfaces=slow), 1) == "warning"
+    assert outcome(checks.interface, second(interfaces=slow), 1) == "ok", "RDMA does not go through it"
 
 
 def test_an_address_that_two_hosts_have() -> None:
     same = interfaces(addresses=(address(0),))
-    assert outcome(looks.address, second(interfaces=same, routes=route(source=address(0))), 1) == "failure"
+    assert outcome(checks.address, second(interfaces=same, routes=route(source=address(0))), 1) == "failure"
     bridge = InterfaceFacts(name="br-1f", addresses=("172.18.0.1",), is_up=True)
     hosts = [facts(number, interfaces=interfaces(bridge, addresses=(address(number),))) for number in range(2)]
-    assert outcome(looks.address, scene(*hosts)) == "warning"
+    assert outcome(checks.address, fleet(*hosts)) == "warning"
     one_way = replace(cluster(), hosts=tuple(replace(host, socket_interface="eth0") for host in cluster().hosts))
-    assert outcome(looks.address, scene(*hosts, of=one_way)) == "ok"
-    assert outcome(looks.address, second(interfaces=None), 1) == "skipped"
+    assert outcome(checks.address, fleet(*hosts, of=one_way)) == "ok"
+    assert outcome(checks.address, second(interfaces=None), 1) == "skipped"
 
 
 def test_a_container_behind_the_bridge_of_docker() -> None:
     behind = {"routes": route(source="172.17.0.3"), "interfaces": interfaces(addresses=("172.17.0.3",))}
-    found = see(looks.address, second(in_container=True, **behind), 1)
+    found = see(checks.address, second(in_container=True, **behind), 1)
     assert found.outcome == "failure"
     assert "--network host" in found.remedy
-    assert outcome(looks.address, second(in_container=False, **behind), 1) == "ok"
+    assert outcome(checks.address, second(in_container=False, **behind), 1) == "ok"
 
 
 def test_frames_of_another_size() -> None:
-    assert outcome(looks.mtu, second(interfaces=interfaces(mtu_bytes=1500)), 1) == "warning"
-    assert outcome(looks.mtu, second(interfaces=interfaces(mtu_bytes=1500)), 0) == "ok"
+    assert outcome(checks.mtu, second(interfaces=interfaces(mtu_bytes=1500)), 1) == "warning"
+    assert outcome(checks.mtu, second(interfaces=interfaces(mtu_bytes=1500)), 0) == "ok"
     small = tuple(adapter(index, active_mtu_bytes=1024) for index in range(2))
-    assert outcome(looks.mtu, second(adapters=small), 1) == "warning"
-    assert outcome(looks.mtu, second(interfaces=None, adapters=None), 1) == "skipped"
+    assert outcome(checks.mtu, second(adapters=small), 1) == "warning"
+    assert outcome(checks.mtu, second(interfaces=None, adapters=None), 1) == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -128,22 +128,22 @@ def test_frames_of_another_size() -> None:
     ],
 )
 def test_the_port_of_the_rendezvous(changes: dict[str, Any], expected: str) -> None:
-    of = scene(facts(0, **changes), facts(1), wanted=needs())
-    assert outcome(looks.master_port, of) == expected
-    assert outcome(looks.master_port, of, 1) is None
-    assert outcome(looks.master_port, scene(facts(0, **changes))) is None
+    of = fleet(facts(0, **changes), facts(1), wanted=needs())
+    assert outcome(checks.master_port, of) == expected
+    assert outcome(checks.master_port, of, 1) is None
+    assert outcome(checks.master_port, fleet(facts(0, **changes))) is None
 
 
 @pytest.mark.parametrize(("ports", "expected"), [((40000, 40100), "warning"), ((5, 4), "warning"), (None, "skipped")])
 def test_few_ports_for_connections(ports: Any, expected: str) -> None:
-    assert outcome(looks.port_range, second(port_range=ports), 1) == expected
+    assert outcome(checks.port_range, second(port_range=ports), 1) == expected
 
 
 def test_the_address_for_the_others() -> None:
     of = second(told(socket_interface="eth0"), interfaces=interfaces(addresses=("fe80::7", "10.5.5.5")))
-    assert looks.fabric_address(of, of.nodes[1]) == "10.5.5.5"
+    assert checks.fabric_address(of, of.nodes[1]) == "10.5.5.5"
     of = second()
-    assert looks.fabric_address(of, of.nodes[1]) == address(1)
-    silent: HostFacts = HostFacts()
-    of = scene(silent, silent)
-    assert looks.fabric_address(of, of.nodes[1]) == address(1)
+    assert checks.fabric_address(of, of.nodes[1]) == address(1)
+    not_reported: HostFacts = HostFacts()
+    of = fleet(not_reported, not_reported)
+    assert checks.fabric_address(of, of.nodes[1]) == address(1)

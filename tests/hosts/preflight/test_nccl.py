@@ -1,6 +1,6 @@
 import pytest
 
-from tests.hosts.scenes import cluster, facts, outcome, scene, second, see
+from tests.hosts.fleets import cluster, facts, fleet, outcome, second, see
 from topoplan.hosts.preflight.nccl import nccl_settings
 
 
@@ -20,7 +20,7 @@ def test_settings_of_nccl_on_one_host(settings: dict[str, str], expected: str) -
 
 def test_settings_that_all_hosts_have_are_shown() -> None:
     hosts = [facts(number, nccl_settings={"NCCL_IB_TC": "106", "NCCL_P2P_DISABLE": "0"}) for number in range(2)]
-    found = see(nccl_settings, scene(*hosts))
+    found = see(nccl_settings, fleet(*hosts))
     assert found.outcome == "ok"
     assert "NCCL_IB_TC=106" in found.what
 
@@ -33,6 +33,6 @@ def test_settings_that_the_spec_overrides_do_not_count() -> None:
 def test_settings_of_googles_profile_are_no_left_overs_of_debugging() -> None:
     profile = {"NCCL_PROTO": "Simple,LL128", "NCCL_BUFFSIZE": "8388608", "NCCL_FASTRAK_NUM_FLOWS": "2"}
     said = (facts(0, nccl_settings=profile), facts(1, nccl_settings=profile))
-    assert outcome(nccl_settings, scene(*said, of=cluster(kind="tcpxo"))) == "ok"
+    assert outcome(nccl_settings, fleet(*said, of=cluster(kind="tcpxo"))) == "ok"
     del profile["NCCL_FASTRAK_NUM_FLOWS"]
-    assert outcome(nccl_settings, scene(*said)) == "warning"
+    assert outcome(nccl_settings, fleet(*said)) == "warning"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.bed.bed import Bed, probe
-from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
+from tests.bed.ready_hosts import NAMES, collect_request, ready_hosts, spec_of
 from tests.cli.conftest import Cli, cli
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
 from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.preflight.checks import CHECKS, MASTER_REACHABLE, PORTS_OPEN, fleet_of
 from topoplan.hosts.preflight.connections import SCRIPT, arguments
-from topoplan.hosts.preflight.looks import LOOKS, MASTER_REACHABLE, PORTS_OPEN, scene_of
 from topoplan.hosts.preflight.preflight import preflight
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
@@ -43,7 +43,7 @@ def ready(directory: Path) -> Iterator[Bed]:
 @pytest.fixture(scope="module")
 def run(ready: Bed, directory: Path) -> tuple[Cluster, RunNeeds]:
     spec = spec_of(ready, directory)
-    return spec.cluster, wanted(spec)
+    return spec.cluster, collect_request(spec)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_hosts_that_are_ready_pass(
     rdma = {"memlock", "rdma-adapters", "roce-gid", "roce-traffic-class", "gpudirect"}
     of_others = {*rdma, "fabric-files", "gpu-peer-access"}  # networks with files of their own, consumer cards
     of_this_machine = {"cloud"}  # where the tests run
-    assert asked | of_this_machine == {"reachable", *LOOKS, MASTER_REACHABLE, PORTS_OPEN} - of_others
+    assert asked | of_this_machine == {"reachable", *CHECKS, MASTER_REACHABLE, PORTS_OPEN} - of_others
     assert listeners(ready) == []
 
 
@@ -163,8 +163,8 @@ def test_listeners_end_with_the_client(
 
     cluster, needs = run
     said: dict[str, HostFacts | HostError] = dict.fromkeys(NAMES, HostFacts())
-    scene = scene_of(cluster, needs, said)
-    stream = connections["n1"].start(SCRIPT, *arguments(scene, scene.nodes[1], random.Random(1)), hold_stdin=True)
+    fleet = fleet_of(cluster, needs, said)
+    stream = connections["n1"].start(SCRIPT, *arguments(fleet, fleet.nodes[1], random.Random(1)), hold_stdin=True)
     assert next(iter(stream.read(LIMIT_S)))
     assert len(listeners(ready)) == 1
     stream.close()

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.hosts.scenes import cluster, facts, needs, outcome, required, scene, see
+from tests.hosts.fleets import cluster, facts, fleet, needs, outcome, required, see
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.preflight.software import packages, python, versions
 
@@ -17,14 +17,14 @@ LOST = facts(versions={}, python="", missing={"versions": "python: not installed
 
 
 def test_the_python_of_the_trainer() -> None:
-    assert outcome(python, scene(facts())) == "ok"
-    assert outcome(python, scene(replace(LOST, missing={}))) == "skipped"
-    found = see(python, scene(LOST))
+    assert outcome(python, fleet(facts())) == "ok"
+    assert outcome(python, fleet(replace(LOST, missing={}))) == "skipped"
+    found = see(python, fleet(LOST))
     assert found.outcome == "failure"
     assert "/venv/bin/python" in found.what
     place = cluster(nodes=1)
     bare = replace(place, hosts=(replace(place.hosts[0], venv=None),))
-    found = see(python, scene(LOST, of=bare))
+    found = see(python, fleet(LOST, of=bare))
     assert "venv" in found.remedy
 
 
@@ -44,13 +44,13 @@ def test_the_python_of_the_trainer() -> None:
     ],
 )
 def test_packages_of_the_trainer(host: HostFacts, expected: str) -> None:
-    assert outcome(packages, scene(host, wanted=needs())) == expected
-    assert outcome(packages, scene(host)) is None
+    assert outcome(packages, fleet(host, wanted=needs())) == expected
+    assert outcome(packages, fleet(host)) is None
 
 
 def test_what_to_install_is_named_as_pip_knows_it() -> None:
     wanted = needs(requirements=required("torch", "mcore_adapter", "trinity-rft", megatron_core=">=0.18"))
-    found = see(packages, scene(having(megatron_core=""), wanted=wanted))
+    found = see(packages, fleet(having(megatron_core=""), wanted=wanted))
     assert found.what == "/venv/bin/python lacks mcore_adapter, trinity-rft, megatron-core"
     assert "'git+https://github.com/alibaba/ROLL.git@8eb27cc2" in found.remedy
     assert "trinity-rft 'megatron-core>=0.18', or correct venv" in found.remedy
@@ -58,12 +58,12 @@ def test_what_to_install_is_named_as_pip_knows_it() -> None:
 
 def test_a_version_that_would_end_or_spoil_the_run_is_a_failure_with_its_reason() -> None:
     wanted = needs(requirements=required(torch="<2.12", megatron_core=">=0.18,<0.19"))
-    found = see(packages, scene(having(torch="2.13.0+cu130", megatron_core="0.18.2"), wanted=wanted))
+    found = see(packages, fleet(having(torch="2.13.0+cu130", megatron_core="0.18.2"), wanted=wanted))
     assert found.what == "/venv/bin/python has torch 2.13.0+cu130, and the run wants <2.12: it fails"
     assert found.remedy == "pip install 'torch<2.12'"
-    found = see(packages, scene(having(torch="2.11.0", megatron_core="0.16.1"), wanted=wanted))
+    found = see(packages, fleet(having(torch="2.11.0", megatron_core="0.16.1"), wanted=wanted))
     assert found.remedy == "pip install 'megatron-core>=0.18,<0.19'"
-    assert outcome(packages, scene(having(torch="2.11.0", megatron_core="0.18.2"), wanted=wanted)) == "ok"
+    assert outcome(packages, fleet(having(torch="2.11.0", megatron_core="0.18.2"), wanted=wanted)) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_a_version_that_would_end_or_spoil_the_run_is_a_failure_with_its_reason(
     ],
 )
 def test_versions_that_differ(host: HostFacts, expected: str) -> None:
-    of = scene(facts(0), facts(1), host)
+    of = fleet(facts(0), facts(1), host)
     assert outcome(versions, of, 2) == expected
     assert outcome(versions, of, 0) == "ok"
 
 
 def test_a_version_that_differs_is_named_with_where_the_other_is() -> None:
-    found = see(versions, scene(facts(0), facts(1), having(2, torch="2.7.0", nccl="2.26.2")), 2)
+    found = see(versions, fleet(facts(0), facts(1), having(2, torch="2.7.0", nccl="2.26.2")), 2)
     assert found.what == "torch 2.7.0, and 2.6.0 on n0, n1; nccl 2.26.2, and 2.21.5 on n0, n1"
 
 
 def test_one_host_has_nothing_to_differ_from() -> None:
-    assert outcome(versions, scene(facts())) is None
+    assert outcome(versions, fleet(facts())) is None

@@ -3,26 +3,26 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.scenes import GIB, cluster, facts, needs, outcome, scene, see, with_path
+from tests.hosts.fleets import GIB, cluster, facts, fleet, needs, outcome, see, with_path
 from topoplan.hosts.facts import HostFacts
-from topoplan.hosts.preflight.scene import Look, Scene
+from topoplan.hosts.preflight.fleet import Check, Fleet
 from topoplan.hosts.preflight.storage import data, disk, model, output, workdir
 from topoplan.trainers.checkpoint_size import CheckpointSize
 
 SAVES = "/work/saves/a-run"
 
 
-def spoilt(name: str, **changes: Any) -> Scene:
+def spoilt(name: str, **changes: Any) -> Fleet:
     """Return a scene in which the second of three hosts differs."""
-    return scene(facts(0), with_path(facts(1), name, **changes), facts(2), wanted=needs())
+    return fleet(facts(0), with_path(facts(1), name, **changes), facts(2), wanted=needs())
 
 
-def everywhere(name: str, **changes: Any) -> Scene:
-    return scene(*(with_path(facts(number), name, **changes) for number in range(2)), wanted=needs())
+def everywhere(name: str, **changes: Any) -> Fleet:
+    return fleet(*(with_path(facts(number), name, **changes) for number in range(2)), wanted=needs())
 
 
 @pytest.mark.parametrize(
-    ("look", "name", "changes", "expected"),
+    ("check", "name", "changes", "expected"),
     [
         (workdir, "/work", {}, "ok"),
         (workdir, "/work", {"exists": False}, "failure"),
@@ -49,18 +49,18 @@ def everywhere(name: str, **changes: Any) -> Scene:
         (disk, SAVES, {"free_bytes": None}, "skipped"),
     ],
 )
-def test_a_directory_of_one_host(look: Look, name: str, changes: dict[str, Any], expected: str) -> None:
-    assert outcome(look, spoilt(name, **changes), 1) == expected
+def test_a_directory_of_one_host(check: Check, name: str, changes: dict[str, Any], expected: str) -> None:
+    assert outcome(check, spoilt(name, **changes), 1) == expected
 
 
-@pytest.mark.parametrize("look", [workdir, model, data, output, disk])
-def test_a_host_that_says_nothing_of_a_path_is_skipped(look: Look) -> None:
-    assert outcome(look, scene(facts(paths={}), wanted=needs())) == "skipped"
+@pytest.mark.parametrize("check", [workdir, model, data, output, disk])
+def test_a_host_that_says_nothing_of_a_path_is_skipped(check: Check) -> None:
+    assert outcome(check, fleet(facts(paths={}), wanted=needs())) == "skipped"
 
 
-@pytest.mark.parametrize("look", [model, data, output, disk])
-def test_without_a_plan_there_is_nothing_to_look_for(look: Look) -> None:
-    assert outcome(look, scene(facts())) is None
+@pytest.mark.parametrize("check", [model, data, output, disk])
+def test_without_a_plan_there_is_nothing_to_look_for(check: Check) -> None:
+    assert outcome(check, fleet(facts())) is None
 
 
 def test_different_files_are_told_on_the_host_that_is_alone() -> None:
@@ -69,9 +69,9 @@ def test_different_files_are_told_on_the_host_that_is_alone() -> None:
     assert outcome(model, spoilt("/work/models/m", fingerprint="other"), 0) == "ok"
 
 
-def nowhere() -> Scene:
+def nowhere() -> Fleet:
     place = cluster(nodes=1)
-    return scene(facts(paths={}), wanted=needs(), of=replace(place, hosts=(replace(place.hosts[0], workdir=None),)))
+    return fleet(facts(paths={}), wanted=needs(), of=replace(place, hosts=(replace(place.hosts[0], workdir=None),)))
 
 
 def test_a_relative_path_without_a_working_directory_is_below_one_that_is_new_each_time() -> None:
@@ -83,8 +83,8 @@ def test_a_relative_path_without_a_working_directory_is_below_one_that_is_new_ea
 
 
 def test_data_that_nobody_named() -> None:
-    assert outcome(data, scene(facts(), wanted=needs(has_dataset=False))) == "failure"
-    assert outcome(data, scene(facts(), wanted=needs(dataset_dir=None))) is None
+    assert outcome(data, fleet(facts(), wanted=needs(has_dataset=False))) == "failure"
+    assert outcome(data, fleet(facts(), wanted=needs(dataset_dir=None))) is None
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_the_same_name_of_a_local_disk_is_no_shared_storage(kind: str) -> None:
 
 def test_one_node_needs_no_shared_storage() -> None:
     host: HostFacts = with_path(facts(), SAVES, file_system="ext4", mount="/dev/sda1")
-    assert outcome(output, scene(host, wanted=needs())) == "ok"
+    assert outcome(output, fleet(host, wanted=needs())) == "ok"
 
 
 def test_checkpoints_that_cannot_be_resumed_from_are_in_the_way() -> None:
     host = with_path(facts(), SAVES, exists=True, files=3)
-    found = see(output, scene(host, wanted=needs(resumable=False)))
+    found = see(output, fleet(host, wanted=needs(resumable=False)))
     assert "cannot be resumed" in found.what
 
 
@@ -121,4 +121,4 @@ def test_own_disks_take_a_share_of_a_checkpoint_each() -> None:
 def test_weights_at_the_end_alone_need_no_room_for_more() -> None:
     final = CheckpointSize(megatron_bytes=16 * GIB, hf_bytes=0, optimizer_bytes=0, at_once=0)
     host = with_path(facts(), SAVES, free_bytes=17 * GIB)
-    assert outcome(disk, scene(host, wanted=needs(checkpoint=final))) == "ok"
+    assert outcome(disk, fleet(host, wanted=needs(checkpoint=final))) == "ok"

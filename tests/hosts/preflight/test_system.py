@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.scenes import GIB, cluster, facts, needs, outcome, scene, see
+from tests.hosts.fleets import GIB, cluster, facts, fleet, needs, outcome, see
 from topoplan.hosts.collect import COLLECT, host_facts
 from topoplan.hosts.preflight.system import clock, cpu_cores, host_memory, memlock, shm
 
@@ -14,7 +14,7 @@ from topoplan.hosts.preflight.system import clock, cpu_cores, host_memory, memlo
     [(64, None, "ok"), (64, 64, "ok"), (32, 64, "warning"), (1, None, "warning"), (None, 64, "skipped")],
 )
 def test_cores(cores: int | None, spec: int | None, expected: str) -> None:
-    assert outcome(cpu_cores, scene(facts(cpu_cores=cores), of=cluster(nodes=1, cpu_cores=spec))) == expected
+    assert outcome(cpu_cores, fleet(facts(cpu_cores=cores), of=cluster(nodes=1, cpu_cores=spec))) == expected
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_cores(cores: int | None, spec: int | None, expected: str) -> None:
 )
 def test_host_memory(changes: dict[str, Any], offloads: float, spec: int | None, expected: str) -> None:
     place = cluster(nodes=1, host_memory_bytes=spec)
-    assert outcome(host_memory, scene(facts(**changes), wanted=needs(host_bytes=offloads), of=place)) == expected
+    assert outcome(host_memory, fleet(facts(**changes), wanted=needs(host_bytes=offloads), of=place)) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_host_memory(changes: dict[str, Any], offloads: float, spec: int | None,
 )
 def test_shared_memory(whole: int | None, free: int | None, per_node: int, expected: str) -> None:
     place = cluster(nodes=1, gpus_per_node=per_node)
-    assert outcome(shm, scene(facts(shm_bytes=whole, shm_free_bytes=free), of=place)) == expected
+    assert outcome(shm, fleet(facts(shm_bytes=whole, shm_free_bytes=free), of=place)) == expected
 
 
 def test_small_shared_memory_of_a_container_is_its_start_option() -> None:
-    found = see(shm, scene(facts(shm_bytes=2**26, in_container=True)))
+    found = see(shm, fleet(facts(shm_bytes=2**26, in_container=True)))
     assert "--ipc=host" in found.remedy
     assert "64 MiB" in found.what
 
@@ -63,9 +63,9 @@ def test_small_shared_memory_of_a_container_is_its_start_option() -> None:
 )
 def test_locked_memory_counts_for_rdma(limit: int | None, expected: str) -> None:
     hosts = (facts(0, memlock_bytes=limit), facts(1))
-    assert outcome(memlock, scene(*hosts)) == expected
-    assert outcome(memlock, scene(*hosts, of=cluster(kind="ethernet"))) is None
-    assert outcome(memlock, scene(hosts[0])) is None
+    assert outcome(memlock, fleet(*hosts)) == expected
+    assert outcome(memlock, fleet(*hosts, of=cluster(kind="ethernet"))) is None
+    assert outcome(memlock, fleet(hosts[0])) is None
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
@@ -88,19 +88,19 @@ def test_the_limit_is_the_one_that_a_node_script_leaves(shell: str) -> None:
 def test_clocks_apart(offset_s: float, expected: str) -> None:
     hosts = [facts(number, clock_s=1000.0 + (offset_s if number == 1 else 0.0)) for number in range(3)]
     spans = dict.fromkeys(range(3), (999.5, 1000.2))
-    assert outcome(clock, scene(*hosts, asked=spans), 1) == expected
-    assert outcome(clock, scene(*hosts, asked=spans), 0) == "ok"
+    assert outcome(clock, fleet(*hosts, query_times_s=spans), 1) == expected
+    assert outcome(clock, fleet(*hosts, query_times_s=spans), 0) == "ok"
 
 
 def test_a_slow_answer_is_no_wrong_clock() -> None:
     """The second host was read 20 s later, and the round trip of the third took 30 s."""
     hosts = [facts(0, clock_s=1000.0), facts(1, clock_s=1020.0), facts(2, clock_s=1001.0)]
     spans = {0: (999.9, 1000.1), 1: (1019.9, 1020.1), 2: (1000.0, 1030.0)}
-    assert [outcome(clock, scene(*hosts, asked=spans), number) for number in range(3)] == ["ok", "ok", "ok"]
+    assert [outcome(clock, fleet(*hosts, query_times_s=spans), number) for number in range(3)] == ["ok", "ok", "ok"]
 
 
 def test_a_clock_that_is_not_known() -> None:
     hosts = (facts(0, clock_s=None), facts(1))
     spans = dict.fromkeys(range(2), (999.9, 1000.1))
-    assert outcome(clock, scene(*hosts, asked=spans)) == "skipped"
-    assert outcome(clock, scene(*hosts)) is None
+    assert outcome(clock, fleet(*hosts, query_times_s=spans)) == "skipped"
+    assert outcome(clock, fleet(*hosts)) is None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from topoplan.catalog.fabrics import link_layers
 from topoplan.hosts.facts import AdapterFacts
-from topoplan.hosts.preflight.scene import Node, Scene, names, version
+from topoplan.hosts.preflight.fleet import Fleet, Node, names, version
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.hosts.sections import address_of, number
 from topoplan.units import format_bit_rate, named
@@ -21,13 +21,13 @@ _DYNAMIC_GID_NCCL = (2, 21)
 _ROCE_V2 = "RoCE v2"
 
 
-def adapters(scene: Scene, node: Node) -> Result | None:
+def adapters(fleet: Fleet, node: Node) -> Result | None:
     """Row 16: RDMA adapters that are down, missing or slow; NCCL silently uses the others, or sockets."""
-    if not scene.uses_rdma:
+    if not fleet.uses_rdma:
         return None
     if node.facts.adapters is None:
-        return node.silent("adapters")
-    cluster = scene.cluster
+        return node.not_reported("adapters")
+    cluster = fleet.cluster
     chosen, active = list(_chosen(node)), active_adapters(node)
     if absent := [name for name in node.host.hcas if not any(_is_named(one, name) for one in node.facts.adapters)]:
         return failure(f"no adapter {named(absent, 8)}", "correct hcas in the spec; `ibv_devices` lists those there")
@@ -56,14 +56,14 @@ def adapters(scene: Scene, node: Node) -> Result | None:
     return ok(f"{len(active)} up: {named(one.device for one in active)}")
 
 
-def gid(scene: Scene, node: Node) -> Result | None:
+def gid(fleet: Fleet, node: Node) -> Result | None:
     """Row 17: RoCE without a routable address (RoCE v2, IPv4), or with a fixed index that means another one here."""
-    if not scene.uses_rdma or node.facts.adapters is None:
+    if not fleet.uses_rdma or node.facts.adapters is None:
         return None
     ports = [one for one in active_adapters(node) if one.link_layer.lower() == "ethernet"]
     if not ports:
         return None
-    fixed = scene.cluster.env.get("NCCL_IB_GID_INDEX", node.facts.nccl_settings.get("NCCL_IB_GID_INDEX", "-1")).strip()
+    fixed = fleet.cluster.env.get("NCCL_IB_GID_INDEX", node.facts.nccl_settings.get("NCCL_IB_GID_INDEX", "-1")).strip()
     routable = {f"{one.device}:{one.port}": _routable(one) for one in ports}
     if lacking := [name for name, indices in routable.items() if not indices]:
         if not any(one.gids for one in ports):
@@ -90,16 +90,16 @@ def gid(scene: Scene, node: Node) -> Result | None:
     return ok("RoCE v2 with an IPv4 address")
 
 
-def traffic_class(scene: Scene, node: Node) -> Result | None:
+def traffic_class(fleet: Fleet, node: Node) -> Result | None:
     """RoCE in another queue than the lossless one.
 
     What an administrator has set for a port (tc/PORT/traffic_class) overrides what NCCL requests, in queue pairs that
     the kernel sets up (nccl#2383).
     """
-    if scene.cluster.nodes == 1 or scene.cluster.fabric.kind != "roce" or node.facts.adapters is None:
+    if fleet.cluster.nodes == 1 or fleet.cluster.fabric.kind != "roce" or node.facts.adapters is None:
         return None
-    settings = {**node.facts.nccl_settings, **scene.cluster.env}
-    asked = scene.cluster.fabric.traffic_class
+    settings = {**node.facts.nccl_settings, **fleet.cluster.env}
+    asked = fleet.cluster.fabric.traffic_class
     if "NCCL_IB_TC" in settings:
         asked = number(settings["NCCL_IB_TC"])
     forced = {one.traffic_class for one in active_adapters(node)}
@@ -107,7 +107,7 @@ def traffic_class(scene: Scene, node: Node) -> Result | None:
         named_ones = ", ".join(f"{one.device} {one.traffic_class or 'none'}" for one in active_adapters(node))
         return warning(f"its adapters send with traffic classes of their own: {named_ones}", "set one for all of them")
     own = next(iter(forced), None)
-    if others := scene.unlike(node, _forced):
+    if others := fleet.majority_against(node, _forced):
         return warning(
             f"the host sends with traffic class {own}, and {_forced(others[0])} on {names(others)}", "set it alike"
         )
@@ -129,16 +129,16 @@ def _forced(node: Node) -> int | None:
     return next((one.traffic_class for one in active_adapters(node)), None)
 
 
-def peermem(scene: Scene, node: Node) -> Result | None:
+def peermem(fleet: Fleet, node: Node) -> Result | None:
     """Row 19: without GPUDirect RDMA all traffic between nodes goes through host memory."""
-    if scene.cluster.nodes == 1 or not scene.cluster.fabric.uses_verbs:
+    if fleet.cluster.nodes == 1 or not fleet.cluster.fabric.uses_verbs:
         return None  # EFA's driver has a module of its own for this
     if node.facts.peermem:
         return ok("nvidia_peermem is loaded")
     if version(node.facts.kernel) >= _DMABUF_KERNEL:
         return ok(f"dma-buf of Linux {node.facts.kernel}")
     if node.facts.peermem is None:
-        return node.silent("peermem")
+        return node.not_reported("peermem")
     kernel = f", and Linux {node.facts.kernel} has no dma-buf for it" if node.facts.kernel else ""
     return warning(f"nvidia_peermem is not loaded{kernel}: no GPUDirect RDMA", "`modprobe nvidia-peermem`, as root")
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from topoplan.errors import HostError
 from topoplan.hosts.needs import python_on
+from topoplan.hosts.preflight.checks import MASTER_REACHABLE, PORTS_OPEN
+from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.preflight.interfaces import fabric_address
-from topoplan.hosts.preflight.looks import MASTER_REACHABLE, PORTS_OPEN
-from topoplan.hosts.preflight.scene import Node, Scene
 from topoplan.hosts.result import Result, failure, ok, skipped
 from topoplan.remote.programs import program
 from topoplan.terminal import plain_values
@@ -59,15 +59,15 @@ class Peer:
     is_master: bool = False
 
 
-def arguments(scene: Scene, node: Node, choice: random.Random) -> tuple[str, str, str]:
+def arguments(fleet: Fleet, node: Node, choice: random.Random) -> tuple[str, str, str]:
     """Return the arguments $1, $2, $3 of SCRIPT on a host."""
     low, high = node.facts.port_range or _RANGE
     taken = node.facts.listening_ports or frozenset()
     drawn = choice.sample(range(low, high + 1), min(4 * _CANDIDATES, max(0, high + 1 - low)))
-    is_master = node.number == 0 and scene.needs is not None
+    is_master = node.number == 0 and fleet.needs is not None
     task = {
         "token": _token(node.name),
-        "master": scene.needs.master_port if is_master and scene.needs is not None else None,
+        "master": fleet.needs.master_port if is_master and fleet.needs is not None else None,
         "candidates": [port for port in drawn if port not in taken][:_CANDIDATES],
         "ports": PORTS,
         "connect_s": CONNECT_S,
@@ -88,21 +88,21 @@ def read_listening(line: bytes) -> Listening | str:
     return Listening(ports=tuple(ports), master=master if isinstance(master, str) else None)
 
 
-def peers_of(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> Iterator[Peer]:
+def peers_of(fleet: Fleet, node: Node, listening: Mapping[str, Listening | str | HostError]) -> Iterator[Peer]:
     """Yield what a host connects to: the ports of all others, and the rendezvous as named in the node scripts."""
-    for other in scene.nodes:
+    for other in fleet.nodes:
         there = listening.get(other.name)
         if not isinstance(there, Listening):
             continue
-        if there.master == "" and scene.needs is not None:
-            port = scene.needs.master_port
-            yield Peer(name=other.name, address=scene.master_address, port=port, is_master=True)
+        if there.master == "" and fleet.needs is not None:
+            port = fleet.needs.master_port
+            yield Peer(name=other.name, address=fleet.master_address, port=port, is_master=True)
         if other is not node:
             for port in there.ports:
-                yield Peer(name=other.name, address=fabric_address(scene, other), port=port)
+                yield Peer(name=other.name, address=fabric_address(fleet, other), port=port)
 
 
-def told(peers: Sequence[Peer]) -> bytes:
+def peer_line(peers: Sequence[Peer]) -> bytes:
     """Return the line that tells a host what to connect to."""
     return json.dumps([[peer.address, peer.port, _token(peer.name)] for peer in peers]).encode() + b"\n"
 
@@ -116,20 +116,20 @@ def read_results(line: bytes, peers: Sequence[Peer]) -> Mapping[Peer, str] | Non
 
 
 def connection_results(
-    scene: Scene,
+    fleet: Fleet,
     listening: Mapping[str, Listening | str | HostError],
     results: Mapping[str, Mapping[Peer, str] | HostError | None],
     *,
     skip: Collection[str] = (),
 ) -> tuple[Result, ...]:
     """Return the results for all hosts that took part."""
-    looks = {MASTER_REACHABLE: _master, PORTS_OPEN: _pairs}
+    checks = {MASTER_REACHABLE: _master, PORTS_OPEN: _pairs}
     return tuple(
         replace(found, name=name, host=node.name)
-        for name, look in looks.items()
+        for name, check in checks.items()
         if name not in skip
-        for node in scene.nodes
-        if (found := look(scene, node, listening.get(node.name), results.get(node.name))) is not None
+        for node in fleet.nodes
+        if (found := check(fleet, node, listening.get(node.name), results.get(node.name))) is not None
     )
 
 
@@ -137,21 +137,21 @@ _Listens = Listening | str | HostError | None
 _Results = Mapping[Peer, str] | HostError | None
 
 
-def _master(scene: Scene, node: Node, own: _Listens, results: _Results) -> Result | None:
+def _master(fleet: Fleet, node: Node, own: _Listens, results: _Results) -> Result | None:
     """Row 6: a rendezvous port that node 0 cannot listen on, or that a firewall keeps the others from."""
-    if scene.needs is None:
+    if fleet.needs is None:
         return None
-    port = scene.needs.master_port
+    port = fleet.needs.master_port
     if isinstance(own, Listening) and own.master:
         return failure(f"cannot listen on port {port}: {own.master}", f"see `ss -ltnp sport = :{port}` there")
-    if (why := _why_not(own, results)) is not None:
+    if (why := _why_untried(own, results)) is not None:
         return why
     if not isinstance(results, Mapping):
         return skipped("it did not try")
     tried = [reason for peer, reason in results.items() if peer.is_master]
     if not tried:
         return skipped("nothing listens on node 0")
-    place = f"{scene.master_address}:{port}"
+    place = f"{fleet.master_address}:{port}"
     if tried[0]:
         return failure(
             f"no connection to node 0 at {place}: {tried[0]}", f"open TCP port {port} of node 0 to all other hosts"
@@ -159,11 +159,11 @@ def _master(scene: Scene, node: Node, own: _Listens, results: _Results) -> Resul
     return ok(f"{place} is open")
 
 
-def _pairs(scene: Scene, node: Node, own: _Listens, results: _Results) -> Result | None:
+def _pairs(fleet: Fleet, node: Node, own: _Listens, results: _Results) -> Result | None:
     """Row 7: ports that NCCL and Gloo will choose are blocked between two hosts."""
-    if len(scene.nodes) < 2:
+    if len(fleet.nodes) < 2:
         return None
-    if (why := _why_not(own, results)) is not None:
+    if (why := _why_untried(own, results)) is not None:
         return why
     if not isinstance(results, Mapping):
         return skipped("it did not try")
@@ -188,7 +188,7 @@ def _pairs(scene: Scene, node: Node, own: _Listens, results: _Results) -> Result
     return ok(f"open to {len(tried)} other{'s' if len(tried) > 1 else ''}")
 
 
-def _why_not(own: _Listens, results: _Results) -> Result | None:
+def _why_untried(own: _Listens, results: _Results) -> Result | None:
     """Return the result for a host that could not try, if it could not."""
     for answer in (own, results):
         if isinstance(answer, HostError):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.catalog.fabrics import daemon_of_kind, fabric_name, machine_of
-from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 
 
-def cloud(scene: Scene, node: Node) -> Result | None:
+def cloud(fleet: Fleet, node: Node) -> Result | None:
     """A cloud machine whose network needs a key that the spec lacks.
 
     NCCL would use another network, or pair GPUs and NICs wrongly.
     """
-    cluster, facts = scene.cluster, node.facts
+    cluster, facts = fleet.cluster, node.facts
     machine = machine_of(facts.firmware, facts.pci)
     if cluster.nodes == 1 or machine is None:
         return None
@@ -32,9 +32,9 @@ def cloud(scene: Scene, node: Node) -> Result | None:
     return ok(f"{machine.name}, as in the spec")
 
 
-def fabric_files(scene: Scene, node: Node) -> Result | None:
+def fabric_files(fleet: Fleet, node: Node) -> Result | None:
     """Plugins, profiles and topology files without which the node script stops."""
-    needs = [need for need in fabric_needs(scene.cluster) if all(path.startswith("/") for path in need.paths)]
+    needs = [need for need in fabric_needs(fleet.cluster) if all(path.startswith("/") for path in need.paths)]
     if not needs:
         return None
     found, missing = [], []
@@ -51,7 +51,7 @@ def fabric_files(scene: Scene, node: Node) -> Result | None:
             missing.append(need)
     if missing:
         return failure("; ".join(need.missing for need in missing), "; ".join(need.remedy for need in missing))
-    daemon = daemon_of_kind(scene.cluster.fabric.kind)
+    daemon = daemon_of_kind(fleet.cluster.fabric.kind)
     if daemon is not None and daemon.name not in node.facts.daemons:
         return warning(daemon.missing, daemon.remedy)
     return ok(", ".join(found) or "another plugin")

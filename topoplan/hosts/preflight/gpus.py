@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from topoplan.hosts.facts import GpuFacts, GpuProcess
-from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.result import Result, failure, ok, warning
 from topoplan.units import format_gib, format_seconds, named
 
@@ -18,12 +18,12 @@ firmware).
 _CONSUMER = re.compile(r"GeForce|RTX [2345]0\d\d", re.IGNORECASE)
 
 
-def gpus_present(scene: Scene, node: Node) -> Result:
+def gpus_present(fleet: Fleet, node: Node) -> Result:
     """Row 22: fewer GPUs than in the spec, or MIG instances, which NCCL does not connect."""
-    wanted = scene.cluster.gpus_per_node
+    wanted = fleet.cluster.gpus_per_node
     gpus = node.facts.gpus
     if gpus is None:
-        return node.silent("gpus")
+        return node.not_reported("gpus")
     if len(gpus) < wanted:
         found = f"{len(gpus)} GPUs where the spec has {wanted} a node" if gpus else "no GPU"
         return failure(found, "see `nvidia-smi` and dmesg there; or change gpus_per_node in the spec and plan again")
@@ -35,16 +35,16 @@ def gpus_present(scene: Scene, node: Node) -> Result:
     return ok(f"{len(gpus)} x {gpus[0].name}")
 
 
-def gpus_kind(scene: Scene, node: Node) -> Result | None:
+def gpus_kind(fleet: Fleet, node: Node) -> Result | None:
     """Row 22: another card than the plan was made for, with other memory and speed."""
-    gpu, gpus = scene.cluster.gpu, _used(scene, node)
+    gpu, gpus = fleet.cluster.gpu, _used(fleet, node)
     if not gpus:
         return None
     replan = "name the right GPU in the spec and plan again"
     least = min((one.memory_bytes for one in gpus if one.memory_bytes is not None), default=None)
-    if scene.needs is not None and least is not None and least < scene.needs.gpu_bytes:
+    if fleet.needs is not None and least is not None and least < fleet.needs.gpu_bytes:
         return failure(
-            f"{gpus[0].name} with {format_gib(least)}, and the plan takes {format_gib(scene.needs.gpu_bytes)}", replan
+            f"{gpus[0].name} with {format_gib(least)}, and the plan takes {format_gib(fleet.needs.gpu_bytes)}", replan
         )
     names = sorted({one.name for one in gpus})
     if len(names) > 1:
@@ -76,30 +76,30 @@ def is_kind(driver_name: str, catalog_name: str) -> bool:
     return ("pcie" in said) == ("pcie" in rest) or not {"pcie", "sxm"} & set(rest) or "sxm" in said
 
 
-def gpus_free(scene: Scene, node: Node) -> Result | None:
+def gpus_free(fleet: Fleet, node: Node) -> Result | None:
     """Rows 22 and 23: GPUs in use by somebody else, or by processes that an earlier run has left."""
     busy, over = [], []
-    gpus = _used(scene, node)
+    gpus = _used(fleet, node)
     if not gpus:
         return None
     known = [gpu for gpu in gpus if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None]
     if not known:
-        return node.silent("memory_used_bytes")
+        return node.not_reported("memory_used_bytes")
     for gpu in known:
         used, total = gpu.memory_used_bytes or 0, gpu.memory_bytes or 0
         if used > _IDLE_BYTES:
             busy.append(gpu)
-            if scene.needs is not None and total - used < scene.needs.gpu_bytes:
+            if fleet.needs is not None and total - used < fleet.needs.gpu_bytes:
                 over.append(gpu)
     processes = [
         process for process in node.facts.gpu_processes or () if process.gpu_uuid in {gpu.uuid for gpu in gpus}
     ]
     held = f": {named(map(_process, processes))}" if processes else ""
     remedy = "wait for them or stop them; `topoplan runs stop` ends an earlier run of topoplan"
-    if over and scene.needs is not None:
+    if over and fleet.needs is not None:
         free = min((gpu.memory_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in over)
         what = f"{format_gib(free)} free on GPU {_indices(over)} where the plan takes"
-        return failure(f"{what} {format_gib(scene.needs.gpu_bytes)}{held}", remedy)
+        return failure(f"{what} {format_gib(fleet.needs.gpu_bytes)}{held}", remedy)
     if busy:
         used = max(gpu.memory_used_bytes or 0 for gpu in busy)
         return warning(f"up to {format_gib(used)} in use on GPU {_indices(busy)}{held}", remedy)
@@ -108,13 +108,13 @@ def gpus_free(scene: Scene, node: Node) -> Result | None:
     return ok("no memory in use")
 
 
-def gpus_distinct(scene: Scene, node: Node) -> Result | None:
+def gpus_distinct(fleet: Fleet, node: Node) -> Result | None:
     """One machine under two names in the spec: both would start their ranks on the same GPUs."""
-    own = {gpu.uuid for gpu in _used(scene, node) if gpu.uuid}
+    own = {gpu.uuid for gpu in _used(fleet, node) if gpu.uuid}
     if not own:
         return None
-    for other in scene.others(node):
-        if own & {gpu.uuid for gpu in _used(scene, other)}:
+    for other in fleet.others(node):
+        if own & {gpu.uuid for gpu in _used(fleet, other)}:
             return failure(
                 f"has the same GPUs as {other.name}: it is one machine",
                 "name each machine once under hosts in the spec",
@@ -122,12 +122,12 @@ def gpus_distinct(scene: Scene, node: Node) -> Result | None:
     return ok("GPUs of its own")
 
 
-def peer_access(scene: Scene, node: Node) -> Result | None:
+def peer_access(fleet: Fleet, node: Node) -> Result | None:
     """Row 20: direct access between consumer cards hangs if PCIe routes it through an IOMMU or ACS."""
-    gpus = _used(scene, node)
+    gpus = _used(fleet, node)
     if len(gpus) < 2 or not _CONSUMER.search(gpus[0].name):
         return None
-    if scene.cluster.env.get("NCCL_P2P_DISABLE") == "1":
+    if fleet.cluster.env.get("NCCL_P2P_DISABLE") == "1":
         return ok("NCCL_P2P_DISABLE=1 in the spec")
     links = {
         link
@@ -142,9 +142,9 @@ def peer_access(scene: Scene, node: Node) -> Result | None:
     )
 
 
-def _used(scene: Scene, node: Node) -> tuple[GpuFacts, ...]:
+def _used(fleet: Fleet, node: Node) -> tuple[GpuFacts, ...]:
     """Return the GPUs to which torchrun assigns a rank: the first ones."""
-    return (node.facts.gpus or ())[: scene.cluster.gpus_per_node]
+    return (node.facts.gpus or ())[: fleet.cluster.gpus_per_node]
 
 
 def _indices(gpus: list[GpuFacts]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from topoplan.hosts.facts import InterfaceFacts, RouteFacts
 from topoplan.hosts.preflight.adapters import active_adapters
-from topoplan.hosts.preflight.scene import Node, Scene, most_common, names
+from topoplan.hosts.preflight.fleet import Fleet, Node, most_common, names
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.hosts.sections import address_of
 from topoplan.units import format_bit_rate, named
@@ -20,14 +20,14 @@ _FEW_PORTS = 1000
 """A rank listens on several ports, and has a connection to each peer of its groups."""
 
 
-def master_name(scene: Scene, node: Node) -> Result | None:
+def master_name(fleet: Fleet, node: Node) -> Result | None:
     """Row 5: the name of node 0 is unknown, or means the host itself (Debian's 127.0.1.1) or another machine."""
-    if scene.cluster.nodes == 1:
+    if fleet.cluster.nodes == 1:
         return None
-    address = scene.master_address
-    route = _route(scene, node)
+    address = fleet.master_address
+    route = _route(fleet, node)
     if route is None:
-        return node.silent("routes")
+        return node.not_reported("routes")
     remedy = f"write node 0's numeric address in the spec, or correct {address} in /etc/hosts or DNS there"
     if not route.resolved:
         return failure(f"does not know the name {address}", remedy)
@@ -39,31 +39,31 @@ def master_name(scene: Scene, node: Node) -> Result | None:
         return warning(f"{what}: its own rank 0 may give it to others as its address", remedy)
 
     def resolved(other: Node) -> str | None:
-        there = _route(scene, other)
+        there = _route(fleet, other)
         if there is None or not there.resolved or _is_in(there.resolved[0], _LOOPBACK):
             return None
         return there.resolved[0]
 
-    if others := scene.unlike(node, resolved):
+    if others := fleet.majority_against(node, resolved):
         return warning(f"{address} is {first} there, and {resolved(others[0])} on {names(others)}", remedy)
     return ok(f"{address} is {first}" if first != address else address)
 
 
-def interface(scene: Scene, node: Node) -> Result | None:
+def interface(fleet: Fleet, node: Node) -> Result | None:
     """Rows 1 and 2: NCCL and Gloo use an interface that does not exist, or does not lead to the other hosts."""
-    if scene.cluster.nodes == 1:
+    if fleet.cluster.nodes == 1:
         return None
     wanted, facts = node.host.socket_interface, node.facts
-    route = _route(scene, node)
+    route = _route(fleet, node)
     leads = route.interface if route is not None and route.interface != "lo" else ""
     if wanted is None:
         if route is None:
-            return node.silent("routes")
+            return node.not_reported("routes")
         if node.number > 0 and not route.interface:
-            return failure(f"no way to {scene.master_address}", "see `ip route` there; the hosts need a common network")
-        return _rate_of(scene, node, leads) or ok(f"{leads} leads to node 0" if leads else "is node 0")
+            return failure(f"no way to {fleet.master_address}", "see `ip route` there; the hosts need a common network")
+        return _rate_of(fleet, node, leads) or ok(f"{leads} leads to node 0" if leads else "is node 0")
     if facts.interfaces is None:
-        return node.silent("interfaces")
+        return node.not_reported("interfaces")
     own = next((one for one in facts.interfaces if one.name == wanted), None)
     remedy = f"correct socket_interface in the spec{f', {leads} leads to node 0' if leads else ''}"
     if own is None:
@@ -73,14 +73,14 @@ def interface(scene: Scene, node: Node) -> Result | None:
         return failure(f"{wanted} {'has no address' if own.is_up else 'is down'}", f"bring it up, or {remedy}")
     if leads and leads != wanted:
         return warning(f"socket_interface is {wanted}, and {leads} leads to node 0", remedy)
-    return _rate_of(scene, node, wanted) or ok(wanted)
+    return _rate_of(fleet, node, wanted) or ok(wanted)
 
 
-def _rate_of(scene: Scene, node: Node, name: str) -> Result | None:
+def _rate_of(fleet: Fleet, node: Node, name: str) -> Result | None:
     """Return a warning if plain sockets are the network and the interface is slower than in the spec."""
     own = next((one for one in node.facts.interfaces or () if one.name == name), None)
-    wanted = scene.cluster.nic_bytes_per_s
-    if scene.cluster.fabric.kind != "ethernet" or own is None or own.speed_bytes_per_s is None:
+    wanted = fleet.cluster.nic_bytes_per_s
+    if fleet.cluster.fabric.kind != "ethernet" or own is None or own.speed_bytes_per_s is None:
         return None
     if own.speed_bytes_per_s >= _FULL_RATE * wanted:
         return None
@@ -90,13 +90,13 @@ def _rate_of(scene: Scene, node: Node, name: str) -> Result | None:
     )
 
 
-def address(scene: Scene, node: Node) -> Result | None:
+def address(fleet: Fleet, node: Node) -> Result | None:
     """Row 3: the address that peers are given is that of Docker's bridge, which is the same on every host."""
-    if scene.cluster.nodes == 1:
+    if fleet.cluster.nodes == 1:
         return None
     if node.facts.interfaces is None:
-        return node.silent("interfaces")
-    route = _route(scene, node)
+        return node.not_reported("interfaces")
+    route = _route(fleet, node)
     source = route.source if route is not None else ""
     if node.facts.in_container and _is_in(source, _DOCKER):
         return failure(
@@ -104,7 +104,7 @@ def address(scene: Scene, node: Node) -> Result | None:
             "start the container with --network host",
         )
     for one in _candidates(node):
-        for other in scene.others(node):
+        for other in fleet.others(node):
             common = {
                 address for each in _candidates(other) for address in each.addresses if _is_global(address)
             } & set(one.addresses)
@@ -119,24 +119,24 @@ def address(scene: Scene, node: Node) -> Result | None:
     return ok(source or "addresses of its own")
 
 
-def mtu(scene: Scene, node: Node) -> Result | None:
+def mtu(fleet: Fleet, node: Node) -> Result | None:
     """Row 18: another frame size than on the other hosts: small messages pass, large ones hang."""
-    if scene.cluster.nodes == 1:
+    if fleet.cluster.nodes == 1:
         return None
     if node.facts.interfaces is None and node.facts.adapters is None:
-        return node.silent("interfaces")
+        return node.not_reported("interfaces")
 
     def of_interface(one: Node) -> int | None:
-        name = _socket_interface(scene, one)
+        name = _socket_interface(fleet, one)
         return next((each.mtu_bytes for each in one.facts.interfaces or () if each.name == name), None)
 
     def of_adapters(one: Node) -> int | None:
-        if not scene.uses_rdma:
+        if not fleet.uses_rdma:
             return None
         return most_common(each.active_mtu_bytes for each in active_adapters(one))
 
-    for what, value in ((_socket_interface(scene, node), of_interface), ("RDMA adapters", of_adapters)):
-        if others := scene.unlike(node, value):
+    for what, value in ((_socket_interface(fleet, node), of_interface), ("RDMA adapters", of_adapters)):
+        if others := fleet.majority_against(node, value):
             return warning(
                 f"MTU of {what} is {value(node)}, and {value(others[0])} on {names(others)}",
                 "set the same MTU on all hosts and switches; try `ping -M do -s 8972` between them where it is 9000",
@@ -145,13 +145,13 @@ def mtu(scene: Scene, node: Node) -> Result | None:
     return ok(f"MTU {found}") if found else skipped("the MTU is not known")
 
 
-def master_port(scene: Scene, node: Node) -> Result | None:
+def master_port(fleet: Fleet, node: Node) -> Result | None:
     """Row 6: the rendezvous port is already in use."""
-    if scene.needs is None or node.number != 0:
+    if fleet.needs is None or node.number != 0:
         return None
-    port, ports = scene.needs.master_port, node.facts.listening_ports
+    port, ports = fleet.needs.master_port, node.facts.listening_ports
     if ports is None:
-        return node.silent("listening_ports")
+        return node.not_reported("listening_ports")
     if port in ports:
         return failure(
             f"port {port} is taken",
@@ -166,43 +166,43 @@ def master_port(scene: Scene, node: Node) -> Result | None:
     return ok(f"port {port} is free")
 
 
-def port_range(scene: Scene, node: Node) -> Result | None:
+def port_range(fleet: Fleet, node: Node) -> Result | None:
     """Row 7: NCCL and Gloo listen on ports of this range, and each must be open between all hosts."""
-    if scene.cluster.nodes == 1:
+    if fleet.cluster.nodes == 1:
         return None
     if node.facts.port_range is None:
-        return node.silent("port_range")
+        return node.not_reported("port_range")
     low, high = node.facts.port_range
     if high - low + 1 < _FEW_PORTS:
         return warning(f"{max(0, high - low + 1)} ports, {low} to {high}", "widen net.ipv4.ip_local_port_range")
     return ok(f"{low} to {high}")
 
 
-def fabric_address(scene: Scene, node: Node) -> str:
+def fabric_address(fleet: Fleet, node: Node) -> str:
     """Return the address at which the other hosts reach a node.
 
     This is an address of the spec's interface, else the one from which the node reaches node 0, else the spec's
     address.
     """
-    route = _route(scene, node)
+    route = _route(fleet, node)
     own = next((one for one in node.facts.interfaces or () if one.name == node.host.socket_interface), None)
     numeric = next((address for address in own.addresses if _is_global(address)), "") if own is not None else ""
     source = route.source if route is not None and _is_global(route.source) else ""
     return numeric or source or node.host.address.strip("[]")
 
 
-def _route(scene: Scene, node: Node) -> RouteFacts | None:
-    return next((route for route in node.facts.routes if route.address == scene.master_address), None)
+def _route(fleet: Fleet, node: Node) -> RouteFacts | None:
+    return next((route for route in node.facts.routes if route.address == fleet.master_address), None)
 
 
-def _socket_interface(scene: Scene, node: Node) -> str:
+def _socket_interface(fleet: Fleet, node: Node) -> str:
     """Return the interface for a node's sockets.
 
     It is the one in the spec, else the one that leads to node 0; on node 0, the one with its address.
     """
     if node.host.socket_interface:
         return node.host.socket_interface
-    route = _route(scene, node)
+    route = _route(fleet, node)
     if route is None:
         return node.facts.default_interface
     if route.interface and route.interface != "lo":

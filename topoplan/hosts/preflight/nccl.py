@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topoplan.catalog.fabrics import profile_of
-from topoplan.hosts.preflight.scene import Node, Scene, names
+from topoplan.hosts.preflight.fleet import Fleet, Node, names
 from topoplan.hosts.result import Result, ok, warning
 from topoplan.units import named
 
@@ -27,29 +27,29 @@ _UNLESS_SET = {"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0", "NCCL_IB_DISABL
 """Values that change nothing."""
 
 
-def nccl_settings(scene: Scene, node: Node) -> Result:
+def nccl_settings(fleet: Fleet, node: Node) -> Result:
     """Settings of the session and of NCCL's files that disable good defaults, or that differ between hosts."""
-    own = {name: value for name, value in node.facts.nccl_settings.items() if name not in scene.cluster.env}
+    own = {name: value for name, value in node.facts.nccl_settings.items() if name not in fleet.cluster.env}
     vendors = profile_of(own)
     wrong = [
         f"{name}={value} ({_DEBUG_SETTINGS[name]})"
         for name, value in sorted(own.items())
         if name in _DEBUG_SETTINGS.keys() - vendors
         and value.strip() != _UNLESS_SET.get(name)
-        and (name != "NCCL_IB_DISABLE" or scene.uses_rdma)
+        and (name != "NCCL_IB_DISABLE" or fleet.uses_rdma)
     ]
     if wrong:
         return warning(
             named(wrong), "remove it from the session's environment, /etc/nccl.conf and ~/.nccl.conf, or say why in env"
         )
-    for name in sorted({name for other in scene.nodes for name in other.facts.nccl_settings} - set(scene.cluster.env)):
+    for name in sorted({name for other in fleet.nodes for name in other.facts.nccl_settings} - set(fleet.cluster.env)):
         if name.endswith("_IFNAME") or name == "NCCL_IB_HCA":
             continue  # names of devices, which may differ
 
         def setting(one: Node, name: str = name) -> str | None:
             return one.facts.nccl_settings.get(name, "not set")
 
-        if others := scene.unlike(node, setting):
+        if others := fleet.majority_against(node, setting):
             what = f"{name} is {setting(node)}, and {setting(others[0])} on {names(others)}"
             return warning(what, "set it alike, or nowhere")
     shown = [f"{name}={value}" for name, value in sorted(own.items())]

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping
 
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.errors import HostError
-from topoplan.hosts.collect import COLLECT, COLLECT_S, Wanted, collect_words, host_facts
+from topoplan.hosts.collect import COLLECT, COLLECT_S, CollectRequest, collect_arguments, host_facts
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds, paths_on, python_on
+from topoplan.hosts.preflight.checks import MASTER_REACHABLE, PORTS_OPEN, fleet_of, run_checks
 from topoplan.hosts.preflight.connections import (
     CONNECT_S,
     SCRIPT,
@@ -18,13 +19,12 @@ from topoplan.hosts.preflight.connections import (
     Peer,
     arguments,
     connection_results,
+    peer_line,
     peers_of,
     read_listening,
     read_results,
-    told,
 )
-from topoplan.hosts.preflight.looks import MASTER_REACHABLE, PORTS_OPEN, look_at, scene_of
-from topoplan.hosts.preflight.scene import Scene
+from topoplan.hosts.preflight.fleet import Fleet
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Chunk, Connection, Stream
 from topoplan.remote.fanout import run_on_all
@@ -58,30 +58,30 @@ def preflight(
     open_ones = {name: one for name, one in connections.items() if isinstance(one, Connection)}
     answers = run_on_all(
         open_ones,
-        lambda name, one: _ask(one, wanted(cluster, hosts[name], needs)),
+        lambda name, one: _ask(one, collect_request(cluster, hosts[name], needs)),
         deadline_s=COLLECT_S + _SPARE_S,
     )
-    said: dict[str, HostFacts | HostError] = {}
-    asked: dict[str, tuple[float, float]] = {}
+    reported: dict[str, HostFacts | HostError] = {}
+    query_times_s: dict[str, tuple[float, float]] = {}
     for name, one in connections.items():
         answer = one if isinstance(one, HostError) else answers[name]
         if isinstance(answer, HostError):
-            said[name] = answer
+            reported[name] = answer
         else:
-            sent, said[name], answered = answer
-            asked[name] = (sent, answered)
-    scene = scene_of(cluster, needs, said, asked=asked)
-    results = look_at(scene, said, skip=skip)
+            sent, reported[name], answered = answer
+            query_times_s[name] = (sent, answered)
+    fleet = fleet_of(cluster, needs, reported, query_times_s=query_times_s)
+    results = run_checks(fleet, reported, skip=skip)
     if cluster.nodes == 1 or {MASTER_REACHABLE, PORTS_OPEN} <= set(skip):
         return results
-    return results + _connect(scene, {node.name: open_ones[node.name] for node in scene.nodes}, skip)
+    return results + _connect(fleet, {node.name: open_ones[node.name] for node in fleet.nodes}, skip)
 
 
-def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
+def collect_request(cluster: Cluster, host: Host, needs: RunNeeds | None) -> CollectRequest:
     """Return what to ask a host in the first round."""
     paths = paths_on(host, needs)
     network = (path for need in fabric_needs(cluster) for path in need.paths if path.startswith("/"))
-    return Wanted(
+    return CollectRequest(
         paths=tuple(path for path in paths if path != host.workdir),
         places=(*(path for path in paths if path == host.workdir), *network),
         routes=(cluster.hosts[0].address.strip("[]"),) if cluster.nodes > 1 else (),
@@ -89,16 +89,16 @@ def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
     )
 
 
-def _ask(connection: Connection, wants: Wanted) -> _Asked:
+def _ask(connection: Connection, request: CollectRequest) -> _Asked:
     sent = time.time()
-    done = connection.run(COLLECT, *collect_words(wants), deadline_s=COLLECT_S)
+    done = connection.run(COLLECT, *collect_arguments(request), deadline_s=COLLECT_S)
     return sent, host_facts(done.stdout), time.time()
 
 
-def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collection[str]) -> tuple[Result, ...]:
-    nodes = {node.name: node for node in scene.nodes}
+def _connect(fleet: Fleet, connections: Mapping[str, Connection], skip: Collection[str]) -> tuple[Result, ...]:
+    nodes = {node.name: node for node in fleet.nodes}
     choice = random.Random()
-    tasks = {name: arguments(scene, node, choice) for name, node in nodes.items()}
+    tasks = {name: arguments(fleet, node, choice) for name, node in nodes.items()}
     streams: dict[str, Stream] = {}
 
     def listen(name: str, connection: Connection) -> Listening | str:
@@ -107,10 +107,10 @@ def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collecti
         return read_listening(_line(stream, _START_S))
 
     def connect(name: str, _: Connection) -> tuple[tuple[Peer, ...], bytes]:
-        peers = tuple(peers_of(scene, nodes[name], listening))
+        peers = tuple(peers_of(fleet, nodes[name], listening))
         if not isinstance(listening[name], Listening):
             return peers, b""
-        streams[name].write(told(peers))
+        streams[name].write(peer_line(peers))
         # With hundreds of hosts, some connections have to wait for others.
         return peers, _line(streams[name], 3 * CONNECT_S + _START_S)
 
@@ -130,7 +130,7 @@ def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collecti
     results = {
         name: line if isinstance(line, HostError) else read_results(line[1], line[0]) for name, line in lines.items()
     }
-    return connection_results(scene, listening, results, skip=skip)
+    return connection_results(fleet, listening, results, skip=skip)
 
 
 def _line(stream: Stream, limit_s: float) -> bytes:

@@ -6,7 +6,7 @@ from topoplan.catalog.packages import allows
 from topoplan.catalog.releases import releases
 from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import python_on
-from topoplan.hosts.preflight.scene import Node, Scene, names
+from topoplan.hosts.preflight.fleet import Fleet, Node, names
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import named
 
@@ -14,7 +14,7 @@ _SAME = (*LIBRARIES, "python", "cuda")
 """Packages whose versions must agree: with different ones, ranks disagree on shapes, defaults or NCCL's protocol."""
 
 
-def python(scene: Scene, node: Node) -> Result:
+def python(fleet: Fleet, node: Node) -> Result:
     """Row 10: the trainer's Python is elsewhere, or another one comes first in a session without a login shell."""
     wanted = python_on(node.host)
     said = node.facts.versions.get("python")
@@ -22,7 +22,7 @@ def python(scene: Scene, node: Node) -> Result:
         return ok(f"{node.facts.python or wanted or 'python3'}, {said}")
     why = node.facts.missing.get("versions", "").removeprefix("python: ")
     if not why:
-        return node.silent("versions")
+        return node.not_reported("versions")
     reason = "" if why == "not installed" else f": {why}"
     if wanted is None:
         return failure(
@@ -31,15 +31,15 @@ def python(scene: Scene, node: Node) -> Result:
     return failure(f"no Python at {wanted}{reason}", "put the trainer's environment there, or correct venv in the spec")
 
 
-def packages(scene: Scene, node: Node) -> Result | None:
+def packages(fleet: Fleet, node: Node) -> Result | None:
     """Rows 10 and 11: packages that the trainer imports, in compatible versions."""
-    if scene.needs is None:
+    if fleet.needs is None:
         return None
     have = node.facts.versions
     if not have.get("python"):
         return skipped("no Python to ask")
     where = node.facts.python or python_on(node.host) or "python3"
-    wanted = scene.needs.run.requirements
+    wanted = fleet.needs.run.requirements
     if lacking := [one for one in wanted if not have.get(one.package.name)]:
         return failure(
             f"{where} lacks {named((one.package.name for one in lacking), 8)}",
@@ -60,24 +60,24 @@ def packages(scene: Scene, node: Node) -> Result | None:
     return ok(named((f"{one.package.name} {have[one.package.name]}" for one in wanted), 8))
 
 
-def versions(scene: Scene, node: Node) -> Result | None:
+def versions(fleet: Fleet, node: Node) -> Result | None:
     """Row 11: versions that differ between hosts."""
-    if len(scene.nodes) < 2:
+    if len(fleet.nodes) < 2:
         return None
     if not node.facts.versions:
-        return node.silent("versions")
-    apart = {name: other for name in _SAME if (other := _differs(scene, node, name))}
+        return node.not_reported("versions")
+    apart = {name: other for name in _SAME if (other := _differs(fleet, node, name))}
     if apart:
         words = "; ".join(f"{name} {node.facts.versions[name]}, and {other}" for name, other in apart.items())
         return failure(words, "install the same versions on all hosts")
-    if other := _differs(scene, node, "driver"):
+    if other := _differs(fleet, node, "driver"):
         return warning(
             f"driver {node.facts.versions['driver']}, and {other}", "bring all hosts to one version of the driver"
         )
     return ok("as on the others")
 
 
-def _differs(scene: Scene, node: Node, name: str) -> str:
+def _differs(fleet: Fleet, node: Node, name: str) -> str:
     """Return `2.6.0 on alpha, beta` if this host has another version than most; otherwise an empty string."""
-    others = scene.unlike(node, lambda other: other.facts.versions.get(name) or None)
+    others = fleet.majority_against(node, lambda other: other.facts.versions.get(name) or None)
     return f"{others[0].facts.versions[name]} on {names(others)}" if others else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.hosts.facts import PathFacts
 from topoplan.hosts.needs import path_on
-from topoplan.hosts.preflight.scene import Node, Scene, names
+from topoplan.hosts.preflight.fleet import Fleet, Node, names
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import format_gib
 
@@ -14,7 +14,7 @@ _WHOLE = 0.95
 """Fraction of the weights' size: shards take slightly more, an interrupted download less."""
 
 
-def workdir(scene: Scene, node: Node) -> Result | None:
+def workdir(fleet: Fleet, node: Node) -> Result | None:
     """Row 10: a working directory that is missing, or belongs to somebody else."""
     path = node.host.workdir
     if path is None:
@@ -29,49 +29,49 @@ def workdir(scene: Scene, node: Node) -> Result | None:
     return ok(path)
 
 
-def model(scene: Scene, node: Node) -> Result | None:
+def model(fleet: Fleet, node: Node) -> Result | None:
     """Row 10: the model is on every node, complete, and the same: ranks with other weights silently train garbage."""
-    if scene.needs is None:
+    if fleet.needs is None:
         return None
-    directory = scene.needs.run.model_dir
+    directory = fleet.needs.run.model_dir
     found = _there(node, directory, "model", "copy the model there (the bundle's README.md has the command)")
     if isinstance(found, Result):
         return found
-    if found.size_bytes is not None and found.size_bytes < _WHOLE * scene.needs.model_bytes:
+    if found.size_bytes is not None and found.size_bytes < _WHOLE * fleet.needs.model_bytes:
         return warning(
             f"{format_gib(found.size_bytes)} in {found.path}, and the weights take"
-            f" {format_gib(scene.needs.model_bytes)} in bf16",
+            f" {format_gib(fleet.needs.model_bytes)} in bf16",
             "see that all shards are there and none is quantized",
         )
-    if others := _unlike(scene, node, directory):
+    if others := _unlike(fleet, node, directory):
         return failure(f"{found.path} has other files than on {others}", "copy the same model to all hosts")
     return ok(_content(found))
 
 
-def data(scene: Scene, node: Node) -> Result | None:
+def data(fleet: Fleet, node: Node) -> Result | None:
     """Row 10: the data is on every node, and the same."""
-    if scene.needs is None:
+    if fleet.needs is None:
         return None
-    if not scene.needs.has_dataset:
+    if not fleet.needs.has_dataset:
         return failure("train.yaml names no data set", "set job.dataset in the spec and generate the bundle again")
-    directory = scene.needs.run.dataset_dir
+    directory = fleet.needs.run.dataset_dir
     if directory is None:
         return None
     found = _there(node, directory, "dataset_dir", "copy the data there, with its dataset_info.json")
     if isinstance(found, Result):
         return found
-    if others := _unlike(scene, node, directory):
+    if others := _unlike(fleet, node, directory):
         return warning(
             f"{found.path} has other files than on {others}", "copy the same data to all hosts: each node reads its own"
         )
     return ok(_content(found))
 
 
-def output(scene: Scene, node: Node) -> Result | None:
+def output(fleet: Fleet, node: Node) -> Result | None:
     """Checkpoints: a writable, empty and shared place; otherwise their parts end up on the disks of different nodes."""
-    if scene.needs is None:
+    if fleet.needs is None:
         return None
-    directory = scene.needs.run.output_dir
+    directory = fleet.needs.run.output_dir
     found = _path(node, directory)
     if found is None:
         if path_on(node.host, directory) is not None:
@@ -83,12 +83,12 @@ def output(scene: Scene, node: Node) -> Result | None:
         return failure(f"{found.path} is not writable", "change its owner or mode, or name another output_dir")
     if found.exists and found.files:
         what = f"{found.path} holds {_files(found.files)}"
-        if scene.needs.run.checkpoints.resumable:
+        if fleet.needs.run.checkpoints.resumable:
             return warning(
                 f"{what}: the trainer goes on from a checkpoint in it", "clear it or name another, to start anew"
             )
         return warning(f"{what}: checkpoints of this layout cannot be resumed from", "move them away")
-    if scene.cluster.nodes > 1 and not _is_shared(scene, node, directory):
+    if fleet.cluster.nodes > 1 and not _is_shared(fleet, node, directory):
         kind = found.file_system or "unknown storage"
         where = f"{kind}, but not shared by all hosts" if _is_network(found) else f"{kind}, the host's own"
         return warning(
@@ -98,17 +98,17 @@ def output(scene: Scene, node: Node) -> Result | None:
     return ok(f"{found.path}, {found.file_system or 'writable'}")
 
 
-def disk(scene: Scene, node: Node) -> Result | None:
+def disk(fleet: Fleet, node: Node) -> Result | None:
     """Space for the checkpoints (trainers/checkpoint_size.py): all of it on shared storage, or the node's own part."""
-    if scene.needs is None:
+    if fleet.needs is None:
         return None
-    directory, checkpoint = scene.needs.run.output_dir, scene.needs.run.checkpoint
+    directory, checkpoint = fleet.needs.run.output_dir, fleet.needs.run.checkpoint
     found = _path(node, directory)
     if found is None:
         return None if path_on(node.host, directory) is None else _unknown(node, directory)
     if found.free_bytes is None:
         return skipped(f"free space of {found.path} is not known")
-    share = 1 if _is_shared(scene, node, directory) else scene.cluster.nodes
+    share = 1 if _is_shared(fleet, node, directory) else fleet.cluster.nodes
     first = (checkpoint.final_bytes if checkpoint.at_once == 0 else checkpoint.total_bytes) / share
     most = (checkpoint.final_bytes + (checkpoint.at_once or 2) * checkpoint.total_bytes) / share
     if checkpoint.at_once == 0:
@@ -130,7 +130,7 @@ def _path(node: Node, directory: str) -> PathFacts | None:
 
 
 def _unknown(node: Node, path: str) -> Result:
-    return node.silent("paths", f"the host does not say what is at {path}")
+    return node.not_reported("paths", f"the host does not say what is at {path}")
 
 
 def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Result:
@@ -151,14 +151,14 @@ def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Res
     return facts
 
 
-def _unlike(scene: Scene, node: Node, directory: str) -> str:
+def _unlike(fleet: Fleet, node: Node, directory: str) -> str:
     """Return the hosts with other files there, if this host's files differ from most; otherwise empty."""
 
     def digest(one: Node) -> str | None:
         facts = _path(one, directory)
         return (facts.fingerprint or None) if facts is not None and facts.exists else None
 
-    return names(scene.unlike(node, digest))
+    return names(fleet.majority_against(node, digest))
 
 
 def _is_network(facts: PathFacts) -> bool:
@@ -166,9 +166,9 @@ def _is_network(facts: PathFacts) -> bool:
     return kind.startswith(_NETWORK)
 
 
-def _is_shared(scene: Scene, node: Node, directory: str) -> bool:
+def _is_shared(fleet: Fleet, node: Node, directory: str) -> bool:
     """Whether all hosts have mounted the same network file system there."""
-    found = [_path(one, directory) for one in scene.nodes]
+    found = [_path(one, directory) for one in fleet.nodes]
     mounts = {(one.mount, one.file_system) if one is not None and _is_network(one) else None for one in found}
     return len(mounts) == 1 and None not in mounts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.result import Result, failure, ok, warning
 from topoplan.units import format_gib, format_seconds
 
@@ -20,25 +20,25 @@ _SAME_MEMORY = 0.1
 """The kernel shows up to this fraction less memory than is installed."""
 
 
-def cpu_cores(scene: Scene, node: Node) -> Result:
+def cpu_cores(fleet: Fleet, node: Node) -> Result:
     """Fewer cores than ranks, or than in the spec, from which the node scripts derive OMP_NUM_THREADS."""
-    cores, wanted = node.facts.cpu_cores, scene.cluster.cpu_cores
+    cores, wanted = node.facts.cpu_cores, fleet.cluster.cpu_cores
     if cores is None:
-        return node.silent("cpu_cores")
-    if cores < scene.cluster.gpus_per_node:
+        return node.not_reported("cpu_cores")
+    if cores < fleet.cluster.gpus_per_node:
         return warning(
-            f"{cores} CPU cores for {scene.cluster.gpus_per_node} GPUs", "each rank keeps a core busy; use larger hosts"
+            f"{cores} CPU cores for {fleet.cluster.gpus_per_node} GPUs", "each rank keeps a core busy; use larger hosts"
         )
     if wanted is not None and cores < wanted:
         return warning(f"{cores} CPU cores, and the spec has {wanted}", f"write cpu_cores: {cores} in the spec")
     return ok(f"{cores} CPU cores")
 
 
-def host_memory(scene: Scene, node: Node) -> Result:
+def host_memory(fleet: Fleet, node: Node) -> Result:
     """Host memory for what a plan offloads, within the limit of the container or slice (cgroup)."""
-    facts, needs, said = node.facts, scene.needs, scene.cluster.host_memory_bytes
+    facts, needs, said = node.facts, fleet.needs, fleet.cluster.host_memory_bytes
     if facts.memory_available_bytes is None and facts.memory_bytes is None:
-        return node.silent("memory_bytes")
+        return node.not_reported("memory_bytes")
     limit = facts.cgroup_memory_bytes
     available = facts.memory_available_bytes if facts.memory_available_bytes is not None else facts.memory_bytes or 0
     usable = available if limit is None else min(available, limit)
@@ -57,18 +57,18 @@ def host_memory(scene: Scene, node: Node) -> Result:
     return ok(words)
 
 
-def shm(scene: Scene, node: Node) -> Result:
+def shm(fleet: Fleet, node: Node) -> Result:
     """Row 14: /dev/shm too small for NCCL and the data loader workers."""
     whole, free = node.facts.shm_bytes, node.facts.shm_free_bytes
     if whole is None:
-        return node.silent("shm_bytes")
+        return node.not_reported("shm_bytes")
     if whole < _SHM_BYTES:
         remedy = "mount it larger: `mount -o remount,size=16G /dev/shm`, as root"
         if node.facts.in_container:
             remedy = "start the container with --ipc=host, or with --shm-size=16g"
         what = f"/dev/shm has {whole / 2**20:.0f} MiB, and NCCL and data loading take up to 1 GiB"
         # A single GPU shares nothing with another one in the same machine.
-        return (failure if scene.cluster.gpus_per_node > 1 else warning)(what, remedy)
+        return (failure if fleet.cluster.gpus_per_node > 1 else warning)(what, remedy)
     if free is not None and free < _SHM_BYTES:
         return failure(
             f"{free / 2**20:.0f} MiB of {format_gib(whole)} free in /dev/shm",
@@ -77,16 +77,16 @@ def shm(scene: Scene, node: Node) -> Result:
     return ok(f"{format_gib(whole if free is None else free)} free")
 
 
-def memlock(scene: Scene, node: Node) -> Result | None:
+def memlock(fleet: Fleet, node: Node) -> Result | None:
     """Row 15: RDMA pins memory, and the limit of the session that starts the run applies.
 
     The fact is the limit after raising it as far as the session may, which a node script does first.
     """
-    if not scene.uses_rdma:
+    if not fleet.uses_rdma:
         return None
     limit = node.facts.memlock_bytes
     if limit is None:
-        return node.silent("memlock_bytes")
+        return node.not_reported("memlock_bytes")
     if limit < 0:
         return ok("unlimited")
     remedy = "`* - memlock unlimited` in /etc/security/limits.conf, or LimitMEMLOCK=infinity for the SSH service"
@@ -96,13 +96,13 @@ def memlock(scene: Scene, node: Node) -> Result | None:
     return (failure if limit < _MEMLOCK_BYTES else warning)(f"{what}, and RDMA pins what it sends", remedy)
 
 
-def clock(scene: Scene, node: Node) -> Result | None:
+def clock(fleet: Fleet, node: Node) -> Result | None:
     """Clocks that differ by more than the round trips explain."""
-    if len(scene.nodes) < 2 or node.asked is None:
+    if len(fleet.nodes) < 2 or node.query_times_s is None:
         return None
     if node.facts.clock_s is None:
-        return node.silent("clock_s")
-    spans = {other.number: span for other in scene.nodes if (span := _offset(other)) is not None}
+        return node.not_reported("clock_s")
+    spans = {other.number: span for other in fleet.nodes if (span := _offset(other)) is not None}
     usual = statistics.median((low + high) / 2 for low, high in spans.values())
     low, high = spans[node.number]
     apart = max(0.0, low - usual, usual - high)
@@ -114,7 +114,7 @@ def clock(scene: Scene, node: Node) -> Result | None:
 
 def _offset(node: Node) -> tuple[float, float] | None:
     """Return bounds of the host's clock minus ours, in seconds: it was read between question and answer."""
-    if node.facts.clock_s is None or node.asked is None:
+    if node.facts.clock_s is None or node.query_times_s is None:
         return None
-    sent, answered = node.asked
+    sent, answered = node.query_times_s
     return node.facts.clock_s - answered, node.facts.clock_s + _CLOCK_STEP_S - sent

@@ -25,30 +25,30 @@ from pathlib import Path
 
 PROGRAM = globals()["PROGRAM"]
 """The source of this program, as a JSON string."""
-KEEPER, TICKS, BOOT, *HELD = sys.argv[1:]
-"""`KEEPER`, `TICKS` and `BOOT` identify the first process of the job: its process id, start time and boot. `HELD` are
-the connections that a killed predecessor of this program left, each with the name of its node; usually empty.
+LEADER, TICKS, BOOT, *INHERITED = sys.argv[1:]
+"""`LEADER`, `TICKS` and `BOOT` identify the first process of the job: its process id, start time and boot. `INHERITED`
+are the connections that a killed predecessor of this program left, each with the name of its node; usually empty.
 """
-TOLD = json.loads(sys.stdin.readline())
+CONFIG = json.loads(sys.stdin.readline())
 NAME = "node-%02d"
-ME = NAME % TOLD["node"]
+OWN_NAME = NAME % CONFIG["node"]
 WELL, FAILED = "well", "failed"
 SIGNALS = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 TRY_S = 0.1
 LOOK_S = 1.0
-LONGEST = 1000
+LONGEST_BYTES = 1000
 """Upper limit for the bytes of one line."""
 
 
-HOLD = """
-read -r over || eval "exec $COMMAND" < <(printf '%s\\n' "$PROGRAM" "$TOLD")
+HOLDER = """
+read -r over || eval "exec $COMMAND" < <(printf '%s\\n' "$PROGRAM" "$CONFIG")
 """
 """Shell program that holds the connections. Standard input tells when this program ends by itself; otherwise it is
 restarted.
 """
 
 
-class Over(Exception):  # noqa: N818  no error
+class JobOver(Exception):  # noqa: N818  no error
     """The job has ended, or is being ended."""
 
 
@@ -65,7 +65,7 @@ class Peer:
         found = b""
         while not found.endswith(b"\n"):
             byte = self.connection.recv(1)
-            if not byte or len(found) > LONGEST:
+            if not byte or len(found) > LONGEST_BYTES:
                 raise ConnectionError
             found += byte
         return found.decode(errors="replace").split()
@@ -73,25 +73,25 @@ class Peer:
     def read(self) -> "list[tuple[str, str]]":
         """Return the lines that have arrived, each as its first word and the rest; raises OSError at the end."""
         self.connection.settimeout(0.0)
-        data = self.connection.recv(LONGEST)
-        if not data or len(self.rest) > LONGEST:
+        data = self.connection.recv(LONGEST_BYTES)
+        if not data or len(self.rest) > LONGEST_BYTES:
             raise ConnectionError
         *lines, self.rest = (self.rest + data).split(b"\n")
         return [line.decode(errors="replace").partition(" ")[::2] for line in lines]
 
-    def say(self, *words: str) -> None:
+    def send(self, *words: str) -> None:
         """Send a line, if the peer is still there."""
         with contextlib.suppress(OSError):
             self.connection.settimeout(1.0)
             self.connection.sendall(" ".join(words).encode() + b"\n")
 
-    def keep(self) -> None:
+    def enable_keepalive(self) -> None:
         """Enable TCP keepalive, which detects a machine that is gone and keeps firewalls open."""
         options = {
             "SO_KEEPALIVE": 1,
             "TCP_KEEPIDLE": 15,
             "TCP_KEEPINTVL": 15,
-            "TCP_USER_TIMEOUT": 1000 * TOLD["lost_s"],
+            "TCP_USER_TIMEOUT": 1000 * CONFIG["lost_s"],
         }
         for name, value in options.items():
             level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
@@ -110,54 +110,54 @@ def listener() -> socket.socket:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            made.bind((address, TOLD["port"]))
-            made.listen(TOLD["nodes"])
+            made.bind((address, CONFIG["port"]))
+            made.listen(CONFIG["nodes"])
             return made
     raise ConnectionError
 
 
-def welcome() -> "list[Peer]":
+def accept_peers() -> "list[Peer]":
     """Accept the supervisors of all other nodes, as node 0; fewer if some do not come in time."""
     found = {}  # type: dict[str, Peer]
-    end = time.monotonic() + TOLD["meet_s"]
-    with listener() as door:
-        while len(found) < TOLD["nodes"] - 1 and time.monotonic() < end:
-            door.settimeout(max(0.01, end - time.monotonic()))
+    end = time.monotonic() + CONFIG["meet_s"]
+    with listener() as server:
+        while len(found) < CONFIG["nodes"] - 1 and time.monotonic() < end:
+            server.settimeout(max(0.01, end - time.monotonic()))
             with contextlib.suppress(OSError, ValueError, IndexError):  # a stranger may say anything
-                peer = Peer(door.accept()[0], "")
+                peer = Peer(server.accept()[0], "")
                 token, *node = peer.greeting(LOOK_S)
-                if token == TOLD["token"]:
+                if token == CONFIG["token"]:
                     peer.name = NAME % int(node[0])
                     found[peer.name] = peer
     for peer in found.values():
-        peer.say("go")
+        peer.send("go")
     return list(found.values())
 
 
-def join() -> "list[Peer]":
+def join_node_0() -> "list[Peer]":
     """Connect to node 0; an empty list if it does not accept this node."""
-    end = time.monotonic() + TOLD["meet_s"]
+    end = time.monotonic() + CONFIG["meet_s"]
     while time.monotonic() < end:
         try:
-            peer = Peer(socket.create_connection((TOLD["address"], TOLD["port"]), LOOK_S), NAME % 0)
+            peer = Peer(socket.create_connection((CONFIG["address"], CONFIG["port"]), LOOK_S), NAME % 0)
         except OSError:
             time.sleep(TRY_S)
             continue
         with contextlib.suppress(OSError):
-            peer.say(TOLD["token"], str(TOLD["node"]))
-            if peer.greeting(TOLD["meet_s"] + LOOK_S) == ["go"]:
+            peer.send(CONFIG["token"], str(CONFIG["node"]))
+            if peer.greeting(CONFIG["meet_s"] + LOOK_S) == ["go"]:
                 return [peer]
         break
     return []
 
 
-def note(text: str) -> None:
+def log_line(text: str) -> None:
     """Write a line to the log of the job."""
     sys.stderr.write(f"topoplan: {text}\n")
     sys.stderr.flush()
 
 
-def is_there(pid: str) -> bool:
+def leader_exists(pid: str) -> bool:
     """Whether the first process of the job exists, even as a zombie."""
     try:
         os.kill(int(pid), 0)
@@ -166,32 +166,32 @@ def is_there(pid: str) -> bool:
     return True
 
 
-def hold(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
+def start_holder(peers: "list[Peer]") -> "subprocess.Popen[bytes]":
     """Start the process that holds the connections too."""
     held = {peer.connection.fileno(): peer.name for peer in peers}
-    words = Path("/proc/self/cmdline").read_text().split("\0")[: -1 - len(HELD)]
+    words = Path("/proc/self/cmdline").read_text().split("\0")[: -1 - len(INHERITED)]
     words += [f"{number}:{name}" for number, name in held.items()]
-    told = {"COMMAND": " ".join(map(shlex.quote, words)), "PROGRAM": PROGRAM, "TOLD": json.dumps(TOLD)}
+    own = {"COMMAND": " ".join(map(shlex.quote, words)), "PROGRAM": PROGRAM, "CONFIG": json.dumps(CONFIG)}
     return subprocess.Popen(
-        ["bash", "-c", HOLD],
+        ["bash", "-c", HOLDER],
         stdin=subprocess.PIPE,
         pass_fds=list(held),
-        env={**os.environ, **told},
+        env={**os.environ, **own},
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
     )
 
 
-def held() -> "list[Peer]":
+def inherited_peers() -> "list[Peer]":
     """Return the peers whose connections were handed over by the previous supervisor."""
-    pairs = (one.split(":") for one in HELD)
+    pairs = (one.split(":") for one in INHERITED)
     return [Peer(socket.socket(fileno=int(number)), name) for number, name in pairs]
 
 
-def ending() -> str:
+def recorded_end() -> str:
     """Return how the job ended according to its own record, if no signal has told; empty if there is no record."""
     with contextlib.suppress(OSError):
         code = Path(".topoplan", "exit").read_text().split()[:1]
-        return WELL if code == ["0"] else f"{FAILED} {ME} failed"
+        return WELL if code == ["0"] else f"{FAILED} {OWN_NAME} failed"
     return ""
 
 
@@ -202,9 +202,9 @@ def end_job(why: str) -> None:
         place = Path.cwd()
         (place / ".topoplan" / "stopped").write_text(f"{why}\n")
     environment = {name: value for name, value in os.environ.items() if name != "TOPOPLAN_RUN"}
-    words = [str(place), *TOLD["stop_words"], KEEPER, TICKS, BOOT]
+    words = [str(place), *CONFIG["stop_words"], LEADER, TICKS, BOOT]
     subprocess.call(
-        ["setsid", "--fork", "bash", "-c", TOLD["stop"], "bash", *words],
+        ["setsid", "--fork", "bash", "-c", CONFIG["stop"], "bash", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -219,7 +219,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.peers = peers
         for peer in peers:
-            peer.keep()
+            peer.enable_keepalive()
             self.selector.register(peer.connection, selectors.EVENT_READ, peer)
         self.why = ""
         self.end_at = 0.0
@@ -229,13 +229,13 @@ class Supervisor:
         self.selector.unregister(peer.connection)
         peer.connection.close()
 
-    def heard(self, why: str) -> None:
+    def on_failure(self, why: str) -> None:
         """Handle the failure of a node; only the first one counts."""
         if self.why:
             return
-        self.why, self.end_at = why, time.monotonic() + TOLD["end_after_s"]
+        self.why, self.end_at = why, time.monotonic() + CONFIG["end_after_s"]
         for peer in self.peers:
-            peer.say(FAILED, why)
+            peer.send(FAILED, why)
 
     def listen(self, peer: Peer) -> None:
         """Handle what a peer has sent."""
@@ -245,53 +245,53 @@ class Supervisor:
             return
         except OSError:
             self.drop(peer)
-            self.heard(f"{peer.name} is gone")
+            self.on_failure(f"{peer.name} is gone")
             return
         for word, rest in lines:
             if word == WELL:
                 self.drop(peer)
                 return
             if word == FAILED:
-                self.heard(rest)
+                self.on_failure(rest)
 
     def watch(self) -> None:
         """Watch until the job has ended, or until no peer is left."""
-        ends = False
-        while is_there(KEEPER) and (self.why or self.selector.get_map()):
+        is_ending = False
+        while leader_exists(LEADER) and (self.why or self.selector.get_map()):
             for key, _ in self.selector.select(LOOK_S):
                 self.listen(key.data)
-            if self.why and not ends and time.monotonic() >= self.end_at:
-                ends = True
-                note(f"{self.why}, and nobody has ended this node in {TOLD['end_after_s']:g} s: it is ended")
+            if self.why and not is_ending and time.monotonic() >= self.end_at:
+                is_ending = True
+                log_line(f"{self.why}, and nobody has ended this node in {CONFIG['end_after_s']:g} s: it is ended")
                 end_job(self.why)
 
 
-def told(number: int, frame: object) -> None:
+def on_signal(number: int, frame: object) -> None:
     """Signal handler: the first process tells how the job ended; any other signal ends this program with the job."""
     for one in SIGNALS:
         # Not SIG_IGN: Python complains in the log if another signal has arrived together with this one.
         signal.signal(one, lambda number, frame: None)
     how = "failed" if number == signal.SIGUSR2 else "was stopped"
-    raise Over(WELL if number == signal.SIGUSR1 else f"{FAILED} {ME} {how}")
+    raise JobOver(WELL if number == signal.SIGUSR1 else f"{FAILED} {OWN_NAME} {how}")
 
 
-def go_on(peers: "list[Peer]") -> int:
+def supervise(peers: "list[Peer]") -> int:
     """Watch with the peers until the job has ended, then tell them how."""
     holder = None
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         # A signal during this start would leave nobody who could tell the holder that this program ends by itself.
         with contextlib.suppress(OSError):
-            holder = hold(peers)
+            holder = start_holder(peers)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         Supervisor(peers).watch()
-        word = ending()
+        word = recorded_end()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    except Over as over:
+    except JobOver as over:
         word = str(over)
     for peer in peers if word else ():
-        peer.say(word)
-    with contextlib.suppress(OSError, Over):
+        peer.send(word)
+    with contextlib.suppress(OSError, JobOver):
         if holder is not None:
             holder.communicate(b"over\n")
     return 0
@@ -300,15 +300,15 @@ def go_on(peers: "list[Peer]") -> int:
 def main() -> int:
     """Meet the other supervisors, then go on in a forked process, whose id is written to standard output."""
     for one in SIGNALS:
-        signal.signal(one, told)
+        signal.signal(one, on_signal)
     peers = []  # type: list[Peer]
     try:
-        if HELD:
-            return go_on(held())
+        if INHERITED:
+            return supervise(inherited_peers())
         with contextlib.suppress(OSError):
-            peers = welcome() if TOLD["node"] == 0 else join()
-        if len(peers) < (TOLD["nodes"] - 1 if TOLD["node"] == 0 else 1):
-            note("not all nodes were met in time; where one fails, not all learn of it by themselves")
+            peers = accept_peers() if CONFIG["node"] == 0 else join_node_0()
+        if len(peers) < (CONFIG["nodes"] - 1 if CONFIG["node"] == 0 else 1):
+            log_line("not all nodes were met in time; where one fails, not all learn of it by themselves")
         if not peers:
             return 0
         # Signals are kept pending until the fork is ready: on a busy machine the job may have ended by then.
@@ -317,9 +317,9 @@ def main() -> int:
         if own:
             os.write(1, b"%d" % own)
             os._exit(0)
-    except Over:
+    except JobOver:
         return 128 + signal.SIGTERM
-    return go_on(peers)
+    return supervise(peers)
 
 
 sys.exit(main())

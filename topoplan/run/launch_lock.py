@@ -16,7 +16,7 @@ def _file(record: RunRecord) -> Path:
 
 
 @contextlib.contextmanager
-def held(record: RunRecord) -> Iterator[None]:
+def launch_lock(record: RunRecord) -> Iterator[None]:
     """Let other processes see that this one manages the run. Without effect where files cannot be locked."""
     handle = None
     try:
@@ -29,7 +29,7 @@ def held(record: RunRecord) -> Iterator[None]:
             os.close(handle)
 
 
-def is_held(record: RunRecord) -> bool:
+def is_launch_alive(record: RunRecord) -> bool:
     """Whether another process manages the run."""
     try:
         handle = os.open(_file(record), os.O_RDWR | os.O_CLOEXEC)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import topoplan
-from tests.hosts.scenes import cluster, facts, gpu, needs
+from tests.hosts.fleets import cluster, facts, gpu, needs
 from tests.sizes import examples
 from topoplan.errors import HostError, InputError
 from topoplan.hosts import facts as facts_module
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
-from topoplan.hosts.preflight.looks import LOOKS, NAMES, look_at, refuse_unknown, scene_of
+from topoplan.hosts.preflight.checks import CHECKS, NAMES, fleet_of, refuse_unknown, run_checks
 from topoplan.hosts.result import Outcome, Result
 from topoplan.specs.cluster import Cluster
 
@@ -28,9 +28,9 @@ def preflight(
     said: Mapping[str, HostFacts | HostError],
     *,
     skip: Any = (),
-    asked: Any = None,
+    query_times_s: Any = None,
 ) -> tuple[Result, ...]:
-    return look_at(scene_of(place, wanted, said, asked=asked), said, skip=skip)
+    return run_checks(fleet_of(place, wanted, said, query_times_s=query_times_s), said, skip=skip)
 
 
 OUTCOMES = set(get_args(Outcome))
@@ -98,8 +98,8 @@ def test_whatever_hosts_say_is_an_outcome(said: list[HostFacts], kind: str, plan
         f"n{number}": replace(one, paths={name: replace(path, path=name) for name, path in one.paths.items()})
         for number, one in enumerate(said)
     }
-    asked = dict.fromkeys(hosts, (999.0, 1001.0))
-    for check in preflight(place, needs() if planned else None, hosts, asked=asked):
+    query_times_s = dict.fromkeys(hosts, (999.0, 1001.0))
+    for check in preflight(place, needs() if planned else None, hosts, query_times_s=query_times_s):
         assert check.name in NAMES
         assert check.outcome in OUTCOMES
         assert check.what
@@ -113,10 +113,10 @@ def test_a_host_that_says_nothing_at_all_fails_nothing_but_what_is_known() -> No
 
 def test_hosts_that_are_ready_fail_nothing() -> None:
     said: dict[str, HostFacts | HostError] = {f"n{number}": facts(number) for number in range(2)}
-    checks = preflight(cluster(), needs(), said, asked=dict.fromkeys(said, (999.9, 1000.1)))
+    checks = preflight(cluster(), needs(), said, query_times_s=dict.fromkeys(said, (999.9, 1000.1)))
     assert {check.outcome for check in checks} == {"ok"}
     not_here = {"gpu-peer-access", "roce-gid", "roce-traffic-class", "cloud", "fabric-files"}
-    assert {check.name for check in checks} == {"reachable", *LOOKS} - not_here
+    assert {check.name for check in checks} == {"reachable", *CHECKS} - not_here
 
 
 def test_a_host_that_cannot_be_reached_is_one_failure_and_the_others_keep_their_numbers() -> None:
@@ -155,7 +155,7 @@ def test_the_page_on_failures_has_every_check() -> None:
 
 def test_rows_that_checks_name_are_on_the_page() -> None:
     page = (Path(topoplan.__file__).parent.parent / "docs" / "preflight.md").read_text()
-    for name, look in LOOKS.items():
-        head = re.match(r"Rows? ([0-9]+)(?: and ([0-9]+))?:", look.__doc__ or "")
+    for name, check in CHECKS.items():
+        head = re.match(r"Rows? ([0-9]+)(?: and ([0-9]+))?:", check.__doc__ or "")
         (line,) = re.findall(rf"^\|(.*)\| `{name}`", page, re.MULTILINE)
         assert re.findall("[0-9]+", line) == [number for number in (head.groups() if head else ()) if number], name

@@ -28,16 +28,16 @@ class Node:
     host: Host
     """The host as in the spec."""
     facts: HostFacts
-    asked: tuple[float, float] | None = None
+    query_times_s: tuple[float, float] | None = None
     """When the host was asked and when it had answered, by this machine's clock, in seconds since 1970."""
 
-    def silent(self, field: str, otherwise: str = "") -> Result:
+    def not_reported(self, field: str, otherwise: str = "") -> Result:
         """Return the result for a missing fact: the reason, as far as it is known."""
         return skipped(self.facts.missing.get(field) or otherwise or f"the host does not say: {field}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Fleet:
     """All hosts that answered, and what is needed of them."""
 
     cluster: Cluster
@@ -59,7 +59,7 @@ class Scene:
         """Return the other hosts."""
         return tuple(other for other in self.nodes if other is not node)
 
-    def unlike(self, node: Node, value: Callable[[Node], T | None]) -> tuple[Node, ...]:
+    def majority_against(self, node: Node, value: Callable[[Node], T | None]) -> tuple[Node, ...]:
         """Return the hosts with the most common value if this host's value differs, otherwise none.
 
         On a tie, the value that comes first is taken as the most common one. Hosts whose value is unknown are left out.
@@ -71,7 +71,7 @@ class Scene:
         return tuple(other for other in self.nodes if value(other) == usual)
 
 
-Look = Callable[[Scene, Node], Result | None]
+Check = Callable[[Fleet, Node], Result | None]
 """One check of one host; returns None if it does not apply."""
 
 

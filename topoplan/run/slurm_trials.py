@@ -12,7 +12,7 @@ from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
 from topoplan.bundle.trials_job import JOB_OVER, RESULT, RESULTS
 from topoplan.errors import TopoplanError
 from topoplan.planner.tuning import Tried
-from topoplan.run.attempts import WORTH_IT
+from topoplan.run.attempts import RETRYABLE_KINDS
 from topoplan.run.diagnose import diagnose
 from topoplan.run.measurement import ended_in, ends_of, lesson_in, path_of_file
 from topoplan.trainers.trainer import PLAN_FILE
@@ -28,7 +28,7 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class SlurmTrial:
     """The result of a trial in a Slurm job."""
 
     directory: Path
@@ -36,16 +36,16 @@ class Left:
     recorded: RecordedPlan
     result: Mapping[str, Any]
     """What the job's script wrote when the trial was over; empty before."""
-    may_come: bool
+    is_pending: bool
     """Whether the trial is not over, and its job may still run or finish it."""
 
 
-def next_job(directory: Path) -> Path:
+def next_job_directory(directory: Path) -> Path:
     """Return directory for the next job."""
     return directory / f"{_JOB}{max([0, *map(_number, _jobs(directory))]) + 1}"
 
 
-def queued(directory: Path) -> Iterator[Left]:
+def slurm_trials(directory: Path) -> Iterator[SlurmTrial]:
     """Yield the trials of all jobs in a directory, in the order in which they ran; unreadable bundles are skipped."""
     for job in sorted(_jobs(directory), key=_number):
         found = []
@@ -54,12 +54,12 @@ def queued(directory: Path) -> Iterator[Left]:
                 recorded, result = read_plan_file(bundle), _result(bundle)
             except TopoplanError:
                 continue
-            may_come = not result and not (job / JOB_OVER).exists()
-            found.append(Left(directory=bundle, recorded=recorded, result=result, may_come=may_come))
+            is_pending = not result and not (job / JOB_OVER).exists()
+            found.append(SlurmTrial(directory=bundle, recorded=recorded, result=result, is_pending=is_pending))
         yield from sorted(found, key=lambda one: (one.result.get("began", float("inf")), one.directory.name))
 
 
-def tried_of_queued(trial: Left, recorded: RecordedPlan) -> Tried | None:
+def tried_in_slurm(trial: SlurmTrial, recorded: RecordedPlan) -> Tried | None:
     """Return the result of a trial, or None while nothing is known. `recorded` may have another profile."""
     spec, plan, logs = recorded.spec, recorded.plan, trial.directory / RESULTS
     nodes = [logs / f"node-{node:02d}.log" for node in range(spec.cluster.nodes)]
@@ -77,7 +77,7 @@ def tried_of_queued(trial: Left, recorded: RecordedPlan) -> Tried | None:
     return replace(found, **_went_wrong(trial, nodes, logs))
 
 
-def _went_wrong(trial: Left, nodes: list[Path], logs: Path) -> dict[str, Any]:
+def _went_wrong(trial: SlurmTrial, nodes: list[Path], logs: Path) -> dict[str, Any]:
     """Return why a trial gave no step time, and whether its plan is to blame."""
     result = trial.result
     if why := _WHY.get(str(result.get("ended"))):
@@ -88,7 +88,7 @@ def _went_wrong(trial: Left, nodes: list[Path], logs: Path) -> dict[str, Any]:
     gpus = trial.recorded.spec.cluster.gpus_per_node
     if first := diagnose(tails, codes, ranks_per_node=gpus):
         why = f"node-{first.node:02d} ended with exit code {codes.get(first.node)}: {first.cause}"
-        return {"why": why, "is_lost": first.kind in WORTH_IT and first.kind != "hang"}
+        return {"why": why, "is_lost": first.kind in RETRYABLE_KINDS and first.kind != "hang"}
     said = [line for line in _end(logs / "srun.log").split("\n") if line.strip()]
     return {"why": said[-1] if said else f"ended with exit code {result.get('code')}, without a word", "is_lost": True}
 

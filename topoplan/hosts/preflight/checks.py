@@ -14,12 +14,12 @@ from topoplan.errors import HostError, InputError, nearest
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
 from topoplan.hosts.preflight import adapters, fabric, gpus, interfaces, nccl, software, storage, system
-from topoplan.hosts.preflight.scene import Look, Node, Scene
+from topoplan.hosts.preflight.fleet import Check, Fleet, Node
 from topoplan.hosts.result import Result
 from topoplan.specs.cluster import Cluster
 
 REACHABLE = "reachable"
-LOOKS: Mapping[str, Look] = {
+CHECKS: Mapping[str, Check] = {
     "gpus": gpus.gpus_present,
     "gpu-kind": gpus.gpus_kind,
     "gpus-free": gpus.gpus_free,
@@ -57,43 +57,43 @@ MASTER_REACHABLE, PORTS_OPEN = "master-port", "high-ports"
 """The checks of `connections`."""
 SECRETS = "secrets"
 """The check of this machine's own environment."""
-NAMES = (SECRETS, REACHABLE, *LOOKS, MASTER_REACHABLE, PORTS_OPEN)
+NAMES = (SECRETS, REACHABLE, *CHECKS, MASTER_REACHABLE, PORTS_OPEN)
 
 
-def look_at(
-    scene: Scene, said: Mapping[str, HostFacts | HostError], *, skip: Collection[str] = ()
+def run_checks(
+    fleet: Fleet, reported: Mapping[str, HostFacts | HostError], *, skip: Collection[str] = ()
 ) -> tuple[Result, ...]:
     """Return the results, check by check and host by host.
 
-    `said` has one entry per host in the order of the cluster's hosts; those that answered are the nodes of `scene`.
+    `reported` has one entry per host in the order of the cluster's hosts; those that answered are the nodes of `fleet`.
     Checks named in `skip` are left out.
     """
-    results = [] if REACHABLE in skip else [_reachable(name, one) for name, one in said.items()]
-    for name, look in LOOKS.items():
+    results = [] if REACHABLE in skip else [_reachable(name, one) for name, one in reported.items()]
+    for name, check in CHECKS.items():
         if name not in skip:
-            found = ((node, look(scene, node)) for node in scene.nodes)
+            found = ((node, check(fleet, node)) for node in fleet.nodes)
             results += [replace(one, name=name, host=node.name) for node, one in found if one is not None]
     return tuple(results)
 
 
-def scene_of(
+def fleet_of(
     cluster: Cluster,
     needs: RunNeeds | None,
-    said: Mapping[str, HostFacts | HostError],
+    reported: Mapping[str, HostFacts | HostError],
     *,
-    asked: Mapping[str, tuple[float, float]] | None = None,
-) -> Scene:
+    query_times_s: Mapping[str, tuple[float, float]] | None = None,
+) -> Fleet:
     """Return the hosts that answered, in the order of `cluster.hosts`.
 
-    `said` has one entry per host, keyed by its name; `asked` gives the times at which each was asked and had answered,
-    in seconds since 1970 by our clock.
+    `reported` has one entry per host, keyed by its name; `query_times_s` gives the times at which each was asked and
+    had answered, in seconds since 1970 by our clock.
     """
     nodes = tuple(
-        Node(number=number, name=name, host=host, facts=one, asked=(asked or {}).get(name))
-        for number, (host, (name, one)) in enumerate(zip(cluster.hosts, said.items(), strict=True))
+        Node(number=number, name=name, host=host, facts=one, query_times_s=(query_times_s or {}).get(name))
+        for number, (host, (name, one)) in enumerate(zip(cluster.hosts, reported.items(), strict=True))
         if isinstance(one, HostFacts)
     )
-    return Scene(cluster=cluster, needs=needs, nodes=nodes)
+    return Fleet(cluster=cluster, needs=needs, nodes=nodes)
 
 
 def refuse_unknown(names: Sequence[str], *, option: str) -> None:

@@ -13,13 +13,15 @@ from topoplan.hosts.facts import (
     RouteFacts,
 )
 from topoplan.hosts.needs import RunNeeds
-from topoplan.hosts.preflight.scene import Look, Node, Scene
+from topoplan.hosts.preflight.fleet import Check, Fleet, Node
 from topoplan.hosts.result import Result
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.requirements import Requirement
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, TrainerRun
+
+Spans = dict[int, tuple[float, float]]
 
 GIB = 2**30
 GIB_PER_S_400 = 50e9
@@ -173,24 +175,31 @@ def with_path(one: HostFacts, name: str, **changes: Any) -> HostFacts:
     return replace(one, paths={**one.paths, name: replace(one.paths[name], **changes)})
 
 
-def scene(*said: HostFacts, wanted: RunNeeds | None = None, of: Cluster | None = None, **asked: Any) -> Scene:
-    """Return a scene of the hosts; by default of two that are ready."""
+def fleet(
+    *said: HostFacts, wanted: RunNeeds | None = None, of: Cluster | None = None, query_times_s: Spans | None = None
+) -> Fleet:
+    """Return a fleet of the hosts; by default of two that are ready."""
     hosts = said or (facts(0), facts(1))
     place = of or cluster(nodes=len(hosts))
-    spans: dict[int, tuple[float, float]] = asked.get("asked", {})
-    return Scene(
+    return Fleet(
         cluster=place,
         needs=wanted,
         nodes=tuple(
-            Node(number=number, name=f"n{number}", host=place.hosts[number], facts=one, asked=spans.get(number))
+            Node(
+                number=number,
+                name=f"n{number}",
+                host=place.hosts[number],
+                facts=one,
+                query_times_s=(query_times_s or {}).get(number),
+            )
             for number, one in enumerate(hosts)
         ),
     )
 
 
-def second(of: Cluster | None = None, **changes: Any) -> Scene:
-    """Return a scene in which the second of three hosts differs."""
-    return scene(facts(0), facts(1, **changes), facts(2), of=of or cluster(nodes=3))
+def second(of: Cluster | None = None, **changes: Any) -> Fleet:
+    """Return a fleet in which the second of three hosts differs."""
+    return fleet(facts(0), facts(1, **changes), facts(2), of=of or cluster(nodes=3))
 
 
 def told(**changes: Any) -> Cluster:
@@ -199,13 +208,13 @@ def told(**changes: Any) -> Cluster:
     return replace(place, hosts=tuple(replace(host, **changes) for host in place.hosts))
 
 
-def see(look: Look, of: Scene, number: int = 0) -> Result | None:
-    return look(of, of.nodes[number])
+def see(check: Check, of: Fleet, number: int = 0) -> Result | None:
+    return check(of, of.nodes[number])
 
 
-def outcome(look: Look, of: Scene, number: int = 0) -> str | None:
+def outcome(check: Check, of: Fleet, number: int = 0) -> str | None:
     """Return the result in short; None if the check does not apply."""
-    found = see(look, of, number)
+    found = see(check, of, number)
     if found is None:
         return None
     assert found.what

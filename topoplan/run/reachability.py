@@ -15,7 +15,7 @@ from topoplan.errors import HostError, HostProblem
 from topoplan.run.events import Event, Tell
 from topoplan.units import named
 
-TOGETHER_S = 3.0
+REPORT_AFTER_S = 3.0
 """Delay before a loss is reported: one that heals immediately is not worth a line, and the loss of all hosts is one
 line.
 """
@@ -26,7 +26,7 @@ _SILENT_S = 60.0
 """Running peers that have written nothing for this long may be waiting for a host that is dead."""
 _NETWORK: frozenset[HostProblem] = frozenset({"unresolved", "unreachable", "timeout", "lost", "proxy"})
 """Problems in which nobody has answered."""
-AGAINST_US: frozenset[HostProblem] = frozenset({"auth", "key-unknown", "key-changed", "key-revoked", "protocol"})
+REFUSALS: frozenset[HostProblem] = frozenset({"auth", "key-unknown", "key-changed", "key-revoked", "protocol"})
 """Problems with hosts that answer, which waiting does not solve."""
 
 
@@ -37,7 +37,7 @@ def looks_offline(results: Mapping[str, object]) -> bool:
     )
 
 
-def age(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration as text: `40 s`, `5 min`, `3 h 20 min`; rounded down."""
     whole = int(seconds)
     if whole < 120:
@@ -49,7 +49,7 @@ def age(seconds: float) -> str:
 
 
 @dataclass(slots=True)
-class _Unseen:
+class _Outage:
     """One host that cannot be seen, or all of them; times are those of `time.monotonic`."""
 
     since_s: float
@@ -65,7 +65,7 @@ class _Unseen:
 
     def is_due(self, now_s: float) -> bool:
         """Whether to report now, for the first time or again."""
-        if now_s < (self.due_s if self.told else self.counts_from_s + TOGETHER_S):
+        if now_s < (self.due_s if self.told else self.counts_from_s + REPORT_AFTER_S):
             return False
         if self.told:
             self.pause_s = min(2 * self.pause_s, REMIND_AT_MOST_S)
@@ -73,7 +73,7 @@ class _Unseen:
         return True
 
 
-class Sight:
+class Reachability:
     """Keeps track of the hosts of a run, and reports those that cannot be seen."""
 
     def __init__(
@@ -81,31 +81,32 @@ class Sight:
     ) -> None:
         """Start with all hosts in sight. `addresses` are keyed by node name."""
         self._addresses, self._tell, self._clock = addresses, tell, clock
-        self._unseen: dict[str, _Unseen] = {}
-        self._offline: _Unseen | None = None
+        self._outages: dict[str, _Outage] = {}
+        self._offline: _Outage | None = None
 
-    def lose(self, node: str, why: HostError) -> None:
+    def mark_unreachable(self, node: str, why: HostError) -> None:
         """Note that a node's host cannot be seen, or still cannot."""
         now_s = self._clock()
-        one = self._unseen.setdefault(node, _Unseen(now_s, now_s))
+        one = self._outages.setdefault(node, _Outage(now_s, now_s))
         one.why, one.answers = why.what, why.problem not in _NETWORK
 
-    def see(self, node: str) -> None:
+    def mark_reachable(self, node: str) -> None:
         """Note that a node's host is seen again."""
-        was = self._unseen.pop(node, None)
+        was = self._outages.pop(node, None)
         self._end_offline()
         if was is not None and was.told:
-            unseen_s = self._clock() - was.since_s
-            text = f"connected to {self._addresses[node]} again after {age(unseen_s)}, and nothing was missed"
-            self._say("back", text, node, unseen_s)
+            unreachable_s = self._clock() - was.since_s
+            duration = duration_text(unreachable_s)
+            text = f"connected to {self._addresses[node]} again after {duration}, and nothing was missed"
+            self._say("back", text, node, unreachable_s)
 
-    def drop(self, node: str) -> None:
+    def forget(self, node: str) -> None:
         """Forget a node, because it is no longer looked for."""
-        self._unseen.pop(node, None)
+        self._outages.pop(node, None)
 
-    def unseen_s(self, node: str) -> float:
+    def unreachable_s(self, node: str) -> float:
         """Return how long a node's host has not been seen while others were; 0 if it is in sight."""
-        found = self._unseen.get(node)
+        found = self._outages.get(node)
         return self._clock() - found.counts_from_s if found is not None and self._offline is None else 0.0
 
     @property
@@ -119,42 +120,46 @@ class Sight:
         `any_seen` tells whether there is a connection to any host. `running` are the nodes that are seen to run, with
         the seconds since their last output.
         """
-        if not self._unseen:
+        if not self._outages:
             return
         now_s = self._clock()
-        if any_seen or any(one.answers for one in self._unseen.values()):
+        if any_seen or any(one.answers for one in self._outages.values()):
             self._end_offline()
-            for node, one in self._unseen.items():
+            for node, one in self._outages.items():
                 if one.is_due(now_s):
-                    self._tell_of(node, one, now_s, running)
+                    self._report_host(node, one, now_s, running)
             return
-        last = max(self._unseen.values(), key=lambda one: one.since_s)
+        last = max(self._outages.values(), key=lambda one: one.since_s)
         if self._offline is None:
-            first_s = min(one.since_s for one in self._unseen.values())
-            self._offline = _Unseen(first_s, last.since_s, last.why)
+            first_s = min(one.since_s for one in self._outages.values())
+            self._offline = _Outage(first_s, last.since_s, last.why)
         self._offline.why = last.why
         if self._offline.is_due(now_s):
-            self._tell_of_all(self._offline, now_s)
+            self._report_offline(self._offline, now_s)
 
-    def _tell_of(self, node: str, one: _Unseen, now_s: float, running: Mapping[str, float]) -> None:
-        address, unseen_s = self._addresses[node], now_s - one.since_s
+    def _report_host(self, node: str, one: _Outage, now_s: float, running: Mapping[str, float]) -> None:
+        address, unreachable_s = self._addresses[node], now_s - one.since_s
         if not one.told:
             text = f"{address} cannot be seen ({one.why}); as far as is known its job goes on there"
-            self._say("lost", f"{text}. Trying again and again", node, unseen_s)
+            self._say("lost", f"{text}. Trying again and again", node, unreachable_s)
         else:
-            text = f"{address} has not been seen for {age(unseen_s)} ({one.why})"
-            self._note(f"{text}; {_peers(running)}", node, unseen_s)
+            text = f"{address} has not been seen for {duration_text(unreachable_s)} ({one.why})"
+            self._note(f"{text}; {_peers(running)}", node, unreachable_s)
         one.told = True
 
-    def _tell_of_all(self, one: _Unseen, now_s: float) -> None:
-        count, unseen_s = len(self._addresses), now_s - one.since_s
+    def _report_offline(self, one: _Outage, now_s: float) -> None:
+        count, unreachable_s = len(self._addresses), now_s - one.since_s
         seems = "seems to" if count > 1 else "may"
         if not one.told:
             whose = f"none of the {count} hosts can be seen" if count > 1 else "its only host cannot be seen"
             text = f"this machine {seems} be offline: {whose} ({one.why}); as far as is known the run goes on there"
-            self._say("offline", f"{text}. Trying again and again", "", unseen_s)
+            self._say("offline", f"{text}. Trying again and again", "", unreachable_s)
         else:
-            self._note(f"this machine still {seems} be offline, for {age(unseen_s)} now ({one.why})", "", unseen_s)
+            self._note(
+                f"this machine still {seems} be offline, for {duration_text(unreachable_s)} now ({one.why})",
+                "",
+                unreachable_s,
+            )
         one.told = True
 
     def _end_offline(self) -> None:
@@ -162,18 +167,18 @@ class Sight:
         if was is None:
             return
         now_s = self._clock()
-        for one in self._unseen.values():
+        for one in self._outages.values():
             one.counts_from_s = now_s
         if was.told:
-            unseen_s = now_s - was.since_s
-            self._say("online", f"this machine is online again after {age(unseen_s)}", "", unseen_s)
+            unreachable_s = now_s - was.since_s
+            self._say("online", f"this machine is online again after {duration_text(unreachable_s)}", "", unreachable_s)
 
-    def _say(self, state: str, text: str, node: str, unseen_s: float) -> None:
-        data = {"state": state, "unseen_s": round(unseen_s, 1)}
+    def _say(self, state: str, text: str, node: str, unreachable_s: float) -> None:
+        data = {"state": state, "unseen_s": round(unreachable_s, 1)}
         self._tell(Event(kind="connection", node=node, text=text, data=data))
 
-    def _note(self, text: str, node: str, unseen_s: float) -> None:
-        self._tell(Event(kind="note", node=node, text=text, data={"unseen_s": round(unseen_s, 1)}))
+    def _note(self, text: str, node: str, unreachable_s: float) -> None:
+        self._tell(Event(kind="note", node=node, text=text, data={"unseen_s": round(unreachable_s, 1)}))
 
 
 def _peers(running: Mapping[str, float]) -> str:
@@ -185,4 +190,4 @@ def _peers(running: Mapping[str, float]) -> str:
     silent_s = min(running.values())
     if silent_s < _SILENT_S:
         return f"{still}, so it is waited for"
-    return f"{still} but wrote nothing for {age(silent_s)}; it is waited for, and Ctrl-C ends that"
+    return f"{still} but wrote nothing for {duration_text(silent_s)}; it is waited for, and Ctrl-C ends that"
