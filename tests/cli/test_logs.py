@@ -48,7 +48,7 @@ def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
 def test_follows_on_where_the_connection_is_lost(
     live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", LIMIT_S)
+    monkeypatch.setattr("topoplan.run.reachability.REPORT_AFTER_S", LIMIT_S)
     live.start("seq 5; printf '\\377\\r'; until [ -e go ]; do sleep 0.02; done; printf 'two'; exit 3")
     live.wait_for_log(0, b"1\n2\n3\n4\n5\n\xff\r")
     from topoplan.cli.main import main
