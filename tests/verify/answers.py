@@ -1,4 +1,4 @@
-"""What real trainers answer to a question put in Python, each in a process of its own."""
+"""Run a Python program against a real trainer, in a separate process, and return what it prints."""
 
 import json
 import os
@@ -14,9 +14,9 @@ ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "1
 def answers(
     code: str, wanted: Mapping[str, Any], folder: Path, *words: str, environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """The object that a program prints as its last line.
+    """Return the JSON object that a program prints as its last line.
 
-    Its first word is a file with `wanted`; `folder` is its working directory.
+    The program's first argument is a file that holds `wanted`; `folder` is its working directory.
     """
     file = folder / "wanted.json"
     file.write_text(json.dumps(wanted))

@@ -1,8 +1,8 @@
-"""Run by tests/verify/test_adapters_against_mcore_bridge.py: adapters that mcore_bridge builds, as JSON.
+"""Print the adapters that mcore_bridge builds, as JSON. Run by test_adapters_against_mcore_bridge.py.
 
-The real LoraParallelLinear on stand-ins for the layers of Transformer Engine, which has no CPU build. They hold the
-weights that a rank has of theirs, and save for backward what those save: the input where the weight is trained, and
-the norm's output where it is trained or handed out (`pytorch/module/layernorm_linear.py`, ln_out_to_save).
+Applies the real LoraParallelLinear to stand-ins for the layers of Transformer Engine, which has no CPU build. A
+stand-in holds a rank's share of the weight and saves for backward what the real layer saves: the input if the weight is
+trained, and the norm's output if it is trained or returned (`pytorch/module/layernorm_linear.py`, ln_out_to_save).
 """
 
 import json
@@ -19,7 +19,7 @@ from megatron.core.extensions import transformer_engine as extensions
 
 
 class Product(torch.autograd.Function):
-    """x W^T, which keeps x for a trained weight alone."""
+    """x W^T, which saves x only if the weight is trained."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -33,7 +33,7 @@ class Product(torch.autograd.Function):
 
 
 class NormAndProduct(torch.autograd.Function):
-    """The same behind a norm (here: a doubling), whose output is handed out too."""
+    """A product behind a norm (here a doubling), whose output is returned too."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ class NormAndProduct(torch.autograd.Function):
 
 
 class TELinear(torch.nn.Module):
-    """`inputs` x `outputs` of the whole model; what its weight is on one of `tp` ranks."""
+    """A linear layer given by the sizes of the whole model, with the weight of one of `tp` ranks."""
 
     tp = 1
     side = "duplicated"
@@ -85,7 +85,7 @@ class TERowParallelLinear(TELinear):
 
 
 class TEGroupedLinear(torch.nn.Module):
-    """One weight each of `num_gemms` experts, which tensor parallel does not split."""
+    """One weight for each of `num_gemms` experts, which tensor parallelism does not split."""
 
     def __init__(self, num_gemms: int, input_size: int, output_size: int, *, config: Any, **others: Any) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ STAND_INS_OF_EXPERTS = (TEGroupedLinear, TEColumnParallelGroupedLinear, TERowPar
 
 
 def bridge_adapter() -> Any:
-    """LoraParallelLinear, without the rest of its package, which asks for Transformer Engine."""
+    """Import LoraParallelLinear without the rest of its package, which needs Transformer Engine."""
     for one in (*STAND_INS, *STAND_INS_OF_EXPERTS):
         setattr(extensions, one.__name__, one)
     sys.modules["transformer_engine"] = ModuleType("transformer_engine")
@@ -137,7 +137,7 @@ def bridge_adapter() -> Any:
 
 
 def adapter(build: Any, asked: dict[str, Any]) -> dict[str, int]:
-    """Elements of A and of B on a rank, and of what is summed over its tensor-parallel group."""
+    """Return the elements of A and of B on a rank, and of the gradients summed over its tensor-parallel group."""
     TELinear.tp = asked["tp"]
     config = SimpleNamespace(init_method=None, sequence_parallel=asked["tp"] > 1)
     classes = {one.__name__: one for one in (*STAND_INS, *STAND_INS_OF_EXPERTS)}
@@ -154,7 +154,7 @@ def adapter(build: Any, asked: dict[str, Any]) -> dict[str, int]:
 
 
 def saved_bytes(layer: Any, rows: int) -> int:
-    """What autograd keeps of a forward pass beside weights and, where there is a norm, its input: each storage once."""
+    """Return the bytes that autograd saves in a forward pass, without weights and a norm's input; each storage once."""
     layer.bfloat16().train()
     layer.base_layer.requires_grad_(False)
     x = torch.ones(rows, layer.base_layer.in_features, dtype=torch.bfloat16, requires_grad=True)
@@ -178,7 +178,7 @@ def saved_bytes(layer: Any, rows: int) -> int:
 
 
 def dropout(layer: torch.nn.Dropout, x: torch.Tensor) -> torch.Tensor:
-    """As torch runs it on a GPU: one kernel, and a mask of a byte an element."""
+    """Dropout as torch runs it on a GPU: one kernel, and a mask of one byte per element."""
     return torch.native_dropout(x, layer.p, layer.training)[0]
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for mcore_bridge, which imports kernels of Transformer Engine: all that is in it are empty classes."""
+"""A stand-in for mcore_bridge, which imports kernels of Transformer Engine: every name in it is an empty class."""
 
 import importlib.abc
 import importlib.machinery
@@ -54,5 +54,5 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Put it in the place of mcore_bridge, for this process."""
+    """Replace mcore_bridge by the stand-in in this process."""
     sys.meta_path.insert(0, _StandIn())

@@ -1,4 +1,4 @@
-"""Says which versions the output was checked against."""
+"""Print the versions that the output is checked against."""
 
 import importlib.metadata
 import importlib.util
@@ -30,7 +30,7 @@ def _versions() -> Iterator[str]:
                 yield f"a stand-in for mcore_adapter from the key list of {trainer_versions()[package]}"
             else:
                 yield "mcore_adapter from PYTHONPATH"
-    slurm = shutil.which("slurmctld")  # unlike sbatch it says so without a configuration
+    slurm = shutil.which("slurmctld")  # unlike sbatch, it prints its version without a configuration
     if slurm is None:
         yield "no slurm"
     else:

@@ -1,10 +1,10 @@
-"""What the trainers' packages declare, in the form of the catalog's key lists, and how the lists differ from it.
+"""Read the keys that the trainers' packages declare, and compare them with the catalog's key lists.
 
-Run as a program (`make key-lists`) it brings `topoplan/catalog/trainer_keys/` to the packages of the environment, as
-far as their versions are named in the lists. What a person has found out stays as it is: `ignored`, and the choices of
-entries that have a `note`. A list knows several versions of a package. What not all of them have says in `since` which
-is the first; types and defaults are those of the newest, and choices those of any. A key that is gone is left in the
-list, and named, for a person to decide.
+As a program (`make key-lists`), it updates `topoplan/catalog/trainer_keys/` to the packages of the environment, if the
+lists name their versions. What a person found out is kept: `ignored`, and the choices of entries with a `note`. A list
+covers several versions of a package: `since` is the first version that has a key, if not all do; types and defaults are
+those of the newest version, and choices those of any. A key that was removed stays in the list and is reported, so that
+a person can decide.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _COMPARED = ("types", "nullable", "choices", "default")
 
 
 def declared(group: type, *, defaults: bool = True) -> dict[str, Entry]:
-    """The fields of an argument class that its parser takes, by name."""
+    """Return the fields of an argument class that its parser accepts, by name."""
     hints = typing.get_type_hints(group)
     return {
         field.name: _entry(field, hints[field.name], defaults=defaults)
@@ -79,7 +79,7 @@ def _entry(field: dataclasses.Field[Any], hint: Any, *, defaults: bool) -> Entry
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """The members of a union, of one in it too."""
+    """Yield the members of a union, including those of nested unions."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         for member in typing.get_args(hint):
             yield from _parts(member)
@@ -88,7 +88,7 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def own_names(group: type, package: str) -> set[str]:
-    """The fields that an argument class has from the classes of a package."""
+    """Return the fields that an argument class inherits from the classes of a package."""
     return {
         name
         for base in group.__mro__
@@ -101,7 +101,7 @@ def own_names(group: type, package: str) -> set[str]:
 
 
 def has(entry: Mapping[str, Any], version: str) -> bool:
-    """Whether a version of the package has a key: from `since` on, and before `until`."""
+    """Whether a version of the package has a key: `since` is the first version with it, `until` the first without."""
     since, until = entry.get("since"), entry.get("until")
     at = Version(version)
     return (since is None or at >= Version(since)) and (until is None or at < Version(until))
@@ -110,7 +110,7 @@ def has(entry: Mapping[str, Any], version: str) -> bool:
 def differences(
     listed: Mapping[str, Entry], real: Mapping[str, Entry], version: str, *, names_alone: bool = False
 ) -> list[str]:
-    """What a list says otherwise than a version of the package declares, a sentence each."""
+    """Return the differences between a list and what a version of the package declares, one sentence each."""
     there = {name: entry for name, entry in listed.items() if has(entry, version)}
     found = [f"{name} is gone" for name in there.keys() - real.keys()]
     found += [f"{name} is new" for name in real.keys() - there.keys()]
@@ -125,7 +125,7 @@ def differences(
 
 
 def _stated(listed: Entry, real: Entry) -> tuple[str, ...]:
-    """What of an entry is the package's to say."""
+    """Return the fields of an entry that the package determines."""
     left_out = {"choices"} if "note" in listed else set()
     return tuple(what for what in _COMPARED if what not in left_out and (what != "default" or what in real))
 
@@ -133,7 +133,7 @@ def _stated(listed: Entry, real: Entry) -> tuple[str, ...]:
 def brought_up(
     listed: Mapping[str, Entry], real: Mapping[str, Entry], version: str, known: list[str]
 ) -> dict[str, Entry]:
-    """The list with what a version declares; `known` are the versions of the list, oldest first."""
+    """Return the list updated by what a version declares; `known` holds the versions of the list, oldest first."""
     found = {name: dict(entry) for name, entry in listed.items()}
     for name, entry in real.items():
         mine = found.setdefault(name, {**entry, "since": version})
@@ -157,13 +157,13 @@ def brought_up(
 
 
 def read(name: str) -> Document:
-    """One of the lists."""
+    """Return one of the lists."""
     found: Document = json.loads((FOLDER / name).read_text(encoding="utf-8"))
     return found
 
 
 def versions_of(document: Document, package: str) -> list[str]:
-    """The versions of a package that a list knows, oldest first."""
+    """Return the versions of a package that a list covers, oldest first."""
     blocks = [document["versions"], *document.get("newer", ())]
     found = [block[package] for block in blocks if package in block]
     flat = [version for one in found for version in ([one] if isinstance(one, str) else one)]
@@ -171,7 +171,7 @@ def versions_of(document: Document, package: str) -> list[str]:
 
 
 def text_of(document: Document) -> str:
-    """A list as it stands in its file: an entry a line, and many names in lines of 116 characters."""
+    """Return the text of a list's file: one entry per line, and long lists of names in lines of 116 characters."""
     return _text(document, "") + "\n"
 
 
@@ -191,7 +191,7 @@ def _text(value: Any, pad: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a package declares of the keys that one way of training takes."""
+    """The keys of one way of training that a package declares."""
 
     view: str
     package: str
@@ -202,18 +202,18 @@ class Declared:
 # LLaMA-Factory -------------------------------------------------------------------------------------------------------
 
 SECTIONS = {"megatron": "keys", "plain": "keys_without_megatron", "bridge": "keys_with_bridge"}
-"""Way of training -> the section of llamafactory.json with its own keys. Each has those of the one before it, too, but
-that mcore_adapter's are of the first alone."""
+"""Way of training -> the section of llamafactory.json with its own keys. Each way also has the keys of the ways before
+it, except that only the first one has those of mcore_adapter."""
 
 
 def llamafactory_view(document: Document, view: str) -> dict[str, Entry]:
-    """All keys that a way of training takes."""
+    """Return all keys that a way of training accepts."""
     found = {name: dict(entry) for name, entry in document["keys"].items()}
     if view == "megatron":
         return found
     found = {name: entry for name, entry in found.items() if entry["from"] != "mcore_adapter"}
     for entry in found.values():
-        # They say what the Megatron path makes of a key.
+        # These fields describe how the Megatron path treats a key.
         for what in ("ignored", "note"):
             entry.pop(what, None)
     found |= document["keys_without_megatron"]
@@ -221,14 +221,14 @@ def llamafactory_view(document: Document, view: str) -> dict[str, Entry]:
 
 
 def llamafactory_version() -> str:
-    """Of the LLaMA-Factory that is imported, which may be a checkout."""
+    """Return the version of the imported LLaMA-Factory, which may be a checkout."""
     from llamafactory.extras.env import VERSION
 
     return str(VERSION)
 
 
 def of_llamafactory() -> Iterator[Declared]:
-    """The keys of llamafactory.json, as the packages here declare them."""
+    """Yield the keys of llamafactory.json as the installed packages declare them."""
     import transformers
     from llamafactory import hparams
     from llamafactory.hparams.training_args import TrainingArguments
@@ -263,7 +263,7 @@ def _of_training(group: type) -> dict[str, Entry]:
 
 
 def llamafactory_differences(found: Declared) -> list[str]:
-    """What llamafactory.json has otherwise than a package declares."""
+    """Return the differences between llamafactory.json and what a package declares."""
     document = read("llamafactory.json")
     listed = llamafactory_view(document, found.view)
     mine = {name: entry for name, entry in listed.items() if entry["from"] == found.package}
@@ -276,7 +276,7 @@ def llamafactory_differences(found: Declared) -> list[str]:
 
 
 def write_llamafactory() -> list[str]:
-    """Bring llamafactory.json up; what is gone, and versions that the list does not know, a sentence each."""
+    """Update llamafactory.json; return one sentence for each version that the list does not cover."""
     document, left = read("llamafactory.json"), []
     for found in of_llamafactory():
         known = versions_of(document, found.package)
@@ -299,7 +299,7 @@ def write_llamafactory() -> list[str]:
 
 
 def _in_place(old: Mapping[str, Entry], new: Mapping[str, Entry], package: str) -> dict[str, Entry]:
-    """A section with the entries of one package replaced: new ones stand behind the one that they follow there."""
+    """Return a section with the entries of one package replaced; new entries follow the entry before them there."""
     found = {name: entry for name, entry in old.items() if entry["from"] != package or name in new}
     names = list(found)
     last = -1
@@ -316,7 +316,7 @@ def _in_place(old: Mapping[str, Entry], new: Mapping[str, Entry], package: str) 
 
 
 def of_templates() -> dict[str, set[str]]:
-    """The lists of names in llamafactory_templates.json, as the installed LLaMA-Factory has them."""
+    """Return the lists of names in llamafactory_templates.json, as the installed LLaMA-Factory has them."""
     from llamafactory.data.template import TEMPLATES
     from llamafactory.extras import constants
 
@@ -328,7 +328,7 @@ def of_templates() -> dict[str, set[str]]:
 
 
 def templates_by_model() -> dict[str, str]:
-    """Hub id -> template, for the models that LLaMA-Factory lists with one."""
+    """Return hub id -> template, for the models that LLaMA-Factory lists with a template."""
     from llamafactory.extras import constants
 
     return {
@@ -343,19 +343,20 @@ def templates_by_model() -> dict[str, str]:
 
 
 def names_of(document: Document, key: str) -> dict[str, Entry]:
-    """A list of bare names as entries: `since` and `until` of the document have the versions of those that need it."""
+    """Return a list of bare names as entries, with the versions in the document's `since` and `until`."""
     bounds = {word: document.get(word, {}).get(key, {}) for word in ("since", "until")}
     return {name: {word: bounds[word][name] for word in bounds if name in bounds[word]} for name in document[key]}
 
 
 def name_differences(document: Document, key: str, real: Collection[str], version: str) -> list[str]:
-    """What a list of bare names has otherwise than a version of the package."""
+    """Return the differences between a list of bare names and a version of the package."""
     return differences(names_of(document, key), {name: {} for name in real}, version, names_alone=True)
 
 
 def bring_names_up(document: Document, key: str, real: Collection[str], version: str, known: list[str]) -> None:
-    """A list of bare names with what a version has, and when names came and went: right, in whatever order versions are
-    brought, once each has been twice.
+    """Update a list of bare names, and when they were added and removed, by the names of one version.
+
+    The result is correct for any order of versions, once each of them has been passed twice.
     """
     at = known.index(version)
     newer = known[at + 1] if version != known[-1] else None
@@ -382,7 +383,7 @@ def bring_names_up(document: Document, key: str, real: Collection[str], version:
 
 
 def write_names(name: str, package: str, version: str, lists: Mapping[str, Collection[str]]) -> list[str]:
-    """Bring lists of bare names in a file up."""
+    """Update the lists of bare names in a file."""
     document = read(name)
     known = versions_of(document, package)
     if version not in known:
@@ -394,14 +395,14 @@ def write_names(name: str, package: str, version: str, lists: Mapping[str, Colle
 
 
 def of_megatron() -> set[str]:
-    """The settings of megatron-core in megatron_config.json, as the installed one has them."""
+    """Return the settings of megatron_config.json, as the installed megatron-core has them."""
     from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     return {field.name for group in (TransformerConfig, MLATransformerConfig) for field in dataclasses.fields(group)}
 
 
 def of_adapter() -> set[str]:
-    """Those of mcore_adapter."""
+    """Return the settings that the installed mcore_adapter adds."""
     from mcore_adapter.models import model_config as real
 
     groups = (real.PretrainedConfig, real.McaModelConfig, real.YarnRotaryEmbeddingConfig)
@@ -412,7 +413,7 @@ def of_adapter() -> set[str]:
 
 
 def of_swift() -> dict[str, dict[str, Entry]]:
-    """Section of ms_swift.json -> what ms-swift's own classes declare of its arguments; `rlhf`: names alone."""
+    """Return section of ms_swift.json -> what ms-swift's classes declare of its arguments; of `rlhf` only the names."""
     from tests.verify import bridge_stand_in
 
     bridge_stand_in.install()
@@ -429,12 +430,12 @@ def of_swift() -> dict[str, dict[str, Entry]]:
 
 
 def swift_view(document: Document, section: str) -> dict[str, Entry]:
-    """All arguments of a section."""
+    """Return all arguments of a section."""
     return names_of(document, section) if section == "rlhf" else {**document["shared"], **document[section]}
 
 
 def swift_differences() -> list[str]:
-    """What ms_swift.json has otherwise than the installed ms-swift declares; of older versions the names alone."""
+    """Return the differences between ms_swift.json and the installed ms-swift; of older versions only the names."""
     document, version = read("ms_swift.json"), importlib.metadata.version("ms-swift")
     newest = version == versions_of(document, "ms_swift")[-1]
     return [
@@ -445,7 +446,7 @@ def swift_differences() -> list[str]:
 
 
 def write_swift() -> list[str]:
-    """Bring ms_swift.json up."""
+    """Update ms_swift.json."""
     document, version = read("ms_swift.json"), importlib.metadata.version("ms-swift")
     known, real = versions_of(document, "ms_swift"), of_swift()
     if version not in known:
@@ -464,7 +465,7 @@ def write_swift() -> list[str]:
 
 
 def main() -> None:
-    """Bring the lists to the packages that are here, and say what is left for a person."""
+    """Update the lists to the installed packages, and print what is left for a person to decide."""
     left: list[str] = []
     if importlib.util.find_spec("llamafactory"):
         left += write_llamafactory()
@@ -474,7 +475,7 @@ def main() -> None:
         left += write_swift()
         left += swift_differences()
     elif importlib.util.find_spec("megatron"):
-        # Not megatron.core.__version__, which has the commit of the working directory's repository in it.
+        # Not megatron.core.__version__, which contains the commit of the working directory's repository.
         version = importlib.metadata.version("megatron-core")
         left += write_names("megatron_config.json", "megatron_core", version, {"megatron_core": of_megatron()})
     print("\n".join(left) or "the lists are those of these packages")

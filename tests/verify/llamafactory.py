@@ -1,6 +1,6 @@
-"""LLaMA-Factory's own reader and parser of train.yaml, in a process of its own, with USE_MCA=1 or without.
+"""Parse train.yaml with LLaMA-Factory's own reader and parser, in a separate process, with or without USE_MCA=1.
 
-mcore_adapter is not on PyPI. Where it is not installed, a stand-in with the fields of the key list takes its place, and
+mcore_adapter is not on PyPI. If it is not installed, a stand-in with the fields of the key list replaces it, and
 everything around it is real: OmegaConf, HfArgumentParser, the argument classes of LLaMA-Factory and transformers.
 """
 
@@ -17,7 +17,7 @@ from topoplan.trainers.llamafactory.key_list import known_keys
 ROOT = Path(__file__).parents[2]
 
 NOT_BUILT_BY_THE_ADAPTER = frozenset(["qwen3_next"])
-"""Model types that the adapter sets what no release of megatron-core knows for."""
+"""Model types for which the adapter sets options that no release of megatron-core has."""
 
 # Reads each YAML as `python -m llamafactory.launcher FILE` does, and prints what the trainer would get.
 PARSE = """
@@ -73,18 +73,18 @@ Seq2SeqTrainingArguments = make_dataclass(
 
 
 def need_llamafactory() -> None:
-    """Skip the test where LLaMA-Factory is not installed."""
+    """Skip the test if LLaMA-Factory is not installed."""
     pytest.importorskip("llamafactory", reason="llamafactory is not installed (the verify extra has it)")
 
 
 def parse(
     paths: Mapping[Path, Path | None], folder: Path, *, megatron: bool = True, checked: bool = False
 ) -> dict[str, dict[str, str]]:
-    """Path -> what the parser makes of that train.yaml, key by key, as repr; {"error": ...} where it refuses it.
+    """Return path -> the parsed keys of that train.yaml, as repr; {"error": ...} if the parser refuses it.
 
-    `checked` adds what LLaMA-Factory checks of keys together, as on one rank of a distributed run. Given a directory
-    with a config.json for a path, the keys of the model's configuration are in it too, as the adapter makes it from
-    both; mcore_adapter must be installed. `folder` is the working directory.
+    `checked` adds LLaMA-Factory's checks of combinations of keys, as on one rank of a distributed run. If a path comes
+    with a directory that has a config.json, the result also has the keys of the model configuration that the adapter
+    makes from both; mcore_adapter must be installed. `folder` is the working directory.
     """
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     if megatron and importlib.util.find_spec("mcore_adapter") is None:
@@ -101,7 +101,7 @@ def parse(
 
 
 def stand_in(folder: Path) -> Path:
-    """A package of the name mcore_adapter whose argument classes have the fields of the key list."""
+    """Write a package named mcore_adapter whose argument classes have the fields of the key list."""
     entries = [
         (key.name, list(key.types), key.nullable, key.default)
         for key in known_keys().values()

@@ -1,6 +1,6 @@
-"""A spec and a layout as megatron-core sees them. No processes are needed: a fake group stands for all ranks.
+"""A spec and a layout in megatron-core's own terms. No processes are needed: a fake process group stands for all ranks.
 
-Imported by tests that have looked whether megatron-core is installed.
+Only imported by tests that have checked that megatron-core is installed.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from topoplan.specs.spec import Spec
 
 @contextlib.contextmanager
 def fake_world(size: int) -> Iterator[None]:
-    """Rank 0 of a world of that size."""
+    """Act as rank 0 of a world of this size."""
     import torch
     from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -42,7 +42,7 @@ def initialize(layout: Layout, *, experts: bool) -> None:
 
 
 def config_of(model: Model, layout: Layout, mtp_layers: int = 0) -> Any:
-    """The model and the layout as megatron-core's configuration."""
+    """Return megatron-core's configuration for the model and the layout."""
     import torch
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
@@ -128,7 +128,7 @@ def config_of(model: Model, layout: Layout, mtp_layers: int = 0) -> Any:
 
 
 def refused_by_megatron(spec: Spec, layout: Layout) -> str | None:
-    """What process groups, the configuration or the pipeline split say against it."""
+    """Return the error of the process groups, the configuration or the pipeline split; None if there is none."""
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     experts = any(isinstance(layer.ffn, Moe) for layer in spec.model.layers)
@@ -147,7 +147,7 @@ def refused_by_megatron(spec: Spec, layout: Layout) -> str | None:
 def stages_by_megatron(
     megatron: Any, text: str, pp: int, layers: int, mtp_layers: int = 0
 ) -> list[list[list[int]]] | None:
-    """Layer numbers by pipeline rank and virtual stage, or None where the string is refused."""
+    """Return the layer numbers by pipeline rank and virtual stage, or None if the string is refused."""
     try:
         layout = megatron(text, pp)
         layout.validate_layer_layout(num_layers=layers, mtp_num_layers=mtp_layers or None)

@@ -1,10 +1,10 @@
-"""Megatron-LM's flags, as the parser of each checkout has them, in the form of `topoplan/trainers/key_classes.py`.
+"""Read Megatron-LM's flags from the parser of each checkout, in the form of `topoplan/trainers/key_classes.py`.
 
     python tests/verify/megatron_lm_flags.py Megatron-LM-0.10 ... Megatron-LM
 
-brings `topoplan/catalog/trainer_keys/megatron_lm.json` to these checkouts, oldest first; with torch (of any kind),
-numpy, einops, transformers and triton installed. A flag that any of them has is known; kinds and choices are the
-newest's, and choices of the older ones are kept.
+updates `topoplan/catalog/trainer_keys/megatron_lm.json` to these checkouts, oldest first. Needs torch (any build),
+numpy, einops, transformers and triton. The list has the flags of all checkouts; kinds and choices are those of the
+newest one, and choices of older ones are kept.
 """
 
 import argparse
@@ -23,14 +23,14 @@ _KINDS = {int: "int", float: "float", str: "str", None: "str"}
 
 
 def parser_here() -> argparse.ArgumentParser:
-    """That of the checkout on sys.path."""
+    """Return the parser of the checkout on sys.path."""
     from megatron.training import arguments
 
     parser = argparse.ArgumentParser(allow_abbrev=False)
     groups = [name for name in dir(arguments) if re.fullmatch("_add_.*_arg(s|uments)", name)]
     for name in ["add_megatron_arguments"] if hasattr(arguments, "add_megatron_arguments") else groups:
         getattr(arguments, name)(parser)
-    with contextlib.suppress(ImportError):  # of the first versions; pretrain_gpt.py adds them
+    with contextlib.suppress(ImportError):  # in the first versions, pretrain_gpt.py adds them
         from megatron.post_training.arguments import add_modelopt_args
 
         add_modelopt_args(parser)
@@ -38,7 +38,7 @@ def parser_here() -> argparse.ArgumentParser:
 
 
 def flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, list[str]]]:
-    """Name, kind and choices of each flag."""
+    """Return the kind and the choices of each flag, by name."""
     for action in parser._actions:
         kind = "switch" if action.nargs == 0 else "any" if action.nargs else _KINDS.get(action.type, "any")
         choices = [one.name if isinstance(one, enum.Enum) else str(one) for one in action.choices or ()]
@@ -48,7 +48,7 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, list[str]
 
 
 def main(checkouts: list[str]) -> None:
-    """Each checkout in a process of its own, and what all of them have in the list."""
+    """Read each checkout in a separate process, and write the flags of all of them to the list."""
     kinds: dict[str, str] = {}
     choices: dict[str, list[str]] = {}
     for checkout in checkouts:
@@ -67,7 +67,7 @@ def main(checkouts: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
-        sys.path[0] = sys.argv[2]  # in place of this directory, which has a megatron.py too
+        sys.path[0] = sys.argv[2]  # replaces this directory, which also has a megatron.py
         print(json.dumps(list(flags(parser_here()))))
     else:
         main(sys.argv[1:])

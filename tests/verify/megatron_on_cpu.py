@@ -1,18 +1,19 @@
-"""LLaMA-Factory's Megatron trainer on processes without GPUs, over Gloo: LLaMA-Factory, mcore_adapter and megatron-core
-as they are installed, with what they ask of CUDA answered by the CPU.
+"""LLaMA-Factory's Megatron trainer in processes without GPUs, over Gloo: the installed LLaMA-Factory, mcore_adapter and
+megatron-core, with their calls to CUDA answered by the CPU.
 
-Run as a program (`python -m tests.verify.megatron_on_cpu`, USE_MCA=1) it imports the trainer once, which is most of the
-time of so small a run. Each line of JSON on its standard input is a train.yaml to train, a number of processes and
-whether what these send stays in memory (`Send.keeps`); torchrun's own agent then forks them, and a line on its standard
-output says how they ended.
+As a program (`python -m tests.verify.megatron_on_cpu`, USE_MCA=1), it imports the trainer once, which takes most of the
+time of such small runs. Each line of JSON on its standard input holds a train.yaml, a number of processes, and whether
+sent tensors stay in memory (`Send.keeps`). torchrun's own agent then forks the processes, and a line on standard output
+reports how they ended.
 
-What differs from a GPU, and why it does not matter to what is tested here:
+The differences from a GPU, and why they do not affect what is tested here:
 
-- `transformer_impl: local`, for Transformer Engine wants a GPU: other kernels, the same parameters but for their names.
-- Norms are bf16, as Transformer Engine's are; the local ones are fp32 else. Gloo's coalesced all-gather of a bf16 and
-  an fp32 tensor gives wrong values without an error, and the distributed optimizer does one with every model chunk from
-  the second on that has both (`core/distributed/param_and_grad_buffer.py`, start_param_sync). NCCL does it right.
-- Adam is the class below, which keeps its steps where Transformer Engine's does.
+- `transformer_impl: local`, because Transformer Engine needs a GPU: other kernels, but the same parameters except for
+  their names.
+- Norms are bf16, as in Transformer Engine; the local ones would be fp32. Gloo's coalesced all-gather of a bf16 and an
+  fp32 tensor gives wrong values without an error, and the distributed optimizer performs one for every model chunk from
+  the second on that has both (`core/distributed/param_and_grad_buffer.py`, start_param_sync). NCCL does it correctly.
+- Adam is the class below, which counts its steps where Transformer Engine's does.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
 LIMIT_S = 300
-"""Of a run, and of a message between its processes: far above what anything here takes."""
+"""Time limit of a run, and of a message between its processes: far more than any run here takes."""
 
 
 class OnTheCpu(TorchFunctionMode):
-    """Functions of torch that are called for a CUDA device do their work on the CPU."""
+    """Runs torch functions that are called for a CUDA device on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
         kwargs = {key: _device(value) if key == "device" else value for key, value in (kwargs or {}).items()}
-        kwargs.pop("pin_memory", None)  # asks for the driver
+        kwargs.pop("pin_memory", None)  # queries the driver
         found = func(*map(_device, args), **kwargs)
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
-            # megatron-core knows by this name which parameters to keep fp32 copies of.
+            # megatron-core tells by this name which parameters need fp32 copies.
             return found.replace("torch.", "torch.cuda.")
         return found
 
@@ -56,7 +57,7 @@ def _device(value: Any) -> Any:
 
 
 class Stream:
-    """A stream or an event: on the CPU everything has happened when the call returns."""
+    """A stream or an event: on the CPU, all work is done when the call returns."""
 
     cuda_stream = 0
 
@@ -77,7 +78,7 @@ class Stream:
 
 
 def answer_for_cuda() -> None:
-    """Before megatron-core is imported: some of it asks when it is imported."""
+    """Patch torch.cuda. Must run before megatron-core is imported, because parts of it query CUDA on import."""
 
     @contextlib.contextmanager
     def on_a_stream(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -88,7 +89,7 @@ def answer_for_cuda() -> None:
         *((cuda, name) for name in ("set_device", "synchronize", "empty_cache")),
         *((cuda.nvtx, name) for name in ("range_push", "range_pop")),
     ):
-        setattr(module, name, lambda *args, **kwargs: None)  # one each: torch._dynamo has a table of them
+        setattr(module, name, lambda *args, **kwargs: None)  # separate functions: torch._dynamo has a table of them
     cuda.current_device = lambda: CPU
     cuda.current_stream = lambda device=None: Stream()
     cuda.default_stream = lambda device=None: Stream()
@@ -103,8 +104,8 @@ def answer_for_cuda() -> None:
 class FusedAdam(torch.optim.Optimizer):
     """AdamW that counts the steps of a group, as Apex and Transformer Engine do.
 
-    torch's counts those of each parameter, and with that megatron-core can save a checkpoint but not go on from it
-    (`core/optimizer/distrib_optimizer.py`, state_dict wants the number of steps before there is one).
+    torch's AdamW counts the steps of each parameter; megatron-core can then save a checkpoint but not resume from it
+    (`core/optimizer/distrib_optimizer.py`: state_dict needs the number of steps before there is one).
     """
 
     def __init__(self, params: Any, *, adam_w_mode: bool, lr: float, **keys: Any) -> None:
@@ -128,7 +129,7 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 def answer_for_apex() -> None:
-    """While megatron-core looks for optimizers of its liking; nothing else of Apex is there."""
+    """Provide the optimizer that megatron-core looks for in Apex, and nothing else of Apex."""
     apex, optimizers = types.ModuleType("apex"), types.ModuleType("apex.optimizers")
     optimizers.FusedAdam, optimizers.FusedSGD = FusedAdam, torch.optim.SGD
     modules = {module.__name__: module for module in (apex, optimizers)}
@@ -141,17 +142,17 @@ def answer_for_apex() -> None:
 
 
 class Send:
-    """A send in flight between stages of an interleaved pipeline. Until it has been waited for nobody may free what is
-    sent.
+    """A send in flight between stages of an interleaved pipeline. The sent tensor must not be freed before it has been
+    waited for.
 
-    megatron-core below 0.18 does (Megatron-LM PR 4047). PyTorch may keep such memory from being used again, on GPUs
-    with a record of the tensors in flight; Gloo does not.
+    megatron-core below 0.18 does free it (Megatron-LM PR 4047). On GPUs, PyTorch's record of tensors in flight may
+    prevent such memory from being reused; Gloo has no such record.
     """
 
     keeps = False
-    """Whether what is sent stays in memory whoever frees it."""
+    """Whether sent tensors stay in memory even if they are freed."""
     freed = 0
-    """How many tensors of this process were freed too early."""
+    """Number of this process's tensors that were freed too early."""
 
     def __init__(self, work: Any, tensor: torch.Tensor) -> None:
         self.work, self.tensor, self.address = work, tensor, tensor.data_ptr()
@@ -182,14 +183,14 @@ def answer_for_megatron() -> None:
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # megatron-core 0.16 forgets it where Transformer Engine is not installed
+        moe_utils.te_general_gemm = None  # megatron-core 0.16 omits it if Transformer Engine is not installed
 
     exchange = torch.distributed.all_to_all_single
 
     def all_to_all_single(
         output: Any, input: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, **kwargs: Any
     ) -> Any:
-        # From a GPU the sizes come as NumPy arrays, from the CPU as they are: tensors (moe_utils.py,
+        # From a GPU the sizes come as NumPy arrays, from the CPU as tensors (moe_utils.py,
         # maybe_move_tensor_to_cpu).
         sizes = [
             None if one is None else [int(size) for size in one] for one in (output_split_sizes, input_split_sizes)
@@ -202,7 +203,7 @@ def answer_for_megatron() -> None:
 
     def norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> torch.nn.Module:
         made = torch.nn.RMSNorm(hidden_size, eps=eps, dtype=config.params_dtype)
-        # The local norm refuses sequence parallelism. All that it takes is that the gradients of the ranks are summed.
+        # The local norm refuses sequence parallelism, which only requires that the gradients of the ranks are summed.
         made.weight.sequence_parallel = config.sequence_parallel
         return made
 
@@ -214,7 +215,7 @@ def answer_for_the_adapter() -> None:
     from mcore_adapter.platforms import current_platform
     from mcore_adapter.trainer import McaTrainer
 
-    # The names of the weights of local layers, whose norms are modules of their own.
+    # The names of the weights of local layers, whose norms are separate modules.
     mcore_adapter.utils.is_megatron_llama.cached_value = True
     platform = type(current_platform)
     platform.get_rng_state = staticmethod(torch.cuda.get_rng_state)
@@ -233,9 +234,9 @@ def answer_for_the_adapter() -> None:
 
 
 def held_by(trainer: Any) -> dict[str, int]:
-    """What this rank holds after an optimizer step, of which it tells the number: elements, and bytes of the rest.
+    """Return what this rank holds after an optimizer step: counts of elements, bytes, and the number of the step.
 
-    `freed_in_flight` is how often it freed what it was still sending to the next stage until then.
+    `freed_in_flight` counts the tensors that it had freed until then while still sending them to the next stage.
     """
     from megatron.core import mpu
 
@@ -265,7 +266,7 @@ def held_by(trainer: Any) -> dict[str, int]:
 
 
 def train(path: str, reports: str, keeps_sent: bool, limit_s: int) -> None:
-    """In each of the processes: what `python -m llamafactory.launcher train.yaml` does."""
+    """Do what `python -m llamafactory.launcher train.yaml` does, in each of the processes."""
     import faulthandler
 
     from llamafactory.train.tuner import run_exp
@@ -279,7 +280,7 @@ def train(path: str, reports: str, keeps_sent: bool, limit_s: int) -> None:
 
 
 def start(request: Mapping[str, Any]) -> str:
-    """Train one file; the traceback of the rank that failed first, or nothing."""
+    """Train one file; return the traceback of the rank that failed first, or an empty text."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -308,7 +309,7 @@ def start(request: Mapping[str, Any]) -> str:
 
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is imported says much there
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the imported packages write much there
     torch.set_num_threads(1)
     answer_for_cuda()
     answer_for_apex()

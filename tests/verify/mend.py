@@ -1,7 +1,7 @@
-"""Run by `make verify` in the environment that it has installed: what cannot be imported there is put right.
+"""Repair packages that cannot be imported in the environment that `make verify` has installed.
 
-LLaMA-Factory asks for torchvision and torchaudio. Package indexes have them for the CUDA builds of torch, and beside a
-CPU build their libraries do not load. Nothing here looks at an image or listens to a sound.
+LLaMA-Factory requires torchvision and torchaudio. Package indexes have them for the CUDA builds of torch; next to a CPU
+build, their libraries do not load. Nothing here processes images or sound.
 """
 
 import importlib.util
@@ -17,11 +17,11 @@ def can_import(name: str) -> bool:
 
 def main() -> None:
     if not can_import("torchvision"):
-        # transformers imports it if it is there, and LLaMA-Factory for video alone.
+        # transformers imports it if it is installed; LLaMA-Factory needs it only for video.
         print("torchvision does not load beside this torch; it is removed")
         subprocess.run([sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"], check=True)
     if not can_import("torchaudio"):
-        # LLaMA-Factory imports it always. Without its libraries it can be imported, and computes nothing.
+        # LLaMA-Factory always imports it. Without its libraries it can be imported, but computes nothing.
         print("the libraries of torchaudio do not load beside this torch; they are removed")
         found = importlib.util.find_spec("torchaudio")
         for folder in (found.submodule_search_locations or ()) if found else ():

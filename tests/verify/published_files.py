@@ -1,9 +1,9 @@
-"""What `topoplan check` makes of files that others publish: `python -m tests.verify.published_files DIRECTORY...`.
+"""Run `topoplan check` on published files: `python -m tests.verify.published_files DIRECTORY...`.
 
 Every YAML, JSON and script below the directories is checked as a user would check it, alone and without a cluster, and
-then on the smallest number of machines that it asks for. The summary counts findings of each rule and the files that
-they hit, files that are recognized, configurations that are predicted and why others are not, memory that comments of
-the files say against what is predicted, and CPU time a file.
+then on the fewest machines that it asks for. The summary counts the findings of each rule and the files they concern,
+recognized files, predicted configurations and the reasons for the others, the memory stated in comments against the
+prediction, and the CPU time per file.
 `--whole` checks all files of a directory in one call; `--rule ID` (or error, warning, note) and `--reason TEXT` list
 the places instead of the summary.
 """
@@ -32,20 +32,20 @@ from topoplan.units import GIB
 SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 CARD = "h100-sxm-80gb"
 MACHINES = ((1, 8), (1, 16), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
-"""Nodes, and GPUs of each."""
+"""Numbers of nodes, and of GPUs of each node."""
 _MEMORY = re.compile(r"^#[^\n]*?\b(\d+) ?\* ?(\d+(?:\.\d+)?) ?GiB", re.MULTILINE)
 _CLUSTER_IS_SMALL = re.compile("predicted on the cluster's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Memory a GPU that a comment says, against what is predicted."""
+    """The memory per GPU that a comment states, against the prediction."""
 
     file: str
     error: float
-    """Predicted over said, less 1."""
+    """Predicted over stated memory, minus 1."""
     is_whole: bool
-    """The file says all that memory depends on: packed samples fill every sequence, and nobody has to guess images."""
+    """True if the file states all that memory depends on: full packed sequences, and no images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +54,19 @@ class Seen:
 
     paths: tuple[Path, ...]
     cpu_s: float = 0.0
-    """Of the dearer one of both calls."""
+    """CPU time of the slower of both calls."""
     refused: str = ""
-    """What it said where it read nothing."""
+    """The message if nothing could be read."""
     findings: tuple[Finding, ...] = ()
-    """Without a cluster, and what the other call adds."""
+    """The findings without a cluster, and those that the call with one adds."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Place of each configuration -> the reason why it is not predicted; empty for one that is."""
+    """Place of each configuration -> why it is not predicted; empty if it is."""
     memory: Compared | None = None
-    """Where a comment of the file says it."""
+    """Memory against the prediction, if a comment of the file states it."""
 
 
 def seen(paths: Sequence[Path]) -> Seen:
-    """What `check` says of files."""
+    """Return the result of `check` for files."""
     try:
         alone, alone_s = _timed(paths, PredictionTarget())
         on_cluster, cluster_s = _on_enough(paths, alone.setup)
@@ -96,7 +96,7 @@ def _memory(path: Path, predictions: Sequence[Prediction]) -> Compared | None:
 
 
 def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
-    """On the fewest machines that all of its configurations ask for, and that their layouts divide."""
+    """Return the fewest machines that all configurations ask for, and that their layouts divide."""
     clusters = [known.machines(known.gpu(CARD), *size, f"{size[0]} x {size[1]} {CARD}") for size in MACHINES]
     fits = (
         cluster for cluster in clusters if all(_has_room(one, setup, cluster) for one in setup.complete_configurations)
@@ -119,7 +119,7 @@ def _timed(paths: Sequence[Path], against: PredictionTarget) -> tuple[Checked, f
 
 
 def groups(directories: Iterable[Path], *, whole: bool) -> list[list[Path]]:
-    """The files of each call."""
+    """Yield the files of each call."""
     found = sorted({path for top in directories for path in top.rglob("*") if path.suffix in SUFFIXES})
     if not whole:
         return [[path] for path in found]
@@ -130,7 +130,7 @@ def groups(directories: Iterable[Path], *, whole: bool) -> list[list[Path]]:
 
 
 def summary(calls: Sequence[Seen]) -> Iterable[str]:
-    """The whole of it as lines."""
+    """Yield the summary line by line."""
     times = [one.cpu_s for one in calls]
     yield f"{len(calls)} calls; CPU s: median {statistics.median(times):.2f}, above 2 s: {sum(s > 2 for s in times)}"
     slow = sorted(calls, key=lambda one: -one.cpu_s)[:5]
@@ -166,7 +166,7 @@ def _memory_lines(found: Sequence[Compared]) -> Iterable[str]:
 
 
 def places(calls: Sequence[Seen], rule: str, reason: str) -> Iterable[str]:
-    """Where a rule found something, or a configuration was not predicted or read for a reason."""
+    """Yield the places of a rule's findings, or of configurations that a reason keeps from being predicted or read."""
     for one in calls:
         for finding in one.findings if rule else ():
             if rule in (finding.rule, finding.severity):

@@ -27,7 +27,7 @@ class Refusal:
     place: str
     kind: str
     conditions: tuple[str, ...]
-    """Outermost first."""
+    """The enclosing conditions, outermost first."""
     keys: frozenset[str]
     """Keys in the innermost condition that reads any."""
     alternatives: tuple[frozenset[str], ...]

@@ -1,7 +1,7 @@
-"""A Slurm of its own on this machine: a controller and a daemon for each node, in a directory that goes with it.
+"""A private Slurm on this machine: a controller and a daemon for each node, in a temporary directory.
 
 Needs slurmctld, slurmd, the Slurm commands and munged; on Debian `apt-get install slurmctld slurmd slurm-client munge`.
-Nothing of the system's own Slurm is read, started or changed: configuration, keys, sockets and ports are apart.
+The system's own Slurm is not read, started or changed: configuration, keys, sockets and ports are separate.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ LIMIT_S = 150
 """Limit for what takes a second or a few, however slow the machine is."""
 PATH = f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"
 
-# Slurm with the GPUs as plain files, without cgroups, accounting or an MPI of its own. Each node has an address of its
-# own of the loopback network, and the name of none is known to the resolver. Time limits are those of a busy machine.
+# GPUs are plain files; there are no cgroups, no accounting and no MPI plug-in. Each node has its own loopback address,
+# and its name is unknown to the resolver. Time limits are those of a busy machine.
 CONFIG = """\
 ClusterName=topoplan
 SlurmctldHost={host}(127.0.0.1)
@@ -62,19 +62,19 @@ NODE = (
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended."""
+    """A finished job."""
 
     state: str
     exit_code: str
     """`code:signal`."""
     output: str
     details: Mapping[str, str]
-    """What `scontrol show job` says, key by key."""
+    """The output of `scontrol show job` by key."""
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """The commands of the Slurm in `root`."""
+    """Runs the commands of the Slurm in `root`."""
 
     root: Path
 
@@ -89,14 +89,14 @@ class Slurm:
         return done.stdout
 
     def submit(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> str:
-        """The number of a new job."""
+        """Submit a job and return its number."""
         return self.run("sbatch", "--parsable", *arguments, cwd=cwd, env=env).strip()
 
     def state(self, job: str) -> str:
         return self._details(job)["JobState"]
 
     def wait(self, job: str, timeout_s: float = 2 * LIMIT_S) -> Job:
-        """The job when it has ended on all nodes."""
+        """Wait until a job has ended on all nodes, and return it."""
         until = time.monotonic() + timeout_s
         while self.state(job) in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") or not self.ready():
             assert time.monotonic() < until, f"job {job} did not end: {self._details(job)}"
@@ -106,23 +106,23 @@ class Slurm:
         return Job(state=details["JobState"], exit_code=details["ExitCode"], output=output, details=details)
 
     def ready(self) -> bool:
-        """All nodes are there, and have nothing to do."""
+        """Whether all nodes are up and idle."""
         return self.run("sinfo", "--noheader", "--format=%T %D").split() == ["idle", str(NODES)]
 
     def _details(self, job: str) -> dict[str, str]:
         lines = [line.strip() for line in self.run("scontrol", "show", "job", job).splitlines()]
         words = [word.partition("=") for line in lines for word in line.split()]
-        # The rest of the line is the value of some.
+        # Some values take the rest of the line.
         whole = [line.partition("=") for line in lines if line.startswith(("Command=", "Comment=", "StdOut="))]
         return {key: value for key, _, value in [*words, *whole]}
 
 
 @contextlib.contextmanager
 def own_slurm() -> Iterator[Slurm]:
-    """Start it, and end all of its processes. Skips the test where Slurm is not installed."""
+    """Start a private Slurm, and end all of its processes. Skip the test if Slurm is not installed."""
     if missing := [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]:
         pytest.skip(f"Slurm is not installed: no {', '.join(missing)}")
-    # A socket's path has to be short.
+    # The path of a socket has to be short.
     root = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     root.chmod(0o755)
     for name in ("state", "spool", "log", "dev"):
@@ -145,7 +145,7 @@ def own_slurm() -> Iterator[Slurm]:
             time.sleep(0.05)
         yield slurm
     finally:
-        with contextlib.suppress(Exception):  # what a test that failed has left running
+        with contextlib.suppress(Exception):  # left running by a failed test
             slurm.run("scancel", "--signal=KILL", f"--user={getpass.getuser()}")
             time.sleep(0.5 if slurm.run("squeue", "--noheader") else 0)
         for daemon in reversed(daemons):

@@ -1,7 +1,7 @@
-"""ms-swift's own reader and argument classes, in a process of their own.
+"""Parse arguments with ms-swift's own reader and argument classes, in a separate process.
 
-What is changed for a machine without GPUs: `use_cpu`; for Megatron no process groups, and a stand-in for mcore_bridge,
-which imports kernels of Transformer Engine. All else is real, with every check that ms-swift makes of arguments.
+Changes for a machine without GPUs: `use_cpu`; for Megatron, no process groups and a stand-in for mcore_bridge, which
+imports kernels of Transformer Engine. Everything else is real, including every check of arguments in ms-swift.
 """
 
 from collections.abc import Mapping
@@ -51,16 +51,16 @@ print(json.dumps(found))
 
 
 def need_swift() -> None:
-    """Skip the test where ms-swift is not installed."""
+    """Skip the test if ms-swift is not installed."""
     pytest.importorskip("swift.cli", reason="ms-swift is not installed (the verify-swift extra has it)")
 
 
 def parse(
     paths: Mapping[Path, list[str]], folder: Path, *, megatron: bool = False, ranks: int = 1
 ) -> dict[str, dict[str, str]]:
-    """Path -> what the argument class makes of that train.yaml with further arguments, as repr.
+    """Return path -> the parsed arguments of that train.yaml with further arguments, as repr.
 
-    {"error": ...} where it refuses it. `folder` is the working directory.
+    {"error": ...} if the argument class refuses them. `folder` is the working directory.
     """
     environment = {**ONE_RANK, "LOCAL_WORLD_SIZE": "1", "RANKS": str(ranks)}
     environment |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}

@@ -1,9 +1,8 @@
-"""A bundle as `topoplan generate` writes it, run for real: torchrun, LLaMA-Factory's launcher and trainer, Gloo.
+"""Run a bundle as `topoplan generate` writes it: real torchrun, LLaMA-Factory's launcher and trainer, over Gloo.
 
-No GPU is needed, and so the trainer is LLaMA-Factory's plain one instead of the Megatron one. What is changed for it is
-stated here and is no more than this: `env: {USE_MCA: "0"}` in the spec; `on_the_cpu`, which rewrites train.yaml; empty
-packages in place of the Megatron ones that are not installed, for a script that looks for them. The scripts run as
-they are written.
+No GPU is needed, so LLaMA-Factory's plain trainer runs instead of the Megatron one. The only changes for this are
+`env: {USE_MCA: "0"}` in the spec, `on_the_cpu`, which rewrites train.yaml, and empty packages in place of Megatron
+packages that are not installed, because the scripts look for them. The scripts run as they are written.
 """
 
 import importlib.metadata
@@ -31,9 +30,9 @@ pytestmark = [
 ]
 
 MODEL = "Qwen/Qwen3-0.6B"
-"""In the spec; what stands in its place on the nodes is tiny."""
+"""The model of the spec; the nodes have a tiny one in its place."""
 
-# Python imports it at its start, so that every rank writes down what it was started with.
+# Imported when Python starts, so that every rank records what it was started with.
 REPORTER = """
 import json, os, pathlib, sys
 
@@ -44,7 +43,7 @@ if "RANK" in os.environ and "llamafactory.launcher" in sys.orig_argv:
 
 
 def on_the_cpu(train_yaml: Path) -> None:
-    """Take out the keys that mcore_adapter declares, and what needs a GPU: all that keeps the plain trainer from it."""
+    """Remove the keys of mcore_adapter and those that need a GPU, so that the plain trainer accepts the file."""
     values = yaml.safe_load(train_yaml.read_text(encoding="utf-8"))
     plain = {key: value for key, value in values.items() if known_keys()[key].package != "mcore_adapter"}
     text = yaml.safe_dump(plain | {"bf16": False, "use_cpu": True}, allow_unicode=True)
@@ -52,7 +51,7 @@ def on_the_cpu(train_yaml: Path) -> None:
 
 
 def make_model(folder: Path, config: Any = None) -> None:
-    """A Qwen3 of 0.2M random parameters, or what the config says, with a tokenizer of 256 bytes and three marks."""
+    """Write a Qwen3 of 0.2M random parameters, or the config's model, and a tokenizer of 256 bytes and 3 tokens."""
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -101,7 +100,7 @@ def launched(tmp_path: Path) -> Iterator[Nodes]:
         (running.folder / "sitecustomize.py").write_text(REPORTER)
         (running.folder / "reports").mkdir()
         for package in ("mcore_adapter", "transformer_engine"):
-            # Installed, not only on this process's path: a script starts with an environment of its own.
+            # Installed, not only on this process's path: a script starts with its own environment.
             if package not in importlib.metadata.packages_distributions():
                 (running.folder / package).mkdir()
                 (running.folder / package / "__init__.py").touch()
@@ -115,9 +114,9 @@ def pair() -> Iterator[tuple[Machine, Machine]]:
 
 
 def make_spec(path: Path, model: str | Path, hosts: list[dict[str, Any]], **job: Any) -> Path:
-    """A spec of two GPUs a node."""
+    """Return a spec with two GPUs per node."""
     spec = {
-        "name": f"test-{uuid.uuid4().hex}",  # decides the port, which must be free when such tests run side by side
+        "name": f"test-{uuid.uuid4().hex}",  # determines the port, which must be free when such tests run in parallel
         "nodes": max(1, len(hosts)),
         "gpus_per_node": 2,
         "gpu": "h100-sxm-80gb",
@@ -136,7 +135,7 @@ def make_spec(path: Path, model: str | Path, hosts: list[dict[str, Any]], **job:
             "dataset": "tiny",
             "samples": 20,
             "epochs": 2,
-            "pin": {"tp": 1, "pp": 1, "cp": 1},  # the plain trainer splits nothing but data
+            "pin": {"tp": 1, "pp": 1, "cp": 1},  # the plain trainer only splits data
             **job,
         },
     }
@@ -145,7 +144,7 @@ def make_spec(path: Path, model: str | Path, hosts: list[dict[str, Any]], **job:
 
 
 def two_node_spec(root: Path, model: Path, machines: tuple[Machine, ...], **job: Any) -> Path:
-    """Each node has a working directory of its own, in which the model is where README.md says to download it to."""
+    """Return a spec of two nodes with separate working directories, each with the model where README.md puts it."""
     hosts = []
     for node, machine in enumerate(machines):
         workdir = root / f"node {node}"
@@ -164,7 +163,7 @@ def two_node_spec(root: Path, model: Path, machines: tuple[Machine, ...], **job:
 
 
 def generate(spec: Path, bundle: Path) -> str:
-    """Name of the run."""
+    """Write the bundle, and return the name of the run."""
     command = [sys.executable, "-m", "topoplan", "generate", str(spec), "--output", str(bundle)]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     on_the_cpu(bundle / "train.yaml")
@@ -172,19 +171,19 @@ def generate(spec: Path, bundle: Path) -> str:
 
 
 def environment(running: Nodes) -> Mapping[str, str]:
-    """What an earlier job may have left behind, and what the test wants."""
+    """Return an environment with variables that an earlier job may have left, and those of the test."""
     return dict.fromkeys(HIJACKERS, "7") | {
         "PYTHONPATH": str(running.folder),
         "REPORTS": str(running.folder / "reports"),
         "HF_HUB_OFFLINE": "1",
         "DISABLE_VERSION_CHECK": "1",
-        "TOPOPLAN_ANY_VERSIONS": "1",  # of the Megatron trainer's packages
+        "TOPOPLAN_ANY_VERSIONS": "1",  # the packages of the Megatron trainer
         "PATH": os.pathsep.join([f"{sys.prefix}/bin", os.environ["PATH"]]),
     }
 
 
 def steps_in(log: Path) -> list[dict[str, Any]]:
-    """Lines of LLaMA-Factory's own log that have a loss: one an optimizer step."""
+    """Return the lines of LLaMA-Factory's own log that have a loss: one per optimizer step."""
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return [line for line in lines if "loss" in line]
 
@@ -220,7 +219,7 @@ def test_two_nodes_train_one_model_as_it_was_planned(
         }
         assert {key: seen["env"].get(key) for key in expected} == expected
         assert not {"NNODES", "NODE_RANK", "NPROC_PER_NODE", "FORCE_TORCHRUN", "RDZV_ID"} & seen["env"].keys()
-        # What LLaMA-Factory says of the process group that it is in, in the log of that rank and nowhere else.
+        # LLaMA-Factory describes its process group only in the log of each rank.
         logs = [*(tmp_path / f"node {node}" / "logs" / run / f"node-0{node}").rglob(f"{local}/std*.log")]
         assert len(logs) == 2
         assert f"Process rank: {rank}, world size: 4," in "".join(path.read_text() for path in logs)
@@ -236,13 +235,13 @@ def test_two_nodes_train_one_model_as_it_was_planned(
 
 def test_one_node_trains_whatever_its_directories_are_called(launched: Nodes, model: Path, tmp_path: Path) -> None:
     odd = "训练 'a' \"b\" $(c) `d` & e"
-    # A model that the spec names by its path is found at the same path on the node.
+    # A model given by its path is found at the same path on the node.
     (tmp_path / f"model {odd}").symlink_to(model)
     keys = {"dataset_dir": f"data {odd}", "trainer": {"output_dir": f"out/{odd}"}}
     spec = make_spec(tmp_path / "spec.yaml", tmp_path / f"model {odd}", [], **keys)
     bundle = tmp_path / odd
     generate(spec, bundle)
-    # Without hosts the working directory is the bundle's.
+    # Without hosts, the working directory is that of the bundle.
     make_data(bundle / f"data {odd}")
     started = launched.start(bundle / "node-00.sh", env=environment(launched))
     assert started.wait() == 0, started.text[-4000:]

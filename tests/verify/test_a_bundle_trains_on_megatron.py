@@ -1,9 +1,9 @@
-"""train.yaml as topoplan writes it for a layout, trained by LLaMA-Factory on Megatron: mcore_adapter's own loop, models
-of 0.2 to 0.4 million parameters, one to four processes over Gloo.
+"""Train with train.yaml, as written for a layout, in LLaMA-Factory on Megatron: mcore_adapter's own loop, models of 0.2
+to 0.4 million parameters, one to four processes over Gloo.
 
-What is changed in the file stands in `ON_THE_CPU`, what stands in for CUDA in megatron_on_cpu.py. A test whose name
-says that something goes wrong expects it: when it fails after an update, upstream has mended that, and the rule that
-keeps users from it (or the warning) can be narrowed to older versions. docs/versions.md says what each version did.
+`ON_THE_CPU` holds the changes to the file, and megatron_on_cpu.py replaces CUDA. A test whose name says that something
+goes wrong expects the fault: if it fails after an update, upstream has fixed it, and the rule or warning that keeps
+users from it can be narrowed to older versions. docs/versions.md lists the behavior of each version.
 """
 
 import importlib.metadata
@@ -34,7 +34,7 @@ from topoplan.trainers.case import case_of
 
 
 def version_of(package: str) -> tuple[int, int]:
-    """Major and minor; (0, 0) where it is not installed."""
+    """Return the major and minor version; (0, 0) if the package is not installed."""
     try:
         major, minor, *_ = importlib.metadata.version(package).split(".")
     except importlib.metadata.PackageNotFoundError:
@@ -61,29 +61,29 @@ new_torch = pytest.mark.skipif(
 SAMPLES = 24
 STEPS = 6
 TOLERANCE = 0.005
-"""Of a loss, where the sums of bf16 numbers are done in another order; the losses fall by more than 1."""
+"""Tolerance of a loss, because bf16 numbers are summed in another order; the losses fall by more than 1."""
 
 ON_THE_CPU = {
-    "use_cpu": True,  # bf16 is refused without a GPU else
-    "transformer_impl": "local",  # Transformer Engine needs a GPU, and these two need it or kernels of their own
+    "use_cpu": True,  # otherwise bf16 is refused without a GPU
+    "transformer_impl": "local",  # Transformer Engine needs a GPU, and these two need it or their own kernels
     "apply_rope_fusion": False,
     "moe_grouped_gemm": False,
 }
 NO_CHECKPOINTS = {"save_strategy": "no"}
-"""Where the losses are all that a test looks at, so that it runs with every torch."""
+"""For tests that only look at the losses, so that they run with every torch."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What became of one train.yaml."""
+    """The result of training one train.yaml."""
 
     spec: Spec
     plan: Plan
     output: Path
     losses: tuple[float, ...]
-    """Of the optimizer steps, in their order, those of an earlier run that this one went on from included."""
+    """Losses of the optimizer steps in order, including those of an earlier run that was resumed."""
     ranks: tuple[Mapping[str, int], ...]
-    """What each process held after its first step: megatron_on_cpu.py, held_by."""
+    """What each process held after its first step, as returned by `held_by` in megatron_on_cpu.py."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Case:
 
     @property
     def single(self) -> str:
-        """The name of the run of a single process on the same model and batches."""
+        """The name of the run with a single process on the same model and batches."""
         return f"{self.model}-{self.global_batch_size}"
 
     @property
     def is_steady(self) -> bool:
-        """Whether an interleaved pipeline comes to its steady phase, where sends are overlapped.
+        """Whether an interleaved pipeline reaches its steady phase, in which sends are overlapped.
 
-        With a microbatch for each stage all is warm-up (Megatron-LM schedules.py, get_pp_rank_microbatches).
+        With one micro-batch per stage there is only warm-up (Megatron-LM schedules.py, get_pp_rank_microbatches).
         """
         pp, dp = (self.layout.get(degree, 1) for degree in ("pp", "dp"))
         return self.layout.get("vpp", 1) > 1 and self.global_batch_size > pp * dp
@@ -144,16 +144,16 @@ every_layout = pytest.mark.parametrize(
 
 class Train(Protocol):
     def __call__(self, name: str, case: Case, *, ends_in: str = "", keeps_sent: bool = False) -> Run:
-        """Trains a case; asked for the same name again, goes on in its output directory.
+        """Train a case; if called again with the same name, resume in its output directory.
 
-        `ends_in` is in the error of the rank that fails first, where one is expected to; `keeps_sent` is what
-        megatron_on_cpu.py calls Send.keeps.
+        `ends_in` is part of the error of the rank that fails first, if a failure is expected; `keeps_sent` is
+        Send.keeps of megatron_on_cpu.py.
         """
 
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """All in one process that has imported the trainer."""
+    """Train all cases in one process that has imported the trainer."""
     need_llamafactory()
     root = tmp_path_factory.mktemp("megatron")
     make_models(root / "models")
@@ -162,7 +162,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
         **os.environ,
         "USE_MCA": "1",
         "DISABLE_VERSION_CHECK": "1",
-        "TORCH_COMPILE_DISABLE": "1",  # the fused activation as plain operations: no compiler is needed
+        "TORCH_COMPILE_DISABLE": "1",  # the fused activation as plain operations, which need no compiler
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -270,7 +270,7 @@ def losses_in(state: Path) -> tuple[float, ...]:
 
 @pytest.fixture(scope="module")
 def trained(train: Train) -> Callable[[str], Run]:
-    """The run of a case by its name, which is trained when it is first asked for."""
+    """Return the run of a case by its name; it is trained on the first call."""
     done: dict[str, Run] = {}
 
     def one(name: str) -> Run:
@@ -317,7 +317,7 @@ SAVED = {
 
 
 def weights_in(output: Path) -> dict[str, Any]:
-    """The Hugging Face weights, of which each stage and each rank of the experts writes files of its own."""
+    """Return the Hugging Face weights; each stage and each rank of the experts writes separate files."""
     from safetensors.torch import load_file
 
     return {name: tensor for path in output.glob("*.safetensors") for name, tensor in load_file(path).items()}
@@ -384,7 +384,7 @@ def test_hugging_face_weights_cannot_be_saved_where_etp_differs_from_tp(train: T
 def test_a_trial_trains_on_made_up_samples_and_saves_nothing_before_its_end(
     train: Train, trained: Callable[[str], Run], tmp_path: Path
 ) -> None:
-    """It is let run on to its end here, which is at twice its steps: there transformers always saves."""
+    """The trial runs to its end here, at twice its steps, where transformers always saves."""
     known = trained("dp2")
     files = trial_draft(known.spec, known.plan, STEPS, "saves/trials/x", made_up=True).trainer.files
     for name in ("samples/samples.jsonl", "samples/dataset_info.json"):
@@ -403,8 +403,7 @@ def test_a_trial_trains_on_made_up_samples_and_saves_nothing_before_its_end(
 
 @pytest.mark.skipif(version_of("megatron-core") >= (0, 18), reason="Megatron-LM PR 4047 is in 0.18")
 def test_megatron_core_below_0_18_frees_what_it_is_still_sending(train: Train, trained: Callable[[str], Run]) -> None:
-    # With Gloo losses are then anything, from run to run. Where what is sent stays in memory until it has been waited
-    # for, no harm is done.
+    # With Gloo, losses then vary from run to run, unless sent tensors stay in memory until they have been waited for.
     run = train("freed", LAYOUTS["pp2-vpp2"], keeps_sent=True)
     assert all(held["freed_in_flight"] for held in run.ranks)
     assert run.losses == pytest.approx(trained("dense-4").losses, abs=TOLERANCE)

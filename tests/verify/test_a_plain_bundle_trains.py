@@ -1,7 +1,7 @@
-"""Bundles for plain data parallel training, run for real on two nodes: torchrun, LLaMA-Factory, PEFT, Gloo.
+"""Run bundles for plain data parallel training on two nodes: real torchrun, LLaMA-Factory and PEFT, over Gloo.
 
-No GPU is needed. What is changed for that is two keys of train.yaml (`bf16: false`, `use_cpu: true`); the scripts run
-as they are written.
+No GPU is needed: two keys of train.yaml are changed (`bf16: false`, `use_cpu: true`); the scripts run as they are
+written.
 """
 
 import re
@@ -89,7 +89,7 @@ def test_two_nodes_train_one_model(
     assert [one.left() for one in started] == [{}, {}]
 
 
-# Without GPUs the trainer's device is `cpu:0`; what torch has saved it loads to `cpu` alone.
+# Without GPUs the trainer's device is `cpu:0`, but torch loads saved tensors only to `cpu`.
 LOADS_TO_CPU_0 = """
 import os
 if "RANK" in os.environ:

@@ -1,6 +1,6 @@
-"""A bundle of ms-swift as `topoplan generate` writes it, run for real on two processes without GPUs, over Gloo.
+"""Run bundles of ms-swift as `topoplan generate` writes them, on two processes without GPUs, over Gloo.
 
-DeepSpeed is not among them: on a CPU it compiles kernels of its own first. What is changed stands in `TRAINER`.
+DeepSpeed is left out, because on a CPU it first compiles its own kernels. `TRAINER` holds the changed keys.
 """
 
 import json
@@ -42,13 +42,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make_run(root: Path, **changes: Any) -> Path:
-    """The script of the one node."""
+    """Write a bundle, and return the script of its only node."""
     write_bundle(generate(*spec_and_plan(root, **changes), None, "swift"), root / "b")
     return root / "b" / "node-00.sh"
 
 
 def spec_and_plan(root: Path, *, finetuning: str = "full", epochs: float = 2.0, **changes: Any) -> tuple[Spec, Plan]:
-    """Of two processes, with a model and samples below `root`."""
+    """Return a spec and a plan for two processes, with a model and samples below `root`."""
     make_model(root / "tiny model")
     rows = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three"}]
     (root / "samples.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 20, encoding="utf-8")
@@ -72,14 +72,14 @@ def spec_and_plan(root: Path, *, finetuning: str = "full", epochs: float = 2.0, 
 
 
 def run(script: Path) -> list[dict[str, Any]]:
-    """Lines of the log that have a loss: one an optimizer step."""
+    """Run the script, and return the lines of the log that have a loss: one per optimizer step."""
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return steps_of(script)
 
 
 def steps_of(script: Path) -> list[dict[str, Any]]:
-    """The same of a run that goes on."""
+    """Return the lines of the log that have a loss, for a run that may have been resumed."""
     log = script.parents[1] / "saves" / "run" / "logging.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     return [line for line in map(json.loads, lines) if "loss" in line]
@@ -101,7 +101,7 @@ def test_a_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:
     first = run(script)
     checkpoints = sorted((tmp_path / "saves" / "run").glob("checkpoint-*"))
     assert [path.name for path in checkpoints] == ["checkpoint-10", "checkpoint-8"]
-    (checkpoints[0] / "trainer_state.json").unlink()  # as if it had ended while this was written
+    (checkpoints[0] / "trainer_state.json").unlink()  # as if the run had ended while this file was written
     again = run(script)[len(first) :]
     assert [line["global_step/max_steps"] for line in again] == ["9/10", "10/10"]
 

@@ -1,7 +1,7 @@
-"""What layers of transformers' own models keep for backward, by torch's own hooks, equals what the cost model says.
+"""Compare the activations that layers of transformers save for backward, seen by torch's hooks, with the cost model.
 
-Small models with random weights run on the processor, where scaled_dot_product_attention keeps what FlashAttention
-does. A storage counts once, parameters and their 16-bit copies not at all.
+Small models with random weights run on the CPU, where scaled_dot_product_attention saves what FlashAttention saves.
+Each storage counts once; parameters and their 16-bit copies do not count.
 """
 
 import re
@@ -70,7 +70,7 @@ def with_adapters(model, target, dtype):
 
 
 def kept_by_place(model, *, autocast=False):
-    """Bytes that each layer (by number) and the end (-1) keep, parameters and their copies left out."""
+    """Return the bytes saved by each layer (by number) and by the end (-1), without parameters and their copies."""
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     shapes = {tuple(parameter.shape) for parameter in model.parameters()}
     of_weights = shapes | {shape[::-1] for shape in shapes}
@@ -79,7 +79,7 @@ def kept_by_place(model, *, autocast=False):
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own | seen:
-            alive.append(tensor)  # or its address might be given to another one
+            alive.append(tensor)  # otherwise its address might be reused
             seen.add(storage.data_ptr())
             is_copy = autocast and tuple(tensor.shape) in of_weights and tensor.dtype == torch.bfloat16
             kept[place[0]] += 0 if is_copy else storage.nbytes()
@@ -136,7 +136,7 @@ def test_a_trained_layer_behind_frozen_ones_in_16_bits_has_a_residual_in_16_bits
             parameter.data = parameter.data.float()
     kept = kept_by_place(model, autocast=True)
     assert predicted(config, place=3, fp32_weights=True).saved_bytes == pytest.approx(kept[3], rel=0.002)
-    assert kept[0] < 0.01 * kept[3]  # cosines and sines of the positions, which all layers share
+    assert kept[0] < 0.01 * kept[3]  # cosines and sines of the positions, shared by all layers
 
 
 ADAPTED = pytest.mark.parametrize("names", ["all", frozenset({"q_proj", "v_proj"})], ids=["all", "q_proj,v_proj"])
@@ -155,7 +155,7 @@ def test_a_frozen_layer_with_adapters(kind, names, dtype, autocast, copied_bytes
     model = with_adapters(model_of(config, torch.bfloat16), target, getattr(torch, dtype))
     kept = kept_by_place(model, autocast=autocast)
     found = predicted(config, adapted=names, adapter_input_bytes=copied_bytes).saved_bytes
-    # What is as narrow as a rank, in fp32 at most, is left out.
+    # Tensors as narrow as a rank, in fp32 at most, are ignored.
     narrow = 4 * RANK * TOKENS * 9
     assert kept[2] - narrow <= found <= kept[2] * 1.002
 
@@ -163,7 +163,7 @@ def test_a_frozen_layer_with_adapters(kind, names, dtype, autocast, copied_bytes
 def test_a_layer_with_latent_attention():
     config = config_of("deepseek_v3", **LATENT)
     kept = kept_by_place(model_of(config, torch.bfloat16))
-    # On the processor the output lies head by head, so that o_proj has a copy in another order.
+    # On the CPU the output is stored head by head, so that o_proj saves a reordered copy.
     copy = 2 * TOKENS * LATENT["num_key_value_heads"] * LATENT["v_head_dim"]
     assert predicted(config).saved_bytes + copy == pytest.approx(kept[2], rel=0.002)
 
@@ -175,7 +175,7 @@ def test_with_gradient_checkpointing_a_layer_keeps_its_input_alone(dtype, residu
     model.gradient_checkpointing_enable({"use_reentrant": True})
     model.enable_input_require_grads()
     kept = kept_by_place(model, autocast=dtype == "float32")
-    # Kept by the call around a layer; the last one's counts to the end. The token numbers are kept by the embedding.
+    # Saved by the call around a layer; that of the last layer counts as the end. The embedding saves the token ids.
     token_numbers = 8 * TOKENS
     assert kept[None] == (LAYERS - 1) * predicted(config, residual_bytes=residual_bytes).input_bytes + token_numbers
     assert all(kept[place] == 0 for place in range(LAYERS))
@@ -193,7 +193,7 @@ def test_peak_bytes_of_a_logit(backward, expected):
 
         logits = states @ weight.t()
         loss = ForCausalLMLoss(logits, labels, vocab_size=vocabulary)
-        del logits  # as the trainer forgets the model's outputs
+        del logits  # because the trainer drops the model's outputs
         if backward:
             loss.backward()
 
@@ -225,7 +225,7 @@ def test_autocast_gives_its_copies_of_weights_up_at_the_end_of_forward_unless_pr
     for _, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
         held.append(held[-1] + change)
     assert loss.requires_grad
-    # All weights but the embedding, which is looked up and not multiplied.
+    # All weights except the embedding, which is looked up instead of multiplied.
     copies = 2 * (sum(parameter.numel() for parameter in model.parameters()) - VOCABULARY * 512)
     head = 2 * VOCABULARY * 512
     assert max(held) == pytest.approx(copies, rel=0.15)

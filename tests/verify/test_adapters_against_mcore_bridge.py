@@ -1,4 +1,4 @@
-"""Elements of LoRA on a rank, and what it saves for backward, against the modules that mcore_bridge builds for it."""
+"""Compare the elements of LoRA on a rank, and what it saves for backward, with the modules that mcore_bridge builds."""
 
 import importlib.util
 import json
@@ -34,11 +34,11 @@ ADAPTERS = Adapters(16, ("all",))
 NORMED = ("linear_qkv", "in_proj", "linear_fc1", "linear_q_up_proj", "linear_kv_up_proj")
 """Layers with a norm in them (megatron-core `core/models/gpt/gpt_layer_specs.py`)."""
 SMALL = (("Qwen/Qwen3-0.6B", 1), ("deepseek-ai/DeepSeek-V2-Lite", 16))
-"""(model, ep): what they save is really computed."""
+"""(model, ep) for which saved tensors are measured in a real forward pass."""
 
 
 def base_of(linear: Linear) -> str:
-    """The class that megatron-core builds the layer of."""
+    """Return the class of which megatron-core builds the layer."""
     side = linear.side
     if linear.experts:
         return "TERowParallelGroupedLinear" if side == "row" else "TEColumnParallelGroupedLinear"
@@ -68,7 +68,7 @@ def asked(model: Model, layer: Layer, tp: int, ep: int, shard: Shard | None = No
 
 
 def built_of(wanted: list[list[dict[str, Any]]]) -> list[list[dict[str, int]]]:
-    """The adapters that are asked for."""
+    """Return the adapters that mcore_bridge builds for a list of requests."""
     for package in ("megatron.core", "mcore_bridge"):
         root, _, _ = package.partition(".")
         if importlib.util.find_spec(root) is None:
@@ -83,7 +83,7 @@ def built_of(wanted: list[list[dict[str, Any]]]) -> list[list[dict[str, int]]]:
 
 @pytest.fixture(scope="module")
 def built() -> list[list[dict[str, int]]]:
-    """For each of `layers`, the adapters of its linear layers."""
+    """Return the adapters of the linear layers of each of `layers`."""
     return built_of([asked(*one) for one in layers()])
 
 

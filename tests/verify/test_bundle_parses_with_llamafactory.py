@@ -1,4 +1,4 @@
-"""train.yaml through LLaMA-Factory's own reader and parser, on the path that USE_MCA=1 takes."""
+"""Parse train.yaml with LLaMA-Factory's own reader and parser, on the path of USE_MCA=1."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "block": {"pp": 2, "recompute": Recompute(granularity="full", method="block", num_layers=3)},
     "user": {
         "model": QWEN3_8B,
-        "overlap_param_gather": False,  # as save_strategy "no" wants it
+        "overlap_param_gather": False,  # required by save_strategy "no"
         "job": {
             "trainer": {
                 "additional_configs": {"moe_z_loss_coeff": 1e-3},
@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, str]]:
-    """Case -> what the parser made of its train.yaml, key by key, as repr."""
+    """Return case -> the parsed keys of its train.yaml, as repr."""
     need_llamafactory()
     folder = tmp_path_factory.mktemp("yaml")
     paths = {}
@@ -90,7 +90,7 @@ def test_the_parser_takes_every_key_and_gets_the_value_that_was_meant(
     assert seen["learning_rate"] == "2e-05"
     assert float(seen["warmup_steps"]) == 141
     assert seen["stage"] == repr(spec.job.stage)
-    # Stated as true, packing takes one token off, which the Megatron workflow adds again.
+    # An explicit `packing: true` removes one token, which the Megatron workflow adds again.
     packs = spec.job.stage == "sft"
     assert seen["cutoff_len"] == repr(spec.job.seq_len - packs)
     granularity = layout.recompute.granularity
@@ -104,7 +104,7 @@ def test_the_parser_refuses_what_the_key_list_refuses(parsed: Mapping[str, Mappi
 
 
 def test_the_key_list_is_what_the_installed_versions_declare() -> None:
-    """The names of every version; types, choices and defaults too of those that the list names."""
+    """Compares the names for every version, and types, choices and defaults for versions that the list names."""
     need_llamafactory()
     found = list(key_lists.of_llamafactory())
     assert {"megatron", "plain"} <= {one.view for one in found}
@@ -148,7 +148,7 @@ def test_templates_and_model_types_are_those_of_the_installed_version() -> None:
 
 
 def test_the_launcher_module_trains_when_it_is_run() -> None:
-    """The launch form of the node scripts: argv[1] is the YAML, and there is no word `train`."""
+    """The node scripts pass the YAML as argv[1], without the word `train`."""
     need_llamafactory()
     import inspect
 

@@ -1,4 +1,4 @@
-"""Files with one mistake each: LLaMA-Factory refuses what `topoplan check` calls an error, and takes the rest."""
+"""Files with one mistake each: LLaMA-Factory refuses those with an error from `topoplan check`, and no others."""
 
 import importlib.util
 import json
@@ -97,20 +97,20 @@ NO_ADAPTER = pytest.mark.skipif(
 
 
 def findings(text: str, *, megatron: bool) -> list[Finding]:
-    """What the rules find in a file."""
+    """Return the findings of the rules in a file."""
     setup = make_setup(text, variables={"USE_MCA": str(int(megatron))})
     return list(llamafactory.findings(setup))
 
 
 def parser_cases(kind: str) -> dict[str, str]:
-    """Files of the cases of what the parser refuses together; without DeepSpeed's, which is not installed here."""
+    """Return the files of the cases in which the parser refuses a combination, without those that need DeepSpeed."""
     cases = [case for case in SECTIONS["llamafactory-refused-together"] if isinstance(case.get(kind), dict)]
     texts = {str(case[kind]): files_of(case)["train.yaml"] for case in cases if case[kind].keys() <= {"plain", "full"}}
     return {name: text for name, text in texts.items() if "deepspeed" not in name}
 
 
 def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: str = "") -> dict[str, str]:
-    """Case -> what LLaMA-Factory stops with; empty where it takes the file. With `model` the adapter looks too."""
+    """Return case -> LLaMA-Factory's error, empty if it accepts the file; with `model`, the adapter checks it too."""
     checkpoint = None
     if model:
         checkpoint = folder / "checkpoint"

@@ -1,4 +1,4 @@
-"""The entry of dataset_info.json that a bundle's README shows, read by LLaMA-Factory."""
+"""Read the entry of dataset_info.json that a bundle's README shows with LLaMA-Factory."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.verify
 
 
 def aligned(folder: Path, **what: Any) -> dict[str, Any]:
-    """The record as LLaMA-Factory's processors get it."""
+    """Return the record as LLaMA-Factory's processors receive it."""
     need_llamafactory()
     import json
 

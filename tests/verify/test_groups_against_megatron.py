@@ -1,4 +1,4 @@
-"""Which ranks form a group, against megatron-core's own RankGenerator."""
+"""Compare the ranks of each group with megatron-core's own RankGenerator."""
 
 import random
 from typing import get_args
@@ -22,7 +22,7 @@ def rank_generator() -> type:
 
 
 def sampled_layouts() -> list[Layout]:
-    """Layouts of up to 768 ranks, powers of two and others, each with an expert grid that fits."""
+    """Return layouts of up to 768 ranks, powers of two and others, each with a matching expert grid."""
     rng = random.Random(20)
     layouts: set[Layout] = set()
     while len(layouts) < LAYOUTS:

@@ -1,6 +1,6 @@
-"""Logs as the trainers' own code writes them, read back: each is told the steps of one made-up run, on a clock of ours.
+"""Read logs that the trainers' own code writes: each is given the steps of one made-up run, on a simulated clock.
 
-What stands in for a GPU is what the trainers ask of torch's memory; all lines are theirs.
+Only the trainers' queries of torch's memory are simulated; all lines are their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALLOCATED_GIB, RESERVED_GIB = 40.0, 44.0
 
 
 class Clock:
-    """In the place of the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -34,7 +34,7 @@ class Clock:
 
 
 def steps(clock: Clock) -> Iterator[int]:
-    """Numbers of steps, each when it is done: the first takes 30 s more, a checkpoint 50 s, an evaluation 100 s."""
+    """Yield each step number when it is done: the first takes 30 s more, a checkpoint 50 s, an evaluation 100 s."""
     clock.now_s += 30.0
     for step in range(1, STEPS + 1):
         clock.now_s += STEP_S + 50.0 * (step == SAVED + 1)
@@ -54,7 +54,7 @@ def assert_read(text: str, trainer: str, writer: str | None = None) -> Logged:
 
 
 def loss_of(state: Any, step: int) -> dict[str, float]:
-    """What transformers' Trainer hands its callbacks after a step."""
+    """Return what transformers' Trainer passes to its callbacks after a step."""
     state.global_step = step
     values = {"loss": 2.0 - step / 100, "grad_norm": 1.5, "learning_rate": 2e-05, "epoch": step / 30}
     state.log_history.append(values | {"step": step})
@@ -128,7 +128,9 @@ def test_logging_jsonl_of_megatron_sft(tmp_path: Path, monkeypatch: pytest.Monke
         SimpleNamespace(args=SimpleNamespace(output_dir=str(tmp_path), train_iters=STEPS), state=state)
     )
     log.on_train_begin()
-    log.jsonl_writer.enable_async = False  # its thread is ended with the process, and what it has not written is lost
+    log.jsonl_writer.enable_async = (
+        False  # its thread ends with the process, and lines that it has not written are lost
+    )
     for step in steps(clock):
         state.iteration = step
         log.on_step_end()
@@ -138,7 +140,7 @@ def test_logging_jsonl_of_megatron_sft(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Asked(SimpleNamespace):
-    """Megatron's arguments, of which all that are not given are off."""
+    """Megatron's arguments; those that are not given are off."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -163,7 +165,7 @@ def test_iteration_lines_of_megatron_lm(monkeypatch: pytest.MonkeyPatch, capsys:
     )
 
     class Timers:
-        """Says how long the last iteration took."""
+        """Reports how long the last iteration took."""
 
         def __call__(self, *_: object, **__: object) -> Timers:
             return self
@@ -209,7 +211,7 @@ def test_iteration_lines_of_megatron_lm(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def assert_followed(text: str, trainer: str) -> None:
-    """What is printed says how far the run is while it is watched."""
+    """Check that the printed lines tell the progress of the run while it is watched."""
     progress = Progress(logs=(trainer_named(trainer).log,))
     for line in text.splitlines():
         progress.feed(0, line, 0.0)

@@ -1,4 +1,4 @@
-"""Bytes a logit of megatron-core's cross entropies, by torch's own memory profiler, equal the cost model's."""
+"""Compare the bytes per logit of megatron-core's cross entropies, by torch's memory profiler, with the cost model."""
 
 import shutil
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ LAYOUT = Layout()
 
 @pytest.fixture
 def one_rank():
-    """A tensor-parallel group of one rank, without processes."""
+    """Provide a tensor-parallel group of one rank, without processes."""
     import torch.distributed as dist
     from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -31,9 +31,9 @@ def one_rank():
 
 
 def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
-    """Peak of the loss, forward and backward, over the number of logits of one depth.
+    """Return the peak bytes of the loss, forward and backward, divided by the number of logits of one depth.
 
-    The loss is megatron-core's own end of GPTModel, with an output layer that is one matrix.
+    The loss is the end of megatron-core's GPTModel, with a single matrix as output layer.
     """
     from megatron.core.models.gpt.gpt_model import GPTModel
 
@@ -49,11 +49,11 @@ def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
                 config_logger_dir="",
                 use_mup=False,
             ),
-            training=False,  # else it logs over the data-parallel group
+            training=False,  # otherwise it logs over the data-parallel group
             post_process=True,
             share_embeddings_and_output_weights=False,
             cp_group=None,
-            pg_collection=SimpleNamespace(cp=None),  # and _scale_logits: asked for by megatron-core 0.18
+            pg_collection=SimpleNamespace(cp=None),  # and _scale_logits, which megatron-core 0.18 needs
             _scale_logits=lambda logits: logits,
             output_layer=lambda hidden_states, **keys: (torch.matmul(hidden_states, weight.t()), None),
             compute_language_model_loss=lambda labels, logits: loss_of(logits, labels.transpose(0, 1).contiguous()),
@@ -61,7 +61,7 @@ def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
         ends = dict.fromkeys(("input_ids", "position_ids", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"))
         GPTModel._postprocess(model, hidden, **ends, labels=labels).sum().backward()
 
-    step()  # compiles, where there is something to compile
+    step()  # compiles if a compiler is available
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = profiler.profiler.kineto_results.events()
@@ -77,9 +77,9 @@ BF16_BYTES = 2
 
 
 def freed_before_the_main_loss(mtp_layers: int) -> int:
-    """Bytes a logit that newer versions of megatron-core no longer hold, without a fused cross entropy.
+    """Return the bytes per logit that newer versions of megatron-core free, without a fused cross entropy.
 
-    The loss of multi-token prediction is a function of its own there, and its last logits end with it.
+    The loss of multi-token prediction is a separate function there, which frees its last logits when it returns.
     """
     from megatron.core.transformer import multi_token_prediction
 

@@ -1,4 +1,4 @@
-"""train.yaml of every supported model type in every stage, through LLaMA-Factory's parser and the adapter's config."""
+"""Parse train.yaml of every supported model type and stage with LLaMA-Factory's parser and the adapter's config."""
 
 import importlib.util
 import json
@@ -55,13 +55,13 @@ CASES = [
 def config_of(model_type: str) -> dict[str, Any]:
     if model_type in CHECKPOINTS:
         config = catalog.model_config(CHECKPOINTS[model_type])
-        # In the checkpoint, and no matter to a plan.
+        # Stored in the checkpoint, and irrelevant to a plan.
         return config | ({"scoring_func": "sigmoid"} if model_type == "deepseek_v3" else {})
     import transformers
 
     whole: dict[str, Any] = transformers.AutoConfig.for_model(model_type).to_dict()
     text, vision = whole["text_config"], whole["vision_config"]
-    # As in the checkpoints: the defaults of the two halves do not fit each other, and the adapter wants the interval.
+    # As in the checkpoints: the defaults of both halves do not match, and the adapter needs the interval.
     text = text | {"full_attention_interval": 1 + text["layer_types"].index("full_attention")}
     return whole | {"text_config": text, "vision_config": vision | {"out_hidden_size": text["hidden_size"]}}
 
@@ -112,7 +112,7 @@ def test_the_trainer_takes_the_file_and_gets_the_model_that_was_planned(
         assert seen["stage"] == repr(stage)
     if importlib.util.find_spec("mcore_adapter") is None:
         return
-    # An adapter that has repaired this needs no warning any more.
+    # Once an adapter has fixed this, the warning is no longer needed.
     assert ("linear_attention_type" in seen.get("error", "")) == bool(warned), seen.get("error")
     if warned:
         return

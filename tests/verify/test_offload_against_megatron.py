@@ -1,7 +1,7 @@
-"""Optimizer offload, as the adapter configures it, in megatron-core's own optimizer: what runs, and what stays where.
+"""Optimizer offload, as the adapter configures it, in megatron-core's own optimizer: whether it runs, and where data is.
 
-megatron-core offloads from a GPU. Here host memory stands for the card as well: a tensor that was moved to the host is
-marked, and every other one says that it is on a card.
+megatron-core offloads from a GPU. Here host memory also stands for the GPU: tensors that were moved to the host are
+marked, and all others report that they are on a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def on_host(tensor: Any) -> bool:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One process whose tensors are on a card until `cpu()` moves them."""
+    """Provide one process whose tensors are on a GPU until `cpu()` moves them."""
     from torch.overrides import TorchFunctionMode
 
     class NoDriver(TorchFunctionMode):
@@ -98,13 +98,13 @@ class Built:
     optimizer: Any
     model: Any
     hybrids: list[Any]
-    """Weak references to the hybrid optimizers, in the order in which they were made."""
+    """Weak references to the hybrid optimizers, in order of creation."""
     copies: list[int]
-    """fp32 copies on the card that each of them made, in elements."""
+    """Elements of the fp32 copies that each hybrid optimizer made on the GPU."""
 
 
 def build(monkeypatch: pytest.MonkeyPatch, fraction: float, *, distributed: bool = True) -> Built:
-    """A small model and its optimizer, with the arguments that `McaTrainer.create_optimizer` gives."""
+    """Return a small model and its optimizer, created with the arguments of `McaTrainer.create_optimizer`."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
@@ -151,7 +151,7 @@ def build(monkeypatch: pytest.MonkeyPatch, fraction: float, *, distributed: bool
 
 
 def train(built: Built) -> list[float]:
-    """Losses of a few steps."""
+    """Return the losses of a few steps."""
     generator = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(5):
@@ -193,7 +193,7 @@ def test_the_whole_weights_that_stay_are_copied_in_fp32_before_they_are_sharded(
         assert 0.5 * ELEMENTS <= built.copies[0] <= 0.75 * ELEMENTS
         assert built.copies[1] == 0
         train(built)
-        assert first() is not None  # nothing but a full garbage collection frees it
+        assert first() is not None  # only a full garbage collection frees it
         gc.collect()
         assert first() is None
         assert second() is not None

@@ -1,4 +1,4 @@
-"""Packed sequences, against LLaMA-Factory's own knapsack."""
+"""Compare packed sequences with LLaMA-Factory's own knapsack."""
 
 import random
 from typing import Any
@@ -36,5 +36,5 @@ def test_an_epoch_has_as_many_packed_sequences_as_there(greedy_knapsack: Any, se
     assert ours.sequences == pytest.approx(len(theirs), rel=0.01)
     assert ours.fill == pytest.approx(sum(map(sum, theirs)) / len(theirs) / seq_len, rel=0.01)
     squares = sum(sum(one**2 for one in sack) + (seq_len - sum(sack)) ** 2 for sack in theirs)
-    # What the last sequence of a batch lacks is padding in one piece, and differs from batch to batch.
+    # The last sequence of a batch is padded, by an amount that differs from batch to batch.
     assert ours.extent == pytest.approx(squares / len(theirs) / seq_len, rel=0.1)

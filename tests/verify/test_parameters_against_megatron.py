@@ -1,4 +1,4 @@
-"""Parameters per rank and stage equal those of megatron-core's own GPTModel, built on the meta device."""
+"""Compare the parameters per rank and stage with megatron-core's own GPTModel, built on the meta device."""
 
 import os
 from dataclasses import replace
@@ -53,7 +53,7 @@ CASES = (
 
 
 def layout_of(model: Model, degrees: tuple[int, ...]) -> Layout | None:
-    """The layout, or None where the model does not allow the degrees (KV heads, widths)."""
+    """Return the layout, or None if the model does not allow the degrees (KV heads, widths)."""
     tp, pp, vpp, cp, ep, etp, dp = degrees
     attention = model.layers[0].attention
     if attention.heads % tp or (
@@ -67,7 +67,7 @@ def layout_of(model: Model, degrees: tuple[int, ...]) -> Layout | None:
 
 
 class DuplicatedLinear(torch.nn.Module):
-    """What MLA's down projections are with Transformer Engine: a whole copy on every tensor-parallel rank."""
+    """A down projection of MLA as with Transformer Engine: a whole copy on every tensor-parallel rank."""
 
     def __init__(self, inputs, outputs, **kwargs):
         super().__init__()
@@ -75,7 +75,7 @@ class DuplicatedLinear(torch.nn.Module):
 
 
 def with_duplicated_down_projections(layers):
-    """Local layer specifications with the down projections that the Transformer Engine ones have."""
+    """Return local layer specifications with the down projections of those for Transformer Engine."""
     for layer in layers:
         attention = layer.submodules.self_attention.submodules
         for name in ("linear_q_down_proj", "linear_kv_down_proj"):
@@ -84,7 +84,7 @@ def with_duplicated_down_projections(layers):
 
 
 def mtp_block_spec(config, vp_stage):
-    """As Megatron-LM's `gpt_builders.py` asks for it: after the last layer of the whole decoder."""
+    """Return the block as Megatron-LM's `gpt_builders.py` requests it: after the last layer of the whole decoder."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_layer_specs, get_gpt_mtp_block_spec
 
     if config.mtp_num_layers is None:
@@ -95,7 +95,7 @@ def mtp_block_spec(config, vp_stage):
 
 
 def built_parameters(model: Model, layout: Layout, mtp_layers: int = 0) -> list[int]:
-    """Parameters of megatron-core's model on the first rank of every pipeline stage."""
+    """Return the parameters of megatron-core's model on the first rank of every pipeline stage."""
     import torch.distributed as dist
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -117,7 +117,7 @@ def built_parameters(model: Model, layout: Layout, mtp_layers: int = 0) -> list[
                 create_gloo_process_groups=False,
             )
             config = config_of(model, layout, mtp_layers)
-            config.moe_grouped_gemm = False  # which the local layers do not have
+            config.moe_grouped_gemm = False  # the local layers do not have it
             total = 0
             for virtual in range(layout.vpp):
                 vp_stage = virtual if layout.vpp > 1 else None
@@ -146,7 +146,7 @@ def built_parameters(model: Model, layout: Layout, mtp_layers: int = 0) -> list[
 
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch):
-    """megatron-core asks for the CUDA device, its streams and Transformer Engine's classes even where none is used."""
+    """Patch the CUDA device, streams and Transformer Engine's classes, which megatron-core accesses even if unused."""
     from megatron.core.models.common.language_module.language_module import LanguageModule
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -154,13 +154,13 @@ def without_a_gpu(monkeypatch):
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")
     monkeypatch.setattr(torch.cuda, "Stream", lambda *args, **kwargs: None)
-    # Copies the tied embedding's values to the last stage; no parameter comes or goes.
+    # Copies the tied embedding's values to the last stage; it adds or removes no parameter.
     monkeypatch.setattr(LanguageModule, "setup_embeddings_and_output_layer", lambda self: None)
     monkeypatch.setattr(multi_latent_attention, "TELinear", DuplicatedLinear)
     build = DotProductAttention.__init__
 
     def without_mla_widths(self, *args, k_channels=None, v_channels=None, **kwargs):
-        # Only Transformer Engine's attention takes MLA's widths; neither has a parameter.
+        # Only Transformer Engine's attention accepts MLA's widths; neither class has parameters.
         build(self, *args, **kwargs)
 
     monkeypatch.setattr(DotProductAttention, "__init__", without_mla_widths)

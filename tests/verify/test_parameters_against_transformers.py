@@ -1,4 +1,4 @@
-"""Parameter counts against the model classes of transformers, built without storage on the meta device."""
+"""Compare parameter counts with the model classes of transformers, built without storage on the meta device."""
 
 import json
 from importlib.resources import files
@@ -12,10 +12,10 @@ from topoplan.specs.config_json import model_from_config
 
 pytestmark = pytest.mark.verify
 
-# Published with code of their own; the class of transformers that has the same weights, or None where there is none.
+# Models published with their own code: the class of transformers with the same weights, or None.
 REMOTE_CODE = {"kimi_k2": "deepseek_v3", "qwen": None}
 
-# Read from the config alone, without a place in the catalog.
+# Read only from the config, and not part of the catalog.
 OTHER_TYPES = ("gpt2", "qwen3_5", "qwen3_5_moe", "phi3", "glm", "seed_oss", "ernie4_5", "glm4_moe_lite", "ministral3")
 
 
@@ -55,7 +55,7 @@ def test_catalog_parameters_equal_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("model_type", OTHER_TYPES)
 def test_parameters_from_the_default_config_of_a_class_equal_those_of_the_class(model_type: str) -> None:
     config = hugging_face_config(model_type, {})
-    if hasattr(config, "vision_config"):  # the defaults of tower and language model do not fit together
+    if hasattr(config, "vision_config"):  # the defaults of tower and language model do not match
         config.vision_config.out_hidden_size = config.text_config.hidden_size
     model = model_from_config(config.to_dict(), name=model_type, where=model_type)
     assert parameters_of_transformers(config) == parameter_count(model)

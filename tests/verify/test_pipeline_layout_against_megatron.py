@@ -1,4 +1,4 @@
-"""Pipeline layout strings and stages, against megatron-core's PipelineParallelLayerLayout and its even split."""
+"""Compare pipeline layout strings and stages with megatron-core's PipelineParallelLayerLayout and its even split."""
 
 import random
 from types import SimpleNamespace
@@ -24,8 +24,8 @@ def megatron() -> Any:
 
 
 def random_string(rng: random.Random) -> str:
-    """Something like a layout string: mostly readable, sometimes not."""
-    # No digits in what is repeated: "(t*3)*9" is a count of nine digits.
+    """Return a random layout string: mostly valid, sometimes not."""
+    # No digits in repeated parts: "(t*3)*9" would be read as one count.
     alphabet = rng.choice(["tE|L", "t|", "tm|L,", "t|*", "t()|*,EL"])
     pieces = []
     for _ in range(rng.randint(1, 8)):

@@ -1,8 +1,8 @@
-"""Bundles for DeepSpeed, FSDP2 and plain data parallel training, through the real parsers of what they start.
+"""Parse bundles for DeepSpeed, FSDP2 and plain data parallel training with the real parsers of the programs they start.
 
-train.yaml through LLaMA-Factory's own reader and checks (hparams/parser.py, get_train_args) with the words that stand
-behind it in the node scripts; ds_config.json through transformers, which fills in `auto`, and DeepSpeed's config class;
-accelerate.yaml and its options through `accelerate launch`.
+train.yaml is read by LLaMA-Factory's own reader and checks (hparams/parser.py, get_train_args), with the arguments that
+follow it in the node scripts; ds_config.json by transformers, which fills in `auto`, and DeepSpeed's config class;
+accelerate.yaml and its options by `accelerate launch`.
 """
 
 import importlib.util
@@ -55,9 +55,9 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp2-pure": {"backend": "fsdp2", "job": {"pure_bf16": True}},
 }
 NEEDS = {"zero": "deepspeed", "qlora": "bitsandbytes", "liger": "liger_kernel"}
-"""Part of a case's name -> package without which LLaMA-Factory, or DeepSpeed itself, does not read it."""
+"""Part of a case's name -> package that LLaMA-Factory or DeepSpeed needs to read the case."""
 
-# Reads each YAML with its words as a rank does, and prints what the trainer would get.
+# Reads each YAML with its further arguments as a rank does, and prints what the trainer would get.
 PARSE = """
 import json, sys
 from llamafactory.hparams import parser
@@ -90,7 +90,7 @@ for case, words in json.load(open(sys.argv[1])).items():
 print(json.dumps(found))
 """
 
-# What accelerate makes of its options and its file: the environment and the options of torchrun.
+# Prints what accelerate derives from its options and its file: the environment and the options of torchrun.
 LAUNCH = """
 import json, sys
 from accelerate.commands import launch
@@ -109,13 +109,13 @@ print(json.dumps(found))
 
 
 def needed(case: str) -> str | None:
-    """The package that is missing for a case."""
+    """Return the package that is missing for a case, if any."""
     wanted = [package for part, package in NEEDS.items() if part in case]
     return next((package for package in wanted if importlib.util.find_spec(package) is None), None)
 
 
 def words_of(script: Path, behind: str) -> list[str]:
-    """The words of the script's last command that follow `behind`, as bash makes them."""
+    """Return the words of the script's last command that follow `behind`, as bash expands them."""
     last = script.read_text(encoding="utf-8").partition(f'exec "$python" {behind}')[2]
     assert last
     code = f"bundle_dir={script.parent} master_addr=10.0.0.1 master_port=23456 log_dir=/tmp/logs; printf '%s\\0' {last}"
@@ -124,7 +124,7 @@ def words_of(script: Path, behind: str) -> list[str]:
 
 
 def asked(code: str, wanted: Mapping[str, list[str]], folder: Path) -> dict[str, dict[str, Any]]:
-    """What a process of its own prints of these words, case by case."""
+    """Return what a separate process prints for these words, by case."""
     environment = {**ONE_RANK, "DISABLE_VERSION_CHECK": "1", "DS_ACCELERATOR": "cpu"}
     return answers(code, wanted, folder, environment=environment)
 
@@ -170,10 +170,10 @@ def test_the_parser_takes_every_key_and_gets_the_value_that_was_meant(
             "<QuantizationMethod.BNB: 'bnb'>" if "<" in seen["quantization_method"] else repr(value)
         ),
     }.items():
-        # Without a value the key is left out, and the parser has its own.
+        # Without a value the key is left out, and the parser uses its default.
         if values := [value for value in wanted.pop(key, ()) if value is not None]:
             assert seen[key] in map(found, values)
-    # The parser sets these itself, or takes a token off for packing.
+    # The parser sets these itself, or removes a token for packing.
     for key in ("packing", "cutoff_len", "deepspeed", "fsdp", "fsdp_config", "do_train", "parallelism_config"):
         wanted.pop(key, None)
     wrong = {key: seen[key] for key, values in wanted.items() if seen[key] not in map(repr, values)}
@@ -257,7 +257,7 @@ def test_the_lists_of_model_types_are_those_of_the_installed_version() -> None:
 
 
 def test_accelerate_has_not_what_transformers_asks_a_hybrid_sharding_for() -> None:
-    """Why hybrid sharding is refused; when this fails, it can be written."""
+    """The reason why hybrid sharding is refused; if this test fails, it can be supported."""
     pytest.importorskip("accelerate")
     from accelerate.parallelism_config import ParallelismConfig
 

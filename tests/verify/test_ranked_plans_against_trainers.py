@@ -1,8 +1,8 @@
-"""Plans that a search ranks, through megatron-core, LLaMA-Factory's parser and, where it is installed, the adapter.
+"""Check ranked plans with megatron-core, LLaMA-Factory's parser and, if it is installed, the adapter.
 
-They are the best ones of every shipped spec in every stage, those of every type of model that the trainer takes, and
-of searches that bring every kind of plan one or more of each: uneven and even stages, interleaved or not, each way of
-recomputing, offload, multi-token prediction.
+The plans are the best ones of every shipped spec in every stage, those of every model type that the trainer supports,
+and at least one of each kind: uneven and even stages, interleaved or not, each recompute mode, offload, multi-token
+prediction.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.verify
 REASON = "megatron-core is not installed (the verify extra has it)"
 TIB = 2**40
 BEST = 3
-"""Plans of a shipped spec, or of a model type, that are tried."""
+"""Number of plans tried for each shipped spec and each model type."""
 STAGES = ("pt", "sft", "dpo")
 
 
@@ -75,7 +75,7 @@ def one_of_every_kind(model: str, **keys: Any) -> Sample:
 
 
 def stages_for(path: Path) -> tuple[str, ...]:
-    """The stages in which the trainer takes the model: no pairs of answers with images."""
+    """Return the stages in which the trainer supports the model: no preference pairs with images."""
     return STAGES if load_spec(path).model.vision is None else ("pt", "sft")
 
 
@@ -86,7 +86,7 @@ def best_of_shipped_spec(path: Path, stage: str) -> Sample:
 
 
 def best_of_type(model_type: str) -> Sample:
-    """Its smallest model of the catalog, or what transformers takes for its default."""
+    """Return the smallest catalog model of a type, or else the default model of transformers."""
     names = [name for name in catalog.model_names() if known.model(name).model_type == model_type]
     if names:
         name = min(names, key=catalog.model_parameters)
@@ -95,10 +95,10 @@ def best_of_type(model_type: str) -> Sample:
     else:
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")
         defaults = transformers.AutoConfig.for_model(model_type)
-        # The defaults of tower and language model do not fit together.
+        # The defaults of tower and language model do not match.
         defaults.vision_config.out_hidden_size = defaults.text_config.hidden_size
         config = defaults.to_dict()
-        # In every published config.json, and transformers keeps it as layer_types.
+        # Part of every published config.json; transformers stores it as layer_types.
         config["text_config"]["full_attention_interval"] = 4
         model = model_from_config(config, name=model_type, where=model_type)
     gpu, nodes = ("b200-sxm-180gb", 32) if model_type == "deepseek_v3" else ("h200-sxm-141gb", 4)
@@ -153,7 +153,7 @@ def sample(name: str) -> Sample:
 
 @pytest.fixture(scope="module")
 def all_parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
-    """What the parser, and the adapter's configuration where there is one, make of each plan's train.yaml."""
+    """Return each plan's train.yaml as the parser and, if it is installed, the adapter's configuration read it."""
     need_llamafactory()
     paths: dict[str, dict[Path, Path | None]] = {}
     for name in SAMPLES:
@@ -175,7 +175,7 @@ def parsed(name: str, all_parsed: dict[str, list[dict[str, str]]]) -> list[dict[
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     if config["model_type"] == "deepseek_v3":
-        config = {**config, "scoring_func": "sigmoid"}  # in the checkpoint, and no matter to a plan
+        config = {**config, "scoring_func": "sigmoid"}  # stored in the checkpoint, and irrelevant to a plan
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
@@ -236,7 +236,7 @@ def test_the_adapters_configuration_of_every_ranked_layout_is_the_planned_one(
     for plan, seen in zip(sample.plans, parsed, strict=True):
         assert seen["num_layers"] == repr(model.num_layers), plan.id
         assert seen["mtp_num_layers"] == repr(job.mtp_num_layers or None), plan.id
-        # As an object: a string would have quotes.
+        # As an object, because a string would have quotes.
         assert seen["pipeline_model_parallel_layout"] == (plan.layout.pipeline_layout or "None"), plan.id
 
 

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's adapter refuses, where mcore_adapter is installed (it is not on PyPI)."""
+"""Compare rules with what LLaMA-Factory's adapter refuses, if mcore_adapter is installed (it is not on PyPI)."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ RULE = {rule.name: rule for rule in RULES}
 
 @pytest.fixture
 def batch_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The real function that gives a context-parallel rank its part of a batch."""
+    """Return a context-parallel rank's part of a batch, from the adapter's own function."""
     from mcore_adapter.models import model_factory
 
     monkeypatch.setattr(model_factory.mpu, "get_context_parallel_rank", lambda: 0)
@@ -53,7 +53,7 @@ def test_the_first_stage_has_more_layers_than_deepstack_inputs(layers: int, acce
     from mcore_adapter.models.qwen3_vl.transformer_block import Qwen3VLTransformerBlock
 
     block = SimpleNamespace(pre_process=True, layers=[None] * layers)
-    # Past the assertion it goes on into what this block does not have.
+    # After the assertion, it accesses attributes that this block does not have.
     refused, said = (AttributeError, "") if accepted else (AssertionError, "should be on the first pp-stage")
     with pytest.raises(refused, match=said):
         Qwen3VLTransformerBlock.forward(block, torch.zeros(1), None, deepstack_visual_embeds=[torch.zeros(1)] * 3)

@@ -1,4 +1,4 @@
-"""Which layouts are legal, against what the real megatron-core accepts.
+"""Compare the legality of layouts with what the real megatron-core accepts.
 
 No processes are needed: a fake process group stands for all ranks, and models are built on the meta device.
 """
@@ -52,11 +52,11 @@ STRICTER = {
     "optimizer": "the optimizer's configuration",
     "recompute": "mxfp8, Volta and deepstack inputs are of the adapter",
 }
-"""Rules, or parts of rules, that megatron-core's configuration and process groups do not know, and who does."""
+"""Rules, or parts of rules, that megatron-core's configuration and process groups do not check -> their source."""
 
 
 def takes_linear_attention(spec: Spec, layout: Layout) -> bool:
-    """Whether Megatron shares linear attention out over cp."""
+    """Whether Megatron distributes linear attention over context-parallel ranks."""
     found = next(layer.attention for layer in spec.model.layers if isinstance(layer.attention, LinearAttention))
     shares = layout.tp * layout.cp
     return IS_0_18 and found.key_heads % shares == 0 and found.value_heads % shares == 0
@@ -80,7 +80,7 @@ def known_to_megatron(name: str, equation: str, spec: Spec, layout: Layout) -> b
 
 
 def broken_here(spec: Spec, layout: Layout) -> dict[str, str]:
-    """Every broken rule, not the first alone."""
+    """Return all broken rules, not only the first."""
     found = {}
     for rule in RULES:
         if equation := rule.failed(case_of(spec, layout.backend), layout):
@@ -100,7 +100,7 @@ RECOMPUTES = (
 
 
 def sampled(model: str, count: int) -> Iterator[tuple[Spec, Layout]]:
-    """Layouts of which about half are legal."""
+    """Return layouts of which about half are legal."""
     rng = random.Random(f"{model} 3")
     for _ in range(count):
         tp, pp, cp = (
@@ -157,7 +157,7 @@ def test_legality_is_that_of_megatron_where_megatron_looks(model: str) -> None:
 
 
 def small_model(rng: random.Random) -> Model:
-    """A model of a few odd sizes, so that each of them fails to divide now and then."""
+    """Return a model with a few odd sizes, so that each of them sometimes fails to divide."""
     heads = rng.choice([4, 8, 12, 6])
     attention = Attention(
         heads=heads,
@@ -183,7 +183,7 @@ def small_model(rng: random.Random) -> Model:
 
 
 def refused_when_built(spec: Spec, layout: Layout) -> str | None:
-    """What megatron-core says when the first stage is built."""
+    """Return megatron-core's error when it builds the first stage; None if there is none."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 
@@ -218,7 +218,7 @@ BUILT = ("heads", "kv-heads", "widths", "expert-widths", "vocabulary", "experts"
 
 @pytest.mark.filterwarnings("ignore")
 def test_widths_divide_where_layers_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nothing is computed, so that no GPU is needed but in these two calls.
+    # Nothing is computed, so that only these two calls would need a GPU.
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("meta"))
     rng = random.Random(11)
@@ -241,7 +241,7 @@ def test_widths_divide_where_layers_are_built(monkeypatch: pytest.MonkeyPatch) -
 
 
 class AcceptedError(Exception):
-    """Raised in place of what comes after the schedule's checks."""
+    """Raised where the schedule continues after its checks."""
 
 
 def refused_by_schedule(schedules: Any, pp: int, micro_batches: int) -> bool:

@@ -1,4 +1,4 @@
-"""The job script under a real Slurm of four nodes on this machine, with a stand-in for Python on each node."""
+"""Run the job script under a real Slurm of four nodes on this machine, with a stub for Python on each node."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def slurm() -> Iterator[Slurm]:
 
 
 class Bundle:
-    """A bundle on storage that all nodes share, and what its tasks noted."""
+    """A bundle on storage that all nodes share, and what its tasks recorded."""
 
     def __init__(self, root: Path, python_text: str = FAKE_PYTHON, **what: Any) -> None:
         self.root, self.path, self.probe = root, root / "a b'c\"$(d)`e`", root / "probe"
@@ -132,7 +132,7 @@ def test_every_node_runs_its_own_script_once(slurm: Slurm, tmp_path: Path) -> No
     env = bundle.env("sim3")
     assert env["USE_MCA"] == "1"
     assert env["MY_TOKEN"] == "a b"
-    # The one task of a node has all of it, though it asked for one core and no memory.
+    # The only task of a node gets all of it, although it requested one core and no memory.
     assert (env["SLURM_CPUS_ON_NODE"], env["SLURM_GPUS_ON_NODE"]) == (str(CPUS), str(GPUS))
     assert f"mem={4 * 1000}M" in job.details["TRES"]
     assert Path(job.details["StdOut"]).parent == tmp_path
@@ -200,7 +200,7 @@ def test_a_node_that_fails_ends_the_others_and_the_job_has_its_code(slurm: Slurm
     assert sorted(path.parent.name for path in bundle.probe.glob("*/ended")) == ["sim1", "sim2", "sim4"]
     assert "0: ended by SIGTERM" in job.output
     assert bundle.alive() == []
-    assert job.details["Requeue"] == "1"  # for a machine that is lost: one that fails by itself is not started again
+    assert job.details["Requeue"] == "1"  # only for a lost machine: a job that fails by itself is not restarted
 
 
 def test_a_script_that_dies_of_the_signal_first_does_not_hide_the_code_of_the_node_that_failed(
@@ -232,7 +232,7 @@ def test_a_node_that_lacks_something_ends_the_job_with_its_line(slurm: Slurm, tm
     assert bundle.ranks() == {}
 
 
-# Says much and fails, or dies by any signal.
+# Prints much and fails, or dies by any signal.
 LOUD_PYTHON = r"""#!/bin/bash
 if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
 mkdir "$PROBE/$SLURMD_NODENAME"
@@ -276,7 +276,7 @@ def test_a_job_of_another_size_says_so(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_the_environment_of_a_login_node_that_exports_nothing_is_not_needed(slurm: Slurm, tmp_path: Path) -> None:
-    """Sites set SBATCH_EXPORT=NONE; what the job script has then still reaches the tasks."""
+    """Sites set SBATCH_EXPORT=NONE; the job script's own environment must still reach the tasks."""
     bundle = Bundle(tmp_path)
     text = (bundle.path / JOB_SCRIPT).read_text()
     exports = f'export PATH="{tmp_path}/env:$PATH" PROBE="{bundle.probe}"\nset -euo pipefail\n'
@@ -346,7 +346,7 @@ done
 echo
 exec sleep 300
 """
-"""Once all nodes are there, the first trial fails, the second says nothing any more, the third has a step of 1 s."""
+"""Once all nodes are up, the first trial fails, the second falls silent, the third has a step of 1 s."""
 TUNED = """\
 name: lab
 nodes: 4

@@ -1,6 +1,6 @@
-"""Where LLaMA-Factory's Megatron path ends in an error, by its own code: what a bundle refuses, or warns of.
+"""Errors of LLaMA-Factory's Megatron path, from its own code, which a bundle refuses or warns of.
 
-Where mcore_adapter is installed (it is not on PyPI). A test that fails after an update says that a limit has gone.
+Runs if mcore_adapter is installed (it is not on PyPI). If a test fails after an update, a limit was removed.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ pytest.importorskip("mcore_adapter", reason=REASON)
 pytestmark = [pytest.mark.verify, pytest.mark.filterwarnings("ignore")]
 
 TOKENS = 65
-"""A sample of stage dpo: 64 tokens when the last one is cut off for the shift of the labels."""
+"""Tokens of a sample of stage dpo: 64 after the last one is cut off for the shift of the labels."""
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_as_many_steps_of_warm_up_as_there_are_end_in_an_error() -> None:
 
 
 class Batches(list[Any]):
-    """A dataloader of so many batches."""
+    """A dataloader with a given number of batches."""
 
 
 @pytest.mark.parametrize(("batches", "ends"), [(3, True), (4, False), (5, False)])
@@ -185,7 +185,7 @@ def test_an_epoch_without_a_full_batch_ends_in_a_division_by_zero(batches: int, 
             McaTrainer._inner_training_loop(trainer, 1, args)
     else:
         McaTrainer._inner_training_loop(trainer, 1, args)
-        # One step more than the data has full batches, the rest of it filled up from the start.
+        # One more step than the data has full batches; the last one is filled up from the start.
         assert trainer.state.global_step == 2
 
 

@@ -1,4 +1,4 @@
-"""Trinity-RFT's own configuration classes read the files, and hand to verl what was planned."""
+"""Read the files with Trinity-RFT's own configuration classes, and check that verl gets what was planned."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print("READ" + json.dumps({
 
 
 def read(tmp_path: Path, text: str) -> Any:
-    """What is handed to verl."""
+    """Return the configuration that is passed to verl."""
     (tmp_path / "train.yaml").write_text(text)
     environment = {**os.environ, "ROPE_THETA": "1000000.0"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How many copies of the logits are alive in verl's loss, counted in PyTorch's own autograd engine."""
+"""Count the live copies of the logits in verl's loss, in PyTorch's own autograd engine."""
 
 import gc
 import weakref
@@ -20,7 +20,7 @@ LOGITS_BYTES = 2 * TOKENS * VOCABULARY
 
 
 class Counted(TorchDispatchMode):
-    """Live bytes of the tensors as large as the logits, and the most there were."""
+    """Tracks the live bytes of tensors as large as the logits, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class Counted(TorchDispatchMode):
 
 
 class Loss(torch.autograd.Function):
-    """Stands for flash-attn's cross entropy and the compiled entropy: both save the logits and return as large a
-    gradient, not in place."""
+    """Stands for flash-attn's cross entropy and the compiled entropy: both save the logits and return a
+    gradient of the same size, not in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any) -> Any:
@@ -66,7 +66,7 @@ class Loss(torch.autograd.Function):
 
 
 def peak_of_backward(*, on_a_view: bool) -> float:
-    """Copies of the logits at the worst moment of the backward of log-probabilities and entropy."""
+    """Return the peak number of copies of the logits in the backward pass of log-probabilities and entropy."""
     weight = torch.zeros(VOCABULARY, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     hidden = torch.zeros(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
 
@@ -93,7 +93,7 @@ def test_it_is_the_view_that_costs_the_fourth() -> None:
 
 
 def test_the_entropys_backward_saves_no_copy_of_the_logits() -> None:
-    """What torch.compile saves of verl's entropy_from_logits, with the casts that autocast makes on CUDA."""
+    """Checks what torch.compile saves for verl's entropy_from_logits, with the casts that autocast makes on CUDA."""
     from functorch.compile import min_cut_rematerialization_partition
     from torch._functorch.aot_autograd import aot_function
     from torch._inductor.decomposition import decompositions

@@ -1,4 +1,4 @@
-"""A trial as a job of Slurm runs it, without Slurm: its node's script, and the program that watches its log."""
+"""Run a trial as a Slurm job does, but without Slurm: the node's script, and the program that watches its log."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ OUTPUT = "saves/trials/x"
 def run_trial(
     launched: Nodes, bundle: Path, spec: Spec, plan: Plan, keys: Mapping[str, Any], env: Mapping[str, str]
 ) -> tuple[str, Path]:
-    """What it printed, and its output directory; `keys` stand over those of train.yaml."""
+    """Run a trial, and return its output and its output directory; `keys` override those of train.yaml."""
     draft = trial_draft(spec, plan, STEPS, OUTPUT, made_up=True)
     bundles, own = trials_files([QueuedTrial(draft=draft, steps=STEPS, at_most_s=200, quiet_s=100)], "")
     write_bundle(bundles[plan.id], bundle)
