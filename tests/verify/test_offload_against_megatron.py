@@ -1,4 +1,4 @@
-"""Optimizer offload, as the adapter configures it, in megatron-core's own optimizer: whether it runs, and where data is.
+"""Optimizer offload, as the adapter configures it, in megatron-core's own optimizer: whether it runs and where data is.
 
 megatron-core offloads from a GPU. Here host memory also stands for the GPU: tensors that were moved to the host are
 marked, and all others report that they are on a GPU.
