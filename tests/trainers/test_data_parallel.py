@@ -10,7 +10,7 @@ from topoplan.layout.layout import Layout
 from topoplan.reading.values import Keys, NotPredictedError
 from topoplan.trainers import deepspeed_alone
 from topoplan.trainers.codec import shown
-from topoplan.trainers.data_parallel import expandable_segments, optimizer_of, refuse, syncs_each_batch
+from topoplan.trainers.data_parallel import expandable_segments, refuse
 from topoplan.trainers.llamafactory import plain_job
 from topoplan.trainers.swift import sft_job
 
@@ -53,19 +53,6 @@ def test_a_deepspeed_file_alone_has_its_own_keys() -> None:
     assert keys["train_micro_batch_size_per_gpu"] == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("a: 1", "adamw"), ("optim: adamw_torch", "adamw"), ("optim: adamw_bnb_8bit", "adamw_8bit")],
-)
-def test_optimizers_are_known_by_transformers_names(text: str, name: str) -> None:
-    assert optimizer_of(keys(text)) == name
-
-
-def test_other_optimizers_are_not_predicted() -> None:
-    with pytest.raises(NotPredictedError, match="optim 'lion_32bit' is not predicted"):
-        optimizer_of(keys("optim: lion_32bit"))
-
-
 def test_keys_that_are_off_are_no_reason() -> None:
     off = {"use_galore": (False,), "modules_to_save": ("",)}
     refuse(keys("use_galore: false\nmodules_to_save:\n"), off)
@@ -79,21 +66,3 @@ def test_the_last_word_on_the_allocator_counts() -> None:
     for value, expandable in (("expandable_segments:True", True), ("max_split_size_mb:128", False)):
         assert expandable_segments(launch(variables={"PYTORCH_CUDA_ALLOC_CONF": value})) is expandable
     assert expandable_segments(launch(variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}))
-
-
-SYNC = "{gradient_accumulation_kwargs: {sync_each_batch: true}}"
-
-
-@pytest.mark.parametrize(
-    ("text", "syncs"),
-    [
-        ("a: 1", False),
-        ("accelerator_config: {even_batches: false}", False),
-        ("accelerator_config: accelerator.json", False),
-        (f"accelerator_config: {SYNC}", True),
-        ("""accelerator_config: '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'""", True),
-        ("accelerator_config: '{'", False),
-    ],
-)
-def test_gradients_are_summed_whole_unless_the_file_says_otherwise(text: str, syncs: bool) -> None:
-    assert syncs_each_batch(keys(text)) is syncs
