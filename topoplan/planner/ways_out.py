@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from itertools import islice
 from math import ceil
+from typing import NamedTuple
 
 from topoplan.catalog import gpu_names
 from topoplan.errors import InputError, listed
@@ -34,36 +35,10 @@ _SHORTEST = 1 / 8
 _HALF_AS_FAST = 0.5
 _LARGER, _NEXT_CARD = 1.1, 1.25
 """Factors of memory above the own card, and above a card that was not enough, from which another card is considered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of way out."""
-
-    name: str
-    """Its description if it leads nowhere."""
-    loss: str
-    """What the user gives up."""
-
-
-KINDS = {
-    "pins": Kind("without the pins", "same job and machines"),
-    "engine": Kind("another backend", "same job and machines"),
-    "liger": Kind("Liger's kernels", "same job and machines, a package more"),
-    "host_memory": Kind("offload", "same job and GPUs, if the nodes have it"),
-    "nodes": Kind(f"up to {2**_DOUBLINGS} times the nodes", "same job, more machines"),
-    "gpu": Kind("a larger card of its kind", "same job, other machines"),
-    "lora": Kind("LoRA", "another job: adapters alone are trained"),
-    "qlora": Kind("QLoRA", "another job: adapters, on rounded weights"),
-    "seq_len": Kind("sequences down to an eighth", "another job: longer samples are cut"),
-}
-"""The kinds in display order: by what the user gives up.
-
-First those that leave job and machines as they are; then the same job on more or other machines, which costs money;
-last those that train something else. Adapters come before shorter sequences, since they see all of the data.
-"""
 _WHERE_TIGHT = ("engine", "host_memory", "nodes", "gpu")
 """Kinds that leave the job as it is: a job that fits, if barely, does not have to become another one."""
+_SLOWEST = ("gpu", "nodes")
+"""Kinds whose searches come last, those of more GPUs last of all."""
 
 
 def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -> tuple[WayOut, ...]:
@@ -74,20 +49,9 @@ def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -
     layouts; what is not tried for that reason is reported. A search that is stopped ends all of them.
     """
     tries = _Tries(read, search, with_room=bool(ranking.plans))
-    kinds = {
-        "pins": _pins,
-        "engine": _engine,
-        "liger": _liger,
-        "host_memory": _host_memory,
-        "lora": _lora,
-        "qlora": _qlora,
-        "seq_len": _seq_len,
-        "gpu": _gpu,
-        "nodes": _nodes,
-    }
     found = {}
-    for kind, work in kinds.items():
-        if (not ranking.plans or kind in _WHERE_TIGHT) and (way := tries.of(kind, work, ranking)):
+    for kind in (*(kind for kind in KINDS if kind not in _SLOWEST), *_SLOWEST):
+        if (not ranking.plans or kind in _WHERE_TIGHT) and (way := tries.of(kind, ranking)):
             found[kind] = way
     return tuple(found[kind] for kind in KINDS if kind in found)
 
@@ -109,11 +73,11 @@ class _Tries:
         self._last = _NONE
         """The last change that was tried, if it leads nowhere."""
 
-    def of(self, kind: str, work: Callable[[_Tries, Ranking], WayOut | None], ranking: Ranking) -> WayOut | None:
+    def of(self, kind: str, ranking: Ranking) -> WayOut | None:
         """Return the way of one kind; without a plan if none was found, None if there is nothing to try."""
         self._last = _NONE
         try:
-            way = work(self, ranking)
+            way = KINDS[kind].work(self, ranking)
         except _SpentError:
             last = Change(kind=kind, words=self._last.change.words)
             return WayOut(change=last, reason="not tried to the end: the searches took too long", is_tried=False)
@@ -201,17 +165,10 @@ def _host_memory(tries: _Tries, ranking: Ranking) -> WayOut | None:
     return tries.known(change, way.plan.layout)
 
 
-def _lora(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    job = ranking.spec.job
-    return _adapters(tries, ranking, "lora", "LoRA") if job.finetuning in ("full", "freeze") else None
-
-
-def _qlora(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    return _adapters(tries, ranking, "qlora", "QLoRA") if ranking.spec.job.finetuning != "qlora" else None
-
-
-def _adapters(tries: _Tries, ranking: Ranking, kind: str, name: str) -> WayOut | None:
+def _adapters(tries: _Tries, ranking: Ranking, kind: str, name: str, instead_of: Collection[str]) -> WayOut | None:
     spec = ranking.spec
+    if spec.job.finetuning not in instead_of:
+        return None
     sets = (f"finetuning={kind}", *(("pure_bf16=false",) if spec.job.pure_bf16 else ()))
     words = f"with {name} of rank {spec.job.lora_rank or 8}"
     return tries(Change(kind=kind, words=words, sets=sets, backend="all" if spec.backends else None))
@@ -282,3 +239,34 @@ def _nodes(tries: _Tries, ranking: Ranking) -> WayOut | None:
         if way := tries(of(most)):
             return tries.milder(map(of, range(most // 2 + 1, most)), way)
     return None
+
+
+class Kind(NamedTuple):
+    """One kind of way out."""
+
+    name: str
+    """Its description if it leads nowhere."""
+    loss: str
+    """What the user gives up."""
+    work: Callable[[_Tries, Ranking], WayOut | None]
+    """Searches for it."""
+
+
+_lora = partial(_adapters, kind="lora", name="LoRA", instead_of=("full", "freeze"))
+_qlora = partial(_adapters, kind="qlora", name="QLoRA", instead_of=("full", "freeze", "lora"))
+KINDS = {
+    "pins": Kind("without the pins", "same job and machines", _pins),
+    "engine": Kind("another backend", "same job and machines", _engine),
+    "liger": Kind("Liger's kernels", "same job and machines, a package more", _liger),
+    "host_memory": Kind("offload", "same job and GPUs, if the nodes have it", _host_memory),
+    "nodes": Kind(f"up to {2**_DOUBLINGS} times the nodes", "same job, more machines", _nodes),
+    "gpu": Kind("a larger card of its kind", "same job, other machines", _gpu),
+    "lora": Kind("LoRA", "another job: adapters alone are trained", _lora),
+    "qlora": Kind("QLoRA", "another job: adapters, on rounded weights", _qlora),
+    "seq_len": Kind("sequences down to an eighth", "another job: longer samples are cut", _seq_len),
+}
+"""The kinds in display order: by what the user gives up.
+
+First those that leave job and machines as they are; then the same job on more or other machines, which costs money;
+last those that train something else. Adapters come before shorter sequences, since they see all of the data.
+"""
