@@ -73,7 +73,7 @@ def _no_terminal() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_kept_searches() -> Iterator[None]:
+def _no_cached_searches() -> Iterator[None]:
     """Disable the cache of searches, so that every test searches for itself and the user's cache is untouched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.devnull)

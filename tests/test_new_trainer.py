@@ -87,7 +87,7 @@ def test_its_bundle_starts_it_is_checked_and_is_read_back(cli: Cli, spec: Path, 
     keys = yaml.safe_load((bundle / "train.yaml").read_text())
     assert (keys["kite_model"], keys["kite_tokens"]) == ("Qwen/Qwen3-1.7B", 2048)
     assert '-m kite.fly "$bundle_dir/train.yaml"' in (bundle / "node-00.sh").read_text()
-    assert "A run of Kite" in (bundle / "README.md").read_text()
+    assert "A training run of Kite" in (bundle / "README.md").read_text()
     plan = json.loads((bundle / "plan.json").read_text())
     assert (plan["trainer"], plan["trainer_versions"]) == ("kite", {"kite-trainer": "2"})
     again = tmp_path / "again"

@@ -144,7 +144,7 @@ def test_the_readme_says_what_to_expect() -> None:
     readme = bundle()["README.md"]
     assert "60.1 GiB of 79.7 GiB" in readme
     assert "2 s, between 1.8 and 2.3 s, for 64 sequences of 4096 tokens" in readme
-    assert "4,096 tokens/s a GPU, 131,072 in all; 21% MFU" in readme
+    assert "4,096 tokens/s per GPU, 131,072 in total; 21% MFU" in readme
     assert "4686 steps, 2.68 hours, 85.8 GPU-hours" in readme
     assert "the spec has no `samples`" in bundle(job={"samples": None})["README.md"]
 
@@ -152,11 +152,11 @@ def test_the_readme_says_what_to_expect() -> None:
 def test_the_readme_says_what_every_node_needs() -> None:
     readme = bundle()["README.md"]
     assert "hf download Qwen/Qwen3-VL-8B-Instruct --local-dir models/Qwen/Qwen3-VL-8B-Instruct" in readme
-    assert "`dataset_info.json` is looked for in `data`" in readme
+    assert "`dataset_info.json` must be in `data`" in readme
     local = bundle(model=replace(QWEN3_8B, name="/data/my model", config_path="/data/my model"))["README.md"]
     assert "hf download" not in local
     assert "`/data/my model`" in local
-    assert "**The spec names none**" in bundle(job={"dataset": None})["README.md"]
+    assert "**The spec does not name one**" in bundle(job={"dataset": None})["README.md"]
 
 
 def test_the_readme_names_the_address_that_is_missing() -> None:
@@ -237,4 +237,4 @@ def test_a_data_set_that_is_a_file_and_its_padding_are_said() -> None:
     spec, plan = make_spec_and_plan(job={"lengths": lengths, "dataset": "mine.json", "samples": 9000})
     readme = generate(spec, replace(plan, padding_share=0.25))["README.md"]
     assert "| padding | 25.0% of a step's positions" in readme
-    assert "enter mine.json in dataset\\_info.json" in readme or "enter mine.json in dataset_info.json" in readme
+    assert "add mine.json to dataset\\_info.json" in readme or "add mine.json to dataset_info.json" in readme

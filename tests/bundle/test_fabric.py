@@ -117,7 +117,7 @@ def test_the_readme_says_what_the_network_needs(kind: Any) -> None:
     for number, need in enumerate(fabric_needs(cluster), start=6):
         assert f"\n{number}. {need.what}.\n" in files["README.md"]
     assert TOPOLOGY in files["README.md"]
-    assert ("queue that drops nothing" in files["README.md"]) == (kind == "roce")
+    assert ("needs a lossless queue" in files["README.md"]) == (kind == "roce")
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_an_environment_without_the_trainer_is_said_in_one_line(tmp_path: Path) 
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
     for env, said in (
         ({"PROBE_MISSING": "lacks torch"}, "venv/bin/python lacks torch\n"),
-        ({"PROBE_IMPORT": "127"}, "venv/bin/python does not run"),
+        ({"PROBE_IMPORT": "127"}, "venv/bin/python"),
     ):
         started = start(bundle / "node-00.sh", tmp_path / "probe", env=env)
         assert started.code == 2
@@ -259,12 +259,16 @@ def with_packages(root: Path, versions: Mapping[str, str]) -> Mapping[str, str]:
     ("layout", "versions", "said"),
     [
         ({}, {}, ""),
-        ({}, {"torch": "2.13.0", "megatron-core": "0.16.1"}, "has torch 2.13.0, and this run wants <2.12: with torch"),
+        ({}, {"torch": "2.13.0", "megatron-core": "0.16.1"}, "has torch 2.13.0, but this run needs <2.12: with torch"),
         ({}, {"torch": ""}, ""),
         ({}, {"torch": "2.12.0a0+0291f960b6.nv26.4"}, "has torch 2.12.0a0"),
-        ({}, {"megatron-core": "0.19.0"}, "has megatron-core 0.19.0, and this run wants >=0.15,<0.19: mcore_adapter"),
-        ({}, {"mcore_adapter": "0.0.1"}, "wants >=0.10.dev0: 0.0.1 is another project of that name on PyPI; pip"),
-        (INTERLEAVED, {}, "has megatron-core 0.16.1, and this run wants >=0.18,<0.19: megatron-core below 0.18"),
+        ({}, {"megatron-core": "0.19.0"}, "has megatron-core 0.19.0, but this run needs >=0.15,<0.19: mcore_adapter"),
+        (
+            {},
+            {"mcore_adapter": "0.0.1"},
+            "needs >=0.10.dev0: 0.0.1 on PyPI is an unrelated project of the same name; pip",
+        ),
+        (INTERLEAVED, {}, "has megatron-core 0.16.1, but this run needs >=0.18,<0.19: megatron-core below 0.18"),
         (INTERLEAVED, {"megatron-core": "0.18.2"}, ""),
     ],
 )
@@ -284,7 +288,7 @@ def test_versions_that_end_or_spoil_a_run_are_told_before_it_starts(
     assert started.code == 2
     assert said in started.stderr
     assert started.stderr.count("\n") == 1
-    assert "; with other versions all the same: TOPOPLAN_ANY_VERSIONS=1" in started.stderr
+    assert "; to run with other versions anyway: TOPOPLAN_ANY_VERSIONS=1" in started.stderr
     again = start(bundle / "node-00.sh", tmp_path / "probe", env={**env, "TOPOPLAN_ANY_VERSIONS": "1"})
     assert again.code == 77, again.stderr
 
@@ -297,7 +301,7 @@ def test_the_python_that_a_package_needs_is_told_too(tmp_path: Path) -> None:
     fill(bundle)
     env = with_packages(tmp_path, {**dict.fromkeys(MODULES, ""), **VERSIONS, "megatron-core": "0.18.2"})
     said = start(bundle / "node-00.sh", tmp_path / "probe", env=env).stderr
-    assert f"has python {sys.version.split()[0]}, and this run wants >=3.99" in said
+    assert f"has python {sys.version.split()[0]}, but this run needs >=3.99" in said
 
 
 def test_packages_that_are_lacking_are_named_as_pip_gets_them(tmp_path: Path) -> None:
@@ -346,7 +350,7 @@ def test_gpus_that_the_machine_lacks_are_missed_before_the_start(tmp_path: Path,
     tool.chmod(0o755)
     started = run_one(tmp_path)
     assert started.code == code, started.stderr
-    assert code == 0 or f"nvidia-smi lists {gpus} GPUs, and the layout needs 8" in started.stderr
+    assert code == 0 or f"nvidia-smi lists {gpus} GPUs, but the layout needs 8" in started.stderr
 
 
 def write_index(model: Path, *weights: str) -> None:
@@ -381,7 +385,7 @@ def test_a_port_that_is_taken_is_said_on_the_node_that_needs_it(tmp_path: Path) 
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
     port = int(re.search(r"^master_port=(\d+)$", (bundle / "node-00.sh").read_text(), re.MULTILINE)[1])  # type: ignore[index]
     with socket.create_server(("127.0.0.1", port)):
-        assert f"port {port} is taken" in start(bundle / "node-00.sh", tmp_path / "probe").stderr
+        assert f"port {port} is in use" in start(bundle / "node-00.sh", tmp_path / "probe").stderr
         assert start(bundle / "node-01.sh", tmp_path / "probe").code == 0
     assert start(bundle / "node-00.sh", tmp_path / "probe").code == 0
 
@@ -409,10 +413,10 @@ def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_s
         started = run_one(root)
         assert started.code == code
         if code == 0:
-            assert "node-00.sh: the trainer goes on from saves/my run/checkpoint-100\n" in started.stderr
+            assert "node-00.sh: the trainer resumes from saves/my run/checkpoint-100\n" in started.stderr
             assert started.argv[-1] == "resume_from_checkpoint='saves/my run/checkpoint-100'"
         else:
-            assert "cannot be resumed from" in started.stderr
+            assert "from which the trainer cannot resume" in started.stderr
 
 
 def test_a_checkpoint_that_is_not_whole_is_kept_from_a_trainer_that_would_take_it(tmp_path: Path) -> None:
@@ -430,7 +434,7 @@ def test_a_secret_is_in_no_file_and_comes_from_the_shell(tmp_path: Path) -> None
     cluster = replace(ONE_NODE, secrets=("HF_TOKEN", "WANDB_API_KEY"))
     files = generate(*make_spec_and_plan(cluster=cluster))
     assert json.loads(files["plan.json"])["inputs"]["cluster"]["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
-    assert "6. In the environment of the scripts: `HF_TOKEN` and `WANDB_API_KEY`." in files["README.md"]
+    assert "6. These environment variables: `HF_TOKEN` and `WANDB_API_KEY`." in files["README.md"]
     one_node(tmp_path, cluster=cluster)
     started = run_one(tmp_path, HF_TOKEN="a b")
     assert (started.code, started.argv) == (2, [])
@@ -457,7 +461,7 @@ def test_no_core_files_are_written_and_limits_are_raised(tmp_path: Path) -> None
 
 def test_a_data_set_that_was_never_named_stops_the_start_until_somebody_names_it(tmp_path: Path) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path), job={"dataset": None})
-    assert "no data set is named" in start(bundle / "node-00.sh", tmp_path / "probe").stderr
+    assert "no data set is configured" in start(bundle / "node-00.sh", tmp_path / "probe").stderr
     yaml = bundle / "train.yaml"
     yaml.write_text(yaml.read_text().replace("dataset: SET_ME", "dataset: mine"))
     assert start(bundle / "node-00.sh", tmp_path / "probe").code == 0

@@ -317,7 +317,7 @@ def source(changes: dict[str, Any]) -> Any:
 def test_a_layout_may_be_changed_and_is_predicted_again() -> None:
     recorded = recorded_plan(source({"layout.tp": 8, "layout.dp": 2, "layout.gradient_accumulation_steps": 16}))
     assert recorded.plan.layout.tp == 8
-    assert recorded.notes[0] == "the layout is that of tp8-pp2-dp2-mbs2, and `id` says tp4-pp2-dp4-mbs2"
+    assert recorded.notes[0] == "the layout is that of tp8-pp2-dp2-mbs2, but `id` is tp4-pp2-dp4-mbs2"
     assert recorded.notes[1].startswith("memory: ")
     assert recorded.notes[2].startswith("time: ")
     assert len(recorded.notes) == 3
@@ -326,7 +326,9 @@ def test_a_layout_may_be_changed_and_is_predicted_again() -> None:
 
 def test_another_version_writes_its_own_files_and_says_so() -> None:
     recorded = recorded_plan(source({"version": "0.0.9"}))
-    assert recorded.notes == (f"the plan is of topoplan 0.0.9; {topoplan.__version__} may write its files otherwise",)
+    assert recorded.notes == (
+        f"the plan is from topoplan 0.0.9; {topoplan.__version__} may write its files differently",
+    )
     assert written_again(recorded) == example()
 
 
@@ -334,8 +336,8 @@ def test_a_prediction_that_another_version_saw_otherwise_is_made_again() -> None
     step_s = example_plan()["prediction"]["time"]["step_s"]
     recorded = recorded_plan(source({"prediction.time.step_s": 99.5, "prediction.warnings": ["old"]}))
     assert recorded.notes == (
-        f"time: {step_s:.3g} s a step, and the plan says 99.5",
-        "predicted again, the plan says otherwise in warnings",
+        f"time: {step_s:.3g} s per step, but the plan has 99.5",
+        "a new prediction differs from the plan in warnings",
     )
     assert written_again(recorded) == example()
 

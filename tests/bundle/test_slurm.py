@@ -68,7 +68,7 @@ def test_another_scheduler_is_refused() -> None:
 
 def test_the_readme_says_how_to_submit_watch_and_cancel() -> None:
     readme = generate(*make_spec_and_plan(), "slurm")["README.md"]
-    assert "| `job.sbatch` | starts all of them" in readme
+    assert "| `job.sbatch` | starts all nodes" in readme
     for command in ("\nsbatch job.sbatch ", "\nsqueue --me ", "\ntail -f slurm-JOBID.out ", "\nscancel JOBID "):
         assert command in readme
     assert "Slurm chooses the machines" in readme
@@ -164,12 +164,12 @@ def test_hosts_of_the_spec_are_asked_for_by_name() -> None:
 @pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1", "[::1]", "-x", "a b"])
 def test_a_host_that_is_no_name_of_a_node_is_refused(address: str) -> None:
     hosts = (replace(NAMED_HOSTS[0], address=address), *NAMED_HOSTS[1:])
-    with pytest.raises(SpecError, match=r"hosts\[0\]\.address: .* is not the name of a node.*leave hosts out"):
+    with pytest.raises(SpecError, match=r"hosts\[0\]\.address: .* is not a Slurm node name; leave hosts out"):
         script(cluster=replace(CLUSTER, hosts=hosts))
 
 
 def test_hosts_and_a_nodelist_do_not_go_together() -> None:
-    with pytest.raises(SpecError, match="slurm: nodelist beside hosts"):
+    with pytest.raises(SpecError, match="slurm: nodelist conflicts with hosts"):
         script(cluster=replace(WITH_HOSTS, slurm={"nodelist": "gpu1"}))
     twice = (*NAMED_HOSTS[:3], replace(NAMED_HOSTS[0], port=2222))
     with pytest.raises(SpecError, match=r"hosts\[3\]\.address: 'gpu9' is listed twice"):
@@ -197,7 +197,9 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text: str, seconds: float | Non
 
 def test_a_time_limit_below_the_prediction_is_warned_of() -> None:
     short = make_spec_and_plan(cluster=with_options(time="2:00:00"))
-    assert "time 2:00:00 under slurm in the spec is a limit of 2 hours" in warnings_of(draft_of(*short, "slurm"))[-1]
+    assert (
+        "time 2:00:00 under slurm in the spec limits the job to 2 hours" in warnings_of(draft_of(*short, "slurm"))[-1]
+    )
     assert "- time 2:00:00 under slurm" in generate(*short, "slurm")["README.md"]
     assert "2:00:00" not in generate(*short, "none")["README.md"]
     long = make_spec_and_plan(cluster=with_options(time="1-0"))
@@ -332,7 +334,7 @@ def test_hosts_of_the_spec_keep_their_own_scripts_in_whatever_order_slurm_lists_
 def test_a_machine_that_is_none_of_the_hosts_says_so(tmp_path: Path) -> None:
     done = submit(ready_bundle(tmp_path, cluster=WITH_HOSTS), tmp_path, nodes="gpu5,gpu7,gpu8,gpu9", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "gpu5 is none of the nodes: gpu9 gpu8 gpu7 gpu6\n"
+    assert done.stderr == "gpu5 is not one of the nodes: gpu9 gpu8 gpu7 gpu6\n"
 
 
 # Slurm's signal reaches the shell of a task long after it has ended the trainer: here after that many sleeps.
@@ -385,10 +387,10 @@ def test_the_files_of_another_plan_are_not_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"SLURM_JOB_ID": ""}, "job.sbatch: this is not a job of Slurm; submit it: sbatch job.sbatch\n"),
+        ({"SLURM_JOB_ID": ""}, "job.sbatch: not running in a Slurm job; submit it: sbatch job.sbatch\n"),
         (
             {"SLURM_JOB_NUM_NODES": "2"},
-            "job.sbatch: the plan is for 4 nodes, and the job has 2; submit it with --nodes=4",
+            "job.sbatch: the plan is for 4 nodes, but the job has 2; submit it with --nodes=4",
         ),
     ],
 )
@@ -415,7 +417,7 @@ def test_a_secret_comes_with_the_environment_of_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("export", ["NONE", "NIL", "PATH,HOME"])
 def test_an_export_that_keeps_secrets_from_the_job_is_refused(export: str) -> None:
     cluster = replace(with_options(export=export), secrets=("HF_TOKEN",))
-    with pytest.raises(SpecError, match=f"slurm.export: export {export} keeps HF_TOKEN from the job"):
+    with pytest.raises(SpecError, match=f"slurm.export: export {export} does not pass HF_TOKEN to the job"):
         script(cluster=cluster)
     assert script(cluster=replace(with_options(export="ALL"), secrets=("HF_TOKEN",)))
     assert script(cluster=replace(with_options(export="PATH,HF_TOKEN"), secrets=("HF_TOKEN",)))
@@ -426,7 +428,7 @@ def test_a_bundle_that_is_not_on_every_node_is_said_in_one_line(tmp_path: Path) 
     (bundle / "node-00.sh").unlink()
     done = submit(bundle, tmp_path, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"no {bundle}/node-00.sh on n1; the bundle has to lie on storage that all nodes share\n"
+    assert done.stderr == f"no {bundle}/node-00.sh on n1; the bundle must be on storage that all nodes share\n"
 
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -55,7 +55,7 @@ def test_files_of_an_incomplete_bundle_are_refused_one_by_one_and_others_beside_
     refuse_incomplete(bundle / "mine.yaml")
     refuse_incomplete(bundle.parent)
     for path in (bundle, bundle / "train.yaml", bundle / "node-00.sh"):
-        with pytest.raises(SpecError, match=r"is not whole.*topoplan generate --from"):
+        with pytest.raises(SpecError, match=r"is incomplete.*topoplan generate --from"):
             refuse_incomplete(path)
 
 
@@ -88,7 +88,7 @@ class TestContent:
         (bundle / name).write_text(text)
         message = refused(bundle)
         assert words in message
-        assert "mend it, or write the bundle again: topoplan generate --from" in message
+        assert "repair it, or write the bundle again: topoplan generate --from" in message
 
     @pytest.mark.parametrize("trainer", ["swift", "trinity"])
     def test_of_other_trainers_too(self, tmp_path: Path, trainer: str) -> None:
@@ -102,7 +102,7 @@ class TestContent:
         (bundle / "train.yaml").write_text("")
         ran = subprocess.run(["bash", bundle / "node-03.sh"], capture_output=True, text=True, check=False)
         assert (ran.returncode, ran.stdout) == (2, "")
-        assert "train.yaml is not beside this script, or empty" in ran.stderr
+        assert "train.yaml is missing or empty in" in ran.stderr
 
     @pytest.mark.parametrize(
         "edit",

@@ -287,7 +287,7 @@ def test_what_was_edited_in_half_a_bundle_is_not_written_over(half: Path, bundle
 @pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: text.replace('"files', "files")])
 def test_a_damaged_mark_is_a_mark(half: Path, bundles: dict[str, dict[str, str]], damage: Callable[[str], str]) -> None:
     (half / "train.yaml").write_text(damage((half / "train.yaml").read_text())[:400])
-    assert all("is not whole" in said for said in refusals(half))
+    assert all("is incomplete" in said for said in refusals(half))
     write_bundle(bundles["new"], half, force=True)
     assert read_bundle(half).notes == ()
 
@@ -302,9 +302,9 @@ def test_a_copy_of_half_a_bundle_is_refused_and_a_copy_of_the_whole_over_it_is_n
             shutil.copy(path, tmp_path)
         return subprocess.run(["bash", tmp_path / "node-01.sh"], capture_output=True, text=True, check=False).stderr
 
-    assert "the bundle is not whole" in copied()
+    assert "the bundle is incomplete" in copied()
     write_bundle(bundles["new"], half)
-    assert "the bundle is not whole" not in copied()
+    assert "the bundle is incomplete" not in copied()
 
 
 def test_a_bundle_is_on_the_disk_before_it_is_in_place(root: Path, bundles: dict[str, dict[str, str]]) -> None:

@@ -42,7 +42,7 @@ def test_keys_of_the_cluster_and_the_margin_count(cli: Cli, train: Path) -> None
 def test_a_cluster_can_be_said_in_options(cli: Cli, train: Path) -> None:
     said = " ".join(cli("check", train, "--gpu", "h100", "--nodes", "4").out.split())
     assert "on h100-sxm-80gb-4x8, 4 x 8 h100-sxm-80gb: " in said
-    assert "- assumed, as in the usual machine of h100-sxm-80gb: 8 GPUs a node, " in said
+    assert "- assumed, as usual for machines with h100-sxm-80gb: 8 GPUs per node, " in said
 
 
 def test_a_model_can_be_named_for_a_path_that_says_nothing(cli: Cli, train: Path) -> None:

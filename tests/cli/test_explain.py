@@ -21,9 +21,9 @@ def test_without_a_choice_the_time_comes_first_and_the_memory_follows(cli: Cli, 
     both, time, memory = (
         cli("explain", spec_file, "--plan", PLAN, *more).out for more in ((), ("--time",), ("--memory",))
     )
-    assert both.index("The step, by part") < both.index("From allocated to the card")
+    assert both.index("Time of a step, by part") < both.index("From allocated tensors to the card")
     assert "From allocated" not in time
-    assert "The step, by part" not in memory
+    assert "Time of a step, by part" not in memory
     assert cli("explain", spec_file, "--plan", PLAN, "--time", "--memory").out == both
 
 

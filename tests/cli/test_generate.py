@@ -172,9 +172,9 @@ def test_json_has_the_notes_on_a_plan_of_another_version(cli: Cli, bundle: Path)
     Path("old.json").write_text(text.replace('"version": "', '"version": "0.0.', 1))
     view = json.loads(cli("generate", "--from", "old.json", "-o", "second", "--json").out)
     assert view["schema"] == "topoplan.generate/1"
-    assert view["notes"][0].startswith("the plan is of topoplan 0.0.")
+    assert view["notes"][0].startswith("the plan is from topoplan 0.0.")
     assert view["plan"]["id"] == "tp4-pp2-dp4-mbs1"
-    assert "Mind: the plan is of topoplan 0.0." in cli("generate", "--from", "old.json", "-o", "second").out
+    assert "Warning: the plan is from topoplan 0.0." in cli("generate", "--from", "old.json", "-o", "second").out
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,22 @@ def test_a_dry_run_prints_every_file_and_command_and_touches_nothing(cli: Cli, b
     assert cli("launch", bundle, "--dry-run").out == result.out
 
 
+def test_a_dry_run_without_hosts_shows_placeholders_and_says_that_hosts_are_missing(cli: Cli, tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "hostless", cluster=replace(FOUR, hosts=()))
+    result = cli("launch", bundle, "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("Cannot launch ")
+    assert "Note: " in result.out
+    assert "its plan names no hosts, and 4 are needed; add `hosts: [" in result.out
+    for node in range(4):
+        assert f"\nnode-{node:02d}: ssh USER@HOST-{node:02d}\n" in result.out
+        assert f"/topoplan-runs-USER/node-{node:02d}/<run id>-<random>/train.yaml (" in result.out
+        assert f"MASTER_ADDR=HOST-00 setsid bash -- node-{node:02d}.sh" in result.out
+    document = json.loads(cli("launch", bundle, "--dry-run", "--json").out)
+    assert document["hosts_known"] is False
+    assert cli("launch", bundle).is_refused("its plan names no hosts, and 4 are needed")
+
+
 def test_the_bundle_is_worked_out_once(cli: Cli, bundle: Path, worked_out: Counter[str]) -> None:
     assert cli("launch", bundle, "--dry-run").code == 0
     assert worked_out == {"plan": 1, "files": 1}
@@ -50,8 +66,8 @@ def test_a_dry_run_says_which_secrets_are_set_and_a_launch_without_one_is_refuse
     monkeypatch.setenv("HF_TOKEN", "hf_hunter22")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     result = cli("launch", with_them, "--dry-run")
-    assert "Secret HF_TOKEN: set here; its value goes to `start` by standard input" in result.out
-    assert "Secret WANDB_API_KEY: NOT SET here, and a launch is refused" in result.out
+    assert "Secret HF_TOKEN: set here; its value is passed to `start` on standard input" in result.out
+    assert "Secret WANDB_API_KEY: NOT SET here, so a launch would be refused" in result.out
     document = cli("launch", with_them, "--dry-run", "--json").out
     assert json.loads(document)["secrets"] == [
         {"name": "HF_TOKEN", "set": True},

@@ -137,7 +137,7 @@ def test_when_nothing_fits_the_nearest_misses_are_on_stderr(
 def test_known_lengths_are_told_in_the_table_and_in_json(cli: Cli, spec_file: Path) -> None:
     options = ["--set", "lengths={128: 5000}", "--pin", "tp=2,pp=1,micro_batch_size=1"]
     assert (
-        "The data, under plan 1:\n- lengths: 5,000 samples of job.lengths, mean 128"
+        "Data, as plan 1 reads it:\n- lengths: 5,000 samples of job.lengths, mean 128"
         in cli("rank", spec_file, *options).out
     )
     document = json.loads(cli("rank", spec_file, *options, "--json").out)

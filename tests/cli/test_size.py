@@ -55,7 +55,7 @@ def test_tokens_take_the_place_of_samples(cli: Cli, spec_file: Path) -> None:
 def test_none_in_time_is_exit_code_1(cli: Cli, job_file: Path) -> None:
     result = cli("size", job_file, *PIN, "--max-hours", "0.001", "--max-nodes", "2")
     assert result.code == 1
-    assert "No number of nodes up to 2" in result.out
+    assert "With up to 2 nodes" in result.out
     assert max(map(len, result.out.splitlines())) <= 100
 
 

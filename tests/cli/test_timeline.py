@@ -11,7 +11,7 @@ def test_a_timeline_is_printed(cli: Cli, spec_file: Path, fake_search: list[Any]
     result = cli("timeline", spec_file, "--plan", PLAN)
     assert result.code == 0
     assert not fake_search
-    assert "2 pipeline ranks x 1 chunk, 8 micro batches a step" in result.out
+    assert "2 pipeline ranks x 1 chunk, 8 micro batches per step" in result.out
     assert max(map(len, result.out.splitlines())) <= 100
     assert "\x1b" not in result.out
 
@@ -38,7 +38,7 @@ def test_a_run_document_is_drawn(cli: Cli, tmp_path: Path) -> None:
 def test_a_plan_without_pipeline_has_lanes(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
     result = cli("timeline", spec_file, "--plan", "fsdp2-dp32-mbs1-full")
     assert result.code == 0, result.err
-    assert "one of 32 GPUs, which all do the same, 2 micro batches a step" in " ".join(result.out.split())
+    assert "one of 32 GPUs, which all do the same, 2 micro batches per step" in " ".join(result.out.split())
     for name in ("step.svg", "step.json"):
         assert cli("timeline", spec_file, "--plan", "fsdp2-dp32-mbs1-full", "-o", tmp_path / name).code == 0
         assert (tmp_path / name).stat().st_size > 1000

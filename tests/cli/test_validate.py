@@ -38,7 +38,7 @@ def test_the_shipped_runs_are_graded_by_default(cli: Cli) -> None:
     result = cli("validate")
     assert result.code == 0
     assert "SimuMax B200" in result.out
-    assert "pairs as measured" in result.out
+    assert "pairs are as measured" in result.out
     assert max(map(len, result.out.splitlines())) <= 100
     assert "\x1b" not in result.out
 

@@ -106,14 +106,16 @@ def test_in_words_each_command_is_a_line_of_its_own(cli: Cli, specs: dict[str, s
     error = cli("rank", specs["rtx4090"]).err
     assert "no single change" not in error
     assert re.search(
-        r"- on 3 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s a step, [\d,]+ tok", error
+        r"- on 3 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s per step, [\d,]+ tok", error
     )
     assert "\n      topoplan rank rtx4090.yaml --nodes 3\n" in error
     *_, tried, following = error.rstrip().splitlines()
-    assert tried.startswith("tried, and no way out: another backend; ")
+    assert tried.startswith("tried, without success: another backend; ")
     assert following == f"Next  {re.findall(r'      (topoplan .*)', error)[0]}"
     table = cli("rank", specs["h100"]).out
-    assert "\nPlan 1 is tight, and none leaves 10% of the card beyond its margin.\nThese ways do:\n" in table
+    assert (
+        "\nPlan 1 is tight, and no plan leaves 10% of the card free beyond its margin.\nThese changes would:\n" in table
+    )
     assert "\n      topoplan rank h100.yaml --nodes 2\n" in table
 
 

@@ -13,7 +13,7 @@ def test_before_and_after_with_the_fate_of_the_old_best(cli: Cli, spec_file: Pat
     result = cli("what-if", spec_file, *PIN, "--set", "nodes=8", "--set", "ib_bandwidth=200Gb/s")
     assert result.code == 0, result.err
     assert "What if nodes=8, ib_bandwidth=200Gb/s?" in result.out
-    assert "The best plan of before, tp2 pp1 dp16" in result.out
+    assert "The previous best plan, tp2 pp1 dp16" in result.out
     assert max(map(len, result.out.splitlines())) <= 100
 
 
@@ -53,7 +53,7 @@ def test_the_machines_of_a_spec_do_not_hold_the_number_of_nodes(cli: Cli, tmp_pa
 def test_a_pin_that_a_case_cannot_meet_is_told_and_the_others_go_on(cli: Cli, spec_file: Path) -> None:
     result = cli("what-if", spec_file, "--pin", "tp=8,dp=4", "--set", "nodes=4,3")
     assert result.code == 0
-    assert "none is legal" in result.out
+    assert "nothing legal" in result.out
     assert "24 GPUs" in result.out
 
 

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster
     finding = found["plan-does-not-fit"]
     assert finding.severity == "error"
     assert finding.what.startswith("does not fit: stage 0 needs ")
-    assert "GiB over" in finding.what
+    assert "GiB too much" in finding.what
     assert not prediction.plan.fits
     assert prediction.best.fits
     assert " pipeline_model_parallel_size: " in finding.remedy

@@ -102,7 +102,7 @@ def test_where_nothing_fits_there_is_what_would(written: Any, open_page: Open) -
     out = page.locator("#plans svg .point.out")
     assert out.count() > 0
     out.first.hover(force=True)
-    assert "GiB over" in page.locator("#plans .hint").inner_text()
+    assert "GiB too much" in page.locator("#plans .hint").inner_text()
     assert page.locator("#files").is_hidden()
 
 

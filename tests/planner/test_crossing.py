@@ -64,13 +64,13 @@ def test_a_backend_without_a_legal_layout_is_not_said_to_need_memory() -> None:
 
 def test_what_has_to_be_installed_is_named() -> None:
     (sentence,) = [one for one in searched().crossings if one.startswith("deepspeed (LLaMA-Factory)")]
-    assert "it takes DeepSpeed in place of megatron-core, mcore_adapter and Transformer Engine" in sentence
+    assert "needs DeepSpeed instead of megatron-core, mcore_adapter and Transformer Engine" in sentence
 
 
 def test_a_backend_that_cannot_run_the_job_says_why() -> None:
     ranking = rank(full(finetuning="lora"))
     assert {plan.layout.backend for plan in ranking.plans} == {"ddp", "deepspeed", "fsdp2"}
-    assert any(sentence.startswith("mca is out: finetuning 'lora'") for sentence in ranking.crossings)
+    assert any(sentence.startswith("mca is ruled out: finetuning 'lora'") for sentence in ranking.crossings)
 
 
 def test_a_backend_in_which_nothing_fits_is_named() -> None:

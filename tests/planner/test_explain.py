@@ -30,8 +30,8 @@ def test_a_rejection_names_the_stage_and_the_gib_by_which_it_is_over() -> None:
     memory = memory_of(case_of(spec, layout.backend), layout)
     reason, _ = rejection(spec, pp=2, micro_batch_size=2)
     numbers = re.match(
-        r"stage (\d) needs ([\d.]+) GiB and a margin of ([\d.]+), the card has ([\d.]+): ([\d.]+) GiB over;"
-        r" most is activations",
+        r"stage (\d) needs ([\d.]+) GiB and a margin of ([\d.]+), the card has ([\d.]+): ([\d.]+) GiB too much;"
+        r" the largest part is activations",
         reason,
     )
     stage, needed, margin, card, over = (float(text) for text in numbers.groups())
@@ -82,7 +82,7 @@ def test_offload_is_the_last_resort_and_says_what_the_host_needs() -> None:
         case_of(spec, "megatron"), layout_of(spec, recompute="full", optimizer_offload_fraction=1.0)
     ).host_bytes
     assert host == pytest.approx(20 * 4.02e9, rel=0.01)
-    assert f"{host / GIB:.0f} GiB of host memory a node" in fix
+    assert f"{host / GIB:.0f} GiB of host memory per node" in fix
 
 
 def test_offload_beyond_the_hosts_memory_is_not_told() -> None:
@@ -147,7 +147,7 @@ def test_offload_is_named_where_the_spec_does_not_say_what_there_is_to_offload_t
     assert spec.cluster.host_memory_bytes is None
     _, fix = sharded_rejection(spec, backend="deepspeed", zero_stage=3, recompute="full")
     assert fix.startswith("offload_optimizer would fit (")
-    assert fix.endswith(" GiB of host memory a node): state host_memory in the spec")
+    assert fix.endswith(" GiB of host memory per node): set host_memory in the spec")
     stated = spec_of("Qwen/Qwen2.5-72B", nodes=1, global_batch_size=32, cluster={"host_memory": "256GiB"})
     _, fix = sharded_rejection(stated, backend="deepspeed", zero_stage=3, recompute="full")
     assert fix == ""

@@ -40,8 +40,8 @@ def test_where_lengths_come_from_is_said() -> None:
 
 def test_padding_of_micro_batches_and_of_steps_is_told_apart() -> None:
     counts = {128: 900, 1024: 100}
-    assert "padded to the longest of a micro batch" in notes(spec_of(counts), tp=2)
-    assert "padded to the longest of a step" in notes(spec_of(counts), tp=2, pp=2)
+    assert "padded to the longest sample of a micro batch" in notes(spec_of(counts), tp=2)
+    assert "padded to the longest sample of a step" in notes(spec_of(counts), tp=2, pp=2)
 
 
 def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
@@ -49,7 +49,7 @@ def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
     said = notes(spec, tp=2, ep=8)
     assert "padded to 4,096: 97% of the positions are padding" in said
     assert "set packing: true; with this layout" in said
-    hours = re.search(r"with this layout ([\d.]+) (h|min) in place of ([\d.]+) (h|min)", said)
+    hours = re.search(r"with this layout ([\d.]+) (h|min) instead of ([\d.]+) (h|min)", said)
     packed, padded = (float(hours[n]) / (60 if hours[n + 1] == "min" else 1) for n in (1, 3))
     # A sequence holds 32 of these samples.
     assert padded / packed == pytest.approx(32, rel=0.05)
@@ -71,7 +71,7 @@ def test_packing_is_not_recommended_where_it_is_on_or_cannot_be() -> None:
 @pytest.mark.parametrize(("trainer", "words"), [({}, "across samples"), ({"neat_packing": True}, "within samples")])
 def test_packing_says_how_samples_share_sequences(trainer: dict[str, Any], words: str) -> None:
     said = notes(spec_of({1000: 4000}, packing=True, samples=1000, trainer=trainer), tp=2)
-    assert "packed, 4.0 samples a sequence, 2.3% waste" in said
+    assert "packed, 4.0 samples per sequence, 2.3% waste" in said
     assert words in said
 
 

@@ -157,7 +157,7 @@ def test_what_a_user_should_know_is_a_warning() -> None:
     assert warnings_of(spec_of(DENSE), backend="megatron", tp=2) == ""
     assert "over PCIe" in warnings_of(spec_of(DENSE, gpu="rtx4090-24gb"), backend="megatron", tp=2)
     assert "exceeds the model's" in warnings_of(spec_of(DENSE, seq_len=65_536), backend="megatron", tp=2)
-    assert "assumes 1 image of 589,824 pixels a sequence" in warnings_of(spec_of(VISION), backend="megatron", tp=2)
+    assert "assumes 1 image of 589,824 pixels per sequence" in warnings_of(spec_of(VISION), backend="megatron", tp=2)
     assert "does not support model_type 'gpt_oss'" in warnings_of(spec_of("openai/gpt-oss-20b"), tp=2, ep=8)
 
 

@@ -1,4 +1,4 @@
-"""The order of plans: fastest first, and among equally fast plans more memory to spare, then the simpler plan."""
+"""The order of plans: fastest first, and among equally fast plans more memory headroom, then the simpler plan."""
 
 from dataclasses import replace
 from random import Random

@@ -204,7 +204,8 @@ def test_a_pin_of_other_backends_is_refused_where_one_is_asked_for(
 def test_a_backend_whose_layouts_do_not_have_a_pinned_key_is_out() -> None:
     spec = spec_of("Qwen/Qwen3-0.6B", nodes=1, pin={"zero_stage": 2})
     assert (
-        "mca is out: pin zero_stage 2 with backend mca" in rank(replace(spec, backends=("mca", "deepspeed"))).crossings
+        "mca is ruled out: pin zero_stage 2 with backend mca"
+        in rank(replace(spec, backends=("mca", "deepspeed"))).crossings
     )
 
 
@@ -259,7 +260,7 @@ def test_nothing_that_fits_is_a_result_with_the_nearest_misses() -> None:
     assert ranking.notes == ()
     misses = [rejection for rejection in ranking.rejected if rejection.rule == "memory"]
     assert misses
-    assert all("GiB over" in miss.reason for miss in misses)
+    assert all("GiB too much" in miss.reason for miss in misses)
 
 
 def test_no_legal_layout_is_an_error_that_names_a_rule() -> None:

@@ -68,7 +68,7 @@ def test_what_no_longer_fits_is_told_with_its_gib() -> None:
     old = predict(spec_of(DENSE), {"tp": 2})
     fate = fate_of(spec_of(DENSE, seq_len=65536), old, None)
     assert fate.rule == "memory"
-    assert "GiB over" in fate.reason
+    assert "GiB too much" in fate.reason
 
 
 def test_a_legal_plan_that_the_search_leaves_out_is_still_compared() -> None:

@@ -22,9 +22,9 @@ def test_best_safe_and_next_are_the_last_lines() -> None:
     assert text.splitlines() == [
         "",
         "Best  tp2-pp2-dp8-mbs1",
-        "      3.00 s a step ±12%, 77.5 of 79.6 GiB; tight; caveat",
+        "      3.00 s per step ±12%, 77.5 of 79.6 GiB; tight; caveat",
         "Safe  tp4-pp1-dp8-mbs1",
-        "      plan 2, 9% slower; 3.30 s a step ±12%, 44.0 of 79.6 GiB",
+        "      plan 2, 9% slower; 3.30 s per step ±12%, 44.0 of 79.6 GiB",
         "Next  topoplan generate spec.yaml --plan tp2-pp2-dp8-mbs1",
     ]
 
@@ -38,7 +38,7 @@ def test_a_command_is_quoted_for_a_shell_and_never_broken() -> None:
 
 
 def test_what_is_safe_may_be_the_best_plan_or_none() -> None:
-    assert "Safe  the same: no caveat" in printed(print_answer, answer(make_ranking(ROOMY, safe=0)))
+    assert "Safe  same plan: no caveats" in printed(print_answer, answer(make_ranking(ROOMY, safe=0)))
     assert "Safe  none: every plan has a caveat" in printed(print_answer, answer(make_ranking(TROUBLED)))
 
 
@@ -54,7 +54,7 @@ def test_warnings_are_those_of_the_bundle_too() -> None:
     plan = replace(ROOMY, warnings=("of the plan",))
     (warnings,) = answer(make_ranking(plan)).warnings
     assert warnings[0] == "of the plan"
-    assert any("steps of warm-up are a guess" in warning for warning in warnings)
+    assert any("number of warm-up steps is a guess" in warning for warning in warnings)
 
 
 def test_as_json() -> None:

@@ -14,8 +14,8 @@ def test_the_next_command_can_be_pasted() -> None:
     console = Console(file=stream, width=100, color_system=None, highlight=False)
     print_bundle(console, make_spec(), make_plan(tp=4), "swift", Path("out dir"), FILES, ["what the trainer does"])
     text = stream.getvalue()
-    assert "Plan tp4-pp1-dp8-mbs1 for ms-swift: 58.3 of 79.6 GiB, 3.21 s a step (2.82-3.60)" in text
-    assert "Mind: what the trainer does\n" in text
+    assert "Plan tp4-pp1-dp8-mbs1 for ms-swift: 58.3 of 79.6 GiB, 3.21 s per step (2.82-3.60)" in text
+    assert "Warning: what the trainer does\n" in text
     assert "Wrote 5 files" in text
     assert "less 'out dir/README.md'" in text
     assert "MASTER_ADDR=10.0.0.1 bash 'out dir/node-00.sh'   # on node 0" in text

@@ -121,7 +121,7 @@ def test_the_prediction_stands_beside_the_best_plan() -> None:
     head = next(line for line in text.splitlines() if "best plan  " in line or line.endswith("best plan"))
     assert head.split() == ["this", "file", "best", "plan"]
     assert "tp4 pp1 dp8 mbs1 nosp" in text
-    assert "- every sequence is taken to be cutoff_len long, 4,096 tokens" in text
+    assert "- every sequence is assumed to be cutoff_len long, 4,096 tokens" in text
 
 
 def test_an_illegal_layout_has_the_keys_of_the_best_plan_below() -> None:

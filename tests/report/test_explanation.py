@@ -54,20 +54,20 @@ def test_the_blocks_lead_from_the_step_to_single_tensors() -> None:
     form = {"tp": 2, "pp": 2, "ep": 4, "recompute": {"granularity": "selective", "modules": ["moe"]}}
     text = flat(rendered(*plan_of(MIXED, form, {})))
     blocks = (
-        "The step, by part",
+        "Time of a step, by part",
         "Stages, ms of one micro batch",
         "operator by operator: attention + moe, 24 layers x 8 micro batches",
-        "Around the layers",
-        "What the GPUs send each other",
+        "Outside the layers",
+        "Communication, as if nothing overlapped",
         "operators/machine.py::Product",
         "Stages, GiB",
-        "Stage 0, by part",
-        "From allocated to the card",
-        "Moments that may be the peak",
-        "Activations that are kept",
-        "Activations that a layer saves, one micro batch: attention + moe, 24 layers",
-        "Weights of a layer, elements: attention + moe, 24 layers (cut by tp 2, ep 4, etp 1)",
-        "Weights before and behind the layers",
+        "Memory of stage 0, by part",
+        "From allocated tensors to the card",
+        "Possible peaks",
+        "Activations kept from forward",
+        "Activations that a layer saves for one micro batch: attention + moe, 24 layers",
+        "Weights of a layer, elements: attention + moe, 24 layers (sharded by tp 2, ep 4, etp 1)",
+        "Weights outside the layers",
         "engines/megatron/memory.py::margin_bytes",
     )
     positions = [text.index(block) for block in blocks]
@@ -100,13 +100,13 @@ def test_offload_is_said_with_the_host_and_what_pcie_takes() -> None:
     assert "as the spec or --margin says" in text
     text = flat(rendered(*plan_of(DENSE, {"tp": 2, "optimizer_offload_fraction": 1.0}, job)))
     assert "fp32 weights, moments and gradients" in text
-    assert "to spare" in text
+    assert "headroom" in text
 
 
 def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
     text = rendered(*plan_of("Qwen/Qwen2.5-72B", {"backend": "megatron", "tp": 8}, {}))
     assert "does not fit" in text
-    assert "\nover " in text
+    assert "\nmissing " in text
 
 
 @pytest.mark.parametrize(("model", "form", "other"), CASES)
@@ -139,4 +139,4 @@ def test_what_there_is_to_mind_of_the_plan_is_said() -> None:
     spec, plan = plan_of(MIXED, {"backend": "mca", "tp": 2, "ep": 8, "pp": 2, "vpp": 3}, {})
     text = flat(rendered(spec, plan))
     assert plan.caveats
-    assert all(f"Mind: {warning}." in text for warning in (*plan.warnings, *plan.caveats))
+    assert all(f"Note: {warning}." in text for warning in (*plan.warnings, *plan.caveats))

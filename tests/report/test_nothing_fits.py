@@ -20,5 +20,5 @@ def test_a_lack_of_memory_exits_with_1_and_shows_the_nearest_misses() -> None:
     assert lines[0].startswith("no layout fits: h100-4x8")
     assert lines[0].endswith("7 layouts: 0 fit, 4 out of memory, 3 illegal")
     assert lines[2] == "  - tp1 pp1 dp32 mbs1: stage 0 needs 92.3 GiB of 79.6; 4 more nodes make it fit"
-    assert lines[3] == "`topoplan rank` of the spec works out what would fit"
+    assert lines[3] == "`topoplan rank` on the spec shows which changes would make a layout fit"
     assert len(lines) == 4

@@ -22,7 +22,7 @@ STATUS = Status(
     ratio=0.98,
     in_band=True,
 )
-FULL = "step 120/4,686  loss 1.832  4,210 tokens/s a GPU  3.04 s a step (predicted 2.9 to 3.4)  3 h 51 min left"
+FULL = "step 120/4,686  loss 1.832  4,210 tokens/s per GPU  3.04 s per step (predicted 2.9 to 3.4)  3 h 51 min left"
 
 
 def status(**changes: Any) -> Status:
@@ -63,8 +63,8 @@ def test_what_is_not_known_yet_is_left_out() -> None:
     ("width", "line"),
     [
         (len(FULL), FULL),
-        (len(FULL) - 1, "step 120/4,686  loss 1.832  4,210 tokens/s a GPU  3.04 s a step  3 h 51 min left"),
-        (70, "step 120/4,686  loss 1.832  3.04 s a step  3 h 51 min left"),
+        (len(FULL) - 1, "step 120/4,686  loss 1.832  4,210 tokens/s per GPU  3.04 s per step  3 h 51 min left"),
+        (70, "step 120/4,686  loss 1.832  3.04 s per step  3 h 51 min left"),
         (50, "step 120/4,686  loss 1.832  3 h 51 min left"),
         (40, "step 120/4,686  3 h 51 min left"),
         (20, "step 120/4,686"),
@@ -76,8 +76,8 @@ def test_a_narrow_terminal_shows_what_matters_most(width: int, line: str) -> Non
 
 
 def test_a_pace_outside_of_the_prediction_says_in_which_direction() -> None:
-    assert "4.20 s a step (predicted 2.9 to 3.4: slower)" in status_line(status(step_s=4.2, in_band=False))
-    assert "2.20 s a step (predicted 2.9 to 3.4: faster)" in status_line(status(step_s=2.2, in_band=False))
+    assert "4.20 s per step (predicted 2.9 to 3.4: slower)" in status_line(status(step_s=4.2, in_band=False))
+    assert "2.20 s per step (predicted 2.9 to 3.4: faster)" in status_line(status(step_s=2.2, in_band=False))
 
 
 def test_a_loss_that_is_no_number_is_written_as_that() -> None:

@@ -73,7 +73,7 @@ def test_the_legend_explains_the_words_of_the_layouts_that_are_shown() -> None:
     plan = make_plan(tp=2, pp=2, vpp=3, recompute=block, pipeline_layout=split)
     plan = replace(plan, layout=changed(plan.layout, sequence_parallel=False))
     text = " ".join(rendered(make_ranking(plan)).split())
-    assert "nosp: without sequence parallel." in text
+    assert "nosp: no sequence parallelism." in text
     assert "full:block4: 4 layers of each chunk are recomputed." in text
     assert "ends5+3: 5 layers in the first chunk, 3 in the last." in text
     one = replace(plan, layout=changed(plan.layout, recompute=replace(block, num_layers=1)))
@@ -105,7 +105,7 @@ def test_alternatives_and_warnings_follow_the_table_and_what_is_out_does_not() -
 
 def test_a_few_sentences_on_the_alternatives_are_shown() -> None:
     text = rendered(make_ranking(make_plan(), notes=tuple(f"note {number}" for number in range(5))))
-    assert "The usual alternatives, against plan 1 (2 more in --json):\n- note 0\n- note 1\n- note 2\n" in text
+    assert "Common alternatives, compared with plan 1 (2 more in --json):\n- note 0\n- note 1\n- note 2\n" in text
     assert "note 3" not in text
 
 
@@ -131,7 +131,7 @@ def test_a_warning_of_every_plan_is_said_once_and_many_are_cut() -> None:
     text = rendered(make_ranking(*plans))
     assert text.count("same") == 1
     assert text.count("only tp1") == 3
-    assert "Mind (3 more in --json):" in text
+    assert "Warnings (3 more in --json):" in text
 
 
 def test_brackets_in_names_are_shown_as_they_are() -> None:
@@ -167,20 +167,18 @@ def test_host_memory_is_a_column_where_something_is_kept_there() -> None:
     there = replace(plan, memory=replace(plan.memory, host_bytes=900 * 2**30))
     text = rendered(make_ranking(plan, there))
     assert " 900 " in row(text, "2 ")
-    assert "host GiB: main memory of a node" in " ".join(text.split())
+    assert "host GiB: main memory that the plan needs on each node" in " ".join(text.split())
     assert "host" not in rendered(make_ranking(plan))
 
 
 def test_mfu_of_adapters_counts_no_gradients_of_frozen_weights_and_says_so() -> None:
-    assert "nor gradients that frozen weights would have" in " ".join(
-        rendered(usual_ranking(finetuning="lora")).split()
-    )
+    assert "and without gradients of frozen weights" in " ".join(rendered(usual_ranking(finetuning="lora")).split())
     assert "frozen" not in rendered(usual_ranking())
 
 
 def test_other_backends_and_trainers_have_a_heading_of_their_own() -> None:
     text = rendered(replace(usual_ranking(), crossings=("ddp: nothing fits",)))
-    assert "Other backends and trainers, against plan 1:\n- ddp: nothing fits" in text
+    assert "Other backends and trainers, compared with plan 1:\n- ddp: nothing fits" in text
     assert "Other backends" not in rendered(usual_ranking())
 
 

@@ -38,21 +38,23 @@ def rendered(of: Sizing, *, price: float | None = None, width: int = 100) -> str
 
 def test_the_answer_comes_first_with_its_band_and_its_cost() -> None:
     text = rendered(sizing(), price=2.5)
-    assert "6 nodes (32 GPUs) will do: 1.00 h predicted, within 0.88-1.12 h, 32.0 GPU-h, 80.00 at 2.5 a GPU-h" in text
-    assert "Fewer do not keep the prediction within 1.5 h." in text
-    assert "Searched: every number of nodes from 1 to 6; the fewest on which the job fits: 5." in text
+    assert (
+        "6 nodes (32 GPUs) are enough: 1.00 h predicted, within 0.88-1.12 h, 32.0 GPU-h, 80.00 at 2.5 per GPU-h" in text
+    )
+    assert "With fewer, the prediction exceeds 1.5 h." in text
+    assert "Searched: every number of nodes from 1 to 6; the job fits from 5 nodes on." in text
 
 
 def test_an_upper_end_above_the_limit_is_said() -> None:
-    assert "--sure asks for nodes" in rendered(sizing(1.1))
-    assert "--sure asks for nodes" not in rendered(sizing())
-    assert "Fewer do not keep the upper end of the band within 1.5 h." in rendered(sizing(is_sure=True))
+    assert "--sure finds the nodes" in rendered(sizing(1.1))
+    assert "--sure finds the nodes" not in rendered(sizing())
+    assert "With fewer, the upper end of the band exceeds 1.5 h." in rendered(sizing(is_sure=True))
 
 
 def test_without_an_answer_the_nearest_is_named() -> None:
     text = rendered(sizing(0.5))
-    assert "No number of nodes up to 6 keeps the prediction within 0.5 h" in text
-    assert "The nearest is 1.00 h on 6 nodes." in text
+    assert "With up to 6 nodes, the prediction exceeds 0.5 h" in text
+    assert "The closest is 1.00 h on 6 nodes." in text
 
 
 def test_where_nothing_fits_there_is_no_table() -> None:

@@ -56,12 +56,12 @@ def test_the_table_has_a_row_for_each_source_and_kind() -> None:
 
 def test_order_fit_failures_and_what_was_left_out_follow() -> None:
     text = " ".join(rendered(graded()).split())
-    assert "2 of 3 pairs as measured, in 1 group" in text
-    assert "of 1 run that ended well and whose source says how memory was saved, 0 are predicted to be over" in text
+    assert "2 of 3 pairs are as measured, in 1 group" in text
+    assert "of 1 run that completed and whose source states how memory was saved, 0 are predicted to exceed" in text
     assert "b: 90.0 GiB predicted, 79.6 on the card; not stated: recompute" in text
-    assert "No run of this set ended out of memory." in text
+    assert "No run of this set ran out of memory." in text
     assert "c: tp 3 does not divide" in text
-    assert "11 rows of the sources not graded: LoRA (5); FSDP (3); unpacked (2); 1 more reason in --json." in text
+    assert "11 rows of the sources are not graded: LoRA (5); FSDP (3); unpacked (2); 1 more reason in --json." in text
 
 
 def test_runs_out_of_memory_are_graded_too() -> None:

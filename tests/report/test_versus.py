@@ -24,14 +24,14 @@ def rendered(first: Plan, second: Plan, *, width: int = 100, time: bool = True, 
 def test_the_winner_is_named_with_what_it_saves_and_what_it_pays(swapped: bool) -> None:
     first, *others = verdict(compared(SLOW, FAST) if swapped else compared(FAST, SLOW))
     assert first == "tp2 pp1 dp16 mbs1 wins: it is 33.3% faster."
-    assert others[0] == "It takes 1.00 s a step less: it saves 1.70 in pp_bubble and adds 0.800 in tp_comm."
+    assert others[0] == "It takes 1.00 s per step less: it saves 1.70 in pp_bubble and adds 0.800 in tp_comm."
     assert others[1] == "It takes 8.0 GiB more: it adds 8.0 in activations."
 
 
 def test_a_plan_that_is_over_the_card_loses() -> None:
     first, *_ = verdict(compared(make_plan(tp=2, step_s=3.0, device_gib=80.0), make_plan(tp=4, step_s=4.0)))
     assert first.startswith(
-        "tp4 pp1 dp8 mbs1 wins, since tp2 pp1 dp16 mbs1 is 1.9 GiB over the card; it is 25.0% slower"
+        "tp4 pp1 dp8 mbs1 wins, because tp2 pp1 dp16 mbs1 exceeds the card by 1.9 GiB; it is 25.0% slower"
     )
 
 
@@ -88,6 +88,6 @@ def test_plans_of_two_cost_models_are_said_to_share_few_errors() -> None:
     spec = spec_of(DENSE)
     plans = [predict(spec, form) for form in ({"tp": 2}, {"backend": "fsdp2"})]
     sentences = verdict(compare(spec, *plans))
-    assert "two cost models that share few errors" in sentences[-1]
+    assert "two cost models with few errors in common" in sentences[-1]
     text = printed(print_comparison, spec, compare(spec, *plans), time=True, memory=True)
-    assert "Memory of the GPU that needs most" in text
+    assert "Memory of the fullest GPU" in text

@@ -39,15 +39,15 @@ def test_one_case_is_before_and_after_with_its_change() -> None:
     assert "GPUs 32 64 +100%" in text
     assert "step, s 3.00 1.50 -50%" in text
     assert "hours 0.47 0.22 -0.25, -54%" in text
-    assert "The best plan of before, tp2 pp1 dp16 mbs1, becomes tp2 pp1 dp16 mbs1: number 3, 5.0% slower" in text
+    assert "The previous best plan, tp2 pp1 dp16 mbs1, becomes tp2 pp1 dp16 mbs1: plan 3, 5.0% slower" in text
 
 
 @pytest.mark.parametrize(
     ("fate", "words"),
     [
-        (Fate(layout=OLD.layout, plan=OLD, rank=1), "stays the best, as tp2 pp1 dp16 mbs1."),
-        (Fate(layout=OLD.layout, plan=OLD, rank=2, slower=0.001), "number 2, as fast as the best."),
-        (Fate(layout=OLD.layout, plan=OLD, slower=-0.1), "left out by the search, 10.0% faster than the best."),
+        (Fate(layout=OLD.layout, plan=OLD, rank=1), "is still the best, as tp2 pp1 dp16 mbs1."),
+        (Fate(layout=OLD.layout, plan=OLD, rank=2, slower=0.001), "plan 2, as fast as the best."),
+        (Fate(layout=OLD.layout, plan=OLD, slower=-0.1), "skipped by the search, 10.0% faster than the best."),
         (Fate(layout=OLD.layout, rule="memory", reason="2 GiB over", fix="x"), "does not fit: 2 GiB over; x."),
         (Fate(layout=None, rule="layout", reason="64 % 12 = 4"), "is illegal: 64 % 12 = 4."),
     ],
@@ -58,8 +58,8 @@ def test_the_fate_of_the_old_best_plan_is_told(fate: Fate, words: str) -> None:
 
 def test_that_the_batch_is_held_is_said_where_the_gpus_change() -> None:
     text = flat(rendered(case(spec=make_spec(nodes=3))))
-    assert "global_batch_size is held at 64 sequences" in text
-    assert "no multiple of 24 GPUs" in text
+    assert "global_batch_size stays at 64 sequences" in text
+    assert "not a multiple of 24 GPUs" in text
     assert "held at" not in rendered(case(spec=SPEC, ib_bandwidth="1Gb/s"))
     assert "held at" not in rendered(case(spec=make_spec(nodes=3), nodes="3", global_batch_size="48"))
 
@@ -90,10 +90,10 @@ def test_many_cases_have_a_row_each_and_columns_for_what_changes() -> None:
     lines = [" ".join(line.split()) for line in rendered(*many(), width=120).splitlines()]
     assert "What if nodes=8,3,1,2, seq_len=4096,8192, template=x?" in lines
     assert any(line.startswith("nodes seq_len best plan GPUs GiB") for line in lines)
-    assert any(line.startswith("as it is tp2 pp1 dp16 mbs1 32 58.3 3.00") for line in lines)
+    assert any(line.startswith("unchanged tp2 pp1 dp16 mbs1 32 58.3 3.00") for line in lines)
     assert any(line.startswith("8 4096 tp4 pp1 dp8 mbs1 64 58.3 1.50") and line.endswith("5% slower") for line in lines)
-    assert any(line.startswith("1 4096 none fits") for line in lines)
-    assert any(line.startswith("2 8192 none is legal") for line in lines)
+    assert any(line.startswith("1 4096 nothing fits") for line in lines)
+    assert any(line.startswith("2 8192 nothing legal") for line in lines)
     assert "- nodes=3, seq_len=4096: the old best is illegal: 64 % 12 = 4" in lines
     assert "- nodes=2, seq_len=8192: pin" in lines
 
@@ -103,7 +103,7 @@ def test_many_cases_have_a_row_each_and_columns_for_what_changes() -> None:
     [
         (Fate(layout=OLD.layout, rule="memory", reason="2 GiB over"), "does not fit"),
         (Fate(layout=None, rule="layout", reason="64 % 12 = 4"), "not allowed"),
-        (Fate(layout=OLD.layout, plan=OLD, rank=1), "stays best"),
+        (Fate(layout=OLD.layout, plan=OLD, rank=1), "still best"),
         (Fate(layout=OLD.layout, plan=OLD, rank=2, slower=0.001), "as fast"),
         (Fate(layout=OLD.layout, plan=OLD, rank=None, slower=0.33), "33% slower"),
         (Fate(layout=OLD.layout, plan=OLD, rank=2, slower=-0.02), "2% faster"),

@@ -90,7 +90,7 @@ def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: 
 def test_a_host_that_goes_away_once_more_is_waited_for(hosts: Hosts) -> None:
     """Its disk has lost a checkpoint, so it resumes from another step than the others, which is reported."""
     step = "[ $HOSTNAME = three ] && step=10 || step=20\n"
-    goes_on = 'echo "node-00.sh: the trainer goes on from out/checkpoint-$step"; sleep 1'
+    goes_on = 'echo "node-00.sh: the trainer resumes from out/checkpoint-$step"; sleep 1'
     begins = f'[ ! -e "{hosts.root}/$HOSTNAME.begun" ] || {{ {goes_on}; }}\n'
     hosts.does(step + begins + TRAINS.format(root=hosts.root))
     boot = threading.Timer(2, hosts.bed.boot, ["three"])
@@ -136,7 +136,7 @@ def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
 
 def test_steps_that_were_done_twice_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "node-00.log"
-    log.write_text("node-00.sh: the trainer goes on from /out/checkpoint-500\n{'loss': 1.0}\n")
+    log.write_text("node-00.sh: the trainer resumes from /out/checkpoint-500\n{'loss': 1.0}\n")
     assert resumed_at_step(log) == 500
     assert resumed_at_step(tmp_path / "none") is None
 

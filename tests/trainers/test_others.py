@@ -44,7 +44,7 @@ PPO = "python3 -m verl.trainer.main_ppo data.train_batch_size=8 +trainer.nnodes=
     ("name", "text", "trainer", "words"),
     [
         ("a.yml", AXOLOTL, "axolotl", ["NousResearch/Llama-3.2-1B, 2,048 tokens", "adapter lora"]),
-        ("a.yaml", NEMO, "nemo-rl", ["Qwen/Qwen2.5-1.5B, 2 nodes, 8 GPUs a node, batch 512"]),
+        ("a.yaml", NEMO, "nemo-rl", ["Qwen/Qwen2.5-1.5B, 2 nodes, 8 GPUs per node, batch 512"]),
         ("a.yaml", VERL, "verl-ppo", ["Qwen/Qwen3-8B, 1 nodes", "strategy fsdp2"]),
         ("a.sh", f"M=Qwen/Qwen3-8B\n{PPO}\n", "verl-ppo", ["Qwen/Qwen3-8B, 2 nodes, batch 8"]),
         ("a.sh", "torchrun -m verl.trainer.sft_trainer data.train_files=a model.path=b", "verl-sft", ["b"]),

@@ -272,7 +272,7 @@ def test_a_job_of_another_size_says_so(slurm: Slurm, tmp_path: Path) -> None:
     bundle = Bundle(tmp_path)
     job = slurm.wait(slurm.submit("--nodes=2", bundle.script, cwd=tmp_path, env=bundle.environment()))
     assert (job.state, job.exit_code) == ("FAILED", "2:0")
-    assert job.output.startswith("job.sbatch: the plan is for 4 nodes, and the job has 2; submit it with --nodes=4")
+    assert job.output.startswith("job.sbatch: the plan is for 4 nodes, but the job has 2; submit it with --nodes=4")
 
 
 def test_the_environment_of_a_login_node_that_exports_nothing_is_not_needed(slurm: Slurm, tmp_path: Path) -> None:

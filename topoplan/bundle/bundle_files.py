@@ -50,7 +50,7 @@ def refuse_links(directory: Path, names: Iterable[str]) -> None:
                 raise SpecError(
                     f"is a link to {shown_path(path.readlink())}; files of a bundle are not read through links",
                     where=shown_path(path),
-                    remedy="put a copy in its place if that is what shall go to the hosts",
+                    remedy="replace it with a copy if the file is meant for the hosts",
                 )
 
 
@@ -80,7 +80,7 @@ def _edited(name: str, found: str, fresh: str) -> EditedScript:
     places = []
     for start, end, missing_from, missing_to in changes:
         if start == end:
-            places.append(f"behind line {start} lacks {_quote(ours[missing_from:missing_to])}")
+            places.append(f"after line {start} lacks {_quote(ours[missing_from:missing_to])}")
         else:
             lines = f"line {start + 1} is" if end - start == 1 else f"lines {start + 1} to {end} are"
             how = "new" if missing_from == missing_to else "changed"

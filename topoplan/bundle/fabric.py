@@ -24,7 +24,7 @@ def _needs(cluster: Cluster) -> Iterator[Need]:
             yield need
         elif need.use != "library":
             path = given if need.use == "path" else str(PurePosixPath(given, PurePosixPath(need.paths[0]).name))
-            yield need._replace(paths=(path,), missing=f"no {path}, which {need.variable} in env of the spec leads to")
+            yield need._replace(paths=(path,), missing=f"no {path}, given by {need.variable} in env of the spec")
     if file := cluster.env.get("NCCL_TOPO_FILE") or cluster.fabric.topology_file:
         yield topology_file(file)
 
@@ -35,7 +35,7 @@ def lossless_note(cluster: Cluster) -> str:
     if cluster.nodes == 1 or fabric.kind != "roce" or fabric.traffic_class is not None or "NCCL_IB_TC" in cluster.env:
         return ""
     return (
-        "RoCE wants a queue that drops nothing. Where switches give one by DSCP (PFC), NCCL's default traffic class,"
-        " 0, is sent to another queue, which drops packets under load: slow, and without a message. Ask whoever runs"
-        " the network for the class, and write it as `traffic_class` under `fabric` in the spec"
+        "RoCE needs a lossless queue. If the switches select it by DSCP (PFC), NCCL's default traffic class, 0, is sent"
+        " to another queue, which drops packets under load: training is then slow, without any message. Ask the"
+        " network's administrators for the class, and set it as `traffic_class` under `fabric` in the spec"
     )

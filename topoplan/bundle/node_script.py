@@ -22,7 +22,7 @@ from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFile
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
-GOES_ON = "the trainer goes on from"
+GOES_ON = "the trainer resumes from"
 """The words on standard error before the last complete checkpoint, whose name ends in its step number."""
 
 

@@ -189,17 +189,17 @@ def _at(data: Any, *path: str) -> Any:
 def _notes(data: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     view = plan_to_dict(plan)
     if (version := data["version"]) != topoplan.__version__:
-        yield f"the plan is of topoplan {quote(version)}; {topoplan.__version__} may write its files otherwise"
+        yield f"the plan is from topoplan {quote(version)}; {topoplan.__version__} may write its files differently"
     if (plan_id := data.get("id")) != plan.id:
-        yield f"the layout is that of {plan.id}, and `id` says {quote(plan_id)}"
+        yield f"the layout is that of {plan.id}, but `id` is {quote(plan_id)}"
     changed = [key for key in view if key not in _NOT_COMPARED and _at(data, "prediction", key) != view[key]]
-    for part, key, unit in (("memory", "device_gib", "GiB"), ("time", "step_s", "s a step")):
+    for part, key, unit in (("memory", "device_gib", "GiB"), ("time", "step_s", "s per step")):
         then, now = _at(data, "prediction", part, key), view[part][key]
         if then != now:
             changed.remove(part)
-            yield f"{part}: {_short(now)} {unit}, and the plan says {_short(then)}"
+            yield f"{part}: {_short(now)} {unit}, but the plan has {_short(then)}"
     if changed:
-        yield f"predicted again, the plan says otherwise in {', '.join(changed)}"
+        yield f"a new prediction differs from the plan in {', '.join(changed)}"
     if not plan.fits:
         memory = plan.memory
         yield (

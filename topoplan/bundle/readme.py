@@ -78,7 +78,7 @@ def _workdir_words(hosts: tuple[Host, ...]) -> str:
     directories = {host.workdir for host in hosts}
     if len(directories) == 1 and (only := directories.pop()) is not None:
         return code_span(only)
-    return "the working directory of the host in the spec" if any(directories) else "this directory on the node"
+    return "the host's `workdir` in the spec" if any(directories) else "this directory on the node"
 
 
 def _commands(cluster: Cluster, run_name: str) -> list[str]:

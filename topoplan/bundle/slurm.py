@@ -99,8 +99,8 @@ def slurm_warnings(draft: Draft) -> tuple[str, ...]:
         return ()
     limit = draft.spec.cluster.slurm["time"]
     return (
-        f"time {limit} under slurm in the spec is a limit of {digits(limit_s / 3600)} hours, and the job may take"
-        f" {digits(hours[-1])}: Slurm would end it.",
+        f"time {limit} under slurm in the spec limits the job to {digits(limit_s / 3600)} hours, but it may take"
+        f" {digits(hours[-1])}: Slurm would kill it",
     )
 
 
@@ -134,12 +134,14 @@ def _check_hosts(cluster: Cluster) -> None:
     leave_out = "leave hosts out to let Slurm choose the machines, or write names as `sinfo -N` lists them"
     for node, host in enumerate(cluster.hosts):
         if _is_address(host.address) or not _NODE_NAME.fullmatch(host.address):
-            what = f"{host.address!r} is not the name of a node, by which Slurm knows machines"
+            what = f"{host.address!r} is not a Slurm node name"
             raise SpecError(what, where=f"hosts[{node}].address", remedy=leave_out)
         if any(other.address == host.address for other in cluster.hosts[:node]):
             raise SpecError(f"{host.address!r} is listed twice", where=f"hosts[{node}].address")
     if "nodelist" in cluster.slurm:
-        raise SpecError("nodelist beside hosts, which name the machines", where="slurm", remedy="leave one of them out")
+        raise SpecError(
+            "nodelist conflicts with hosts, which name the machines", where="slurm", remedy="leave one of them out"
+        )
 
 
 def _check_export(cluster: Cluster) -> None:
@@ -147,7 +149,7 @@ def _check_export(cluster: Cluster) -> None:
     export = cluster.slurm.get("export")
     kept = {"ALL", *cluster.secrets} if export is None else set(str(export).split(","))
     if "ALL" not in kept and (lost := [name for name in cluster.secrets if name not in kept]):
-        what = f"export {export} keeps {lost[0]} from the job, which is under secrets"
+        what = f"export {export} does not pass {lost[0]} to the job, which is listed under secrets"
         raise SpecError(what, where="slurm.export", remedy="leave it out, or write ALL")
 
 
@@ -185,17 +187,17 @@ def options_of(cluster: Cluster, job_name: str, *, can_resume: bool) -> list[Sba
 def _own_options(cluster: Cluster, job_name: str, *, can_resume: bool) -> Iterator[SbatchOption]:
     yield SbatchOption("job-name", job_name)
     yield SbatchOption("nodes", str(cluster.nodes))
-    yield SbatchOption("ntasks-per-node", "1", "a task starts the processes of all GPUs of its node")
+    yield SbatchOption("ntasks-per-node", "1", "one task starts the processes of all GPUs of its node")
     yield SbatchOption("gpus-per-node", str(cluster.gpus_per_node))
-    yield SbatchOption("exclusive", True, "whole machines: all their cores, and no other job at the same ports")
-    yield SbatchOption("mem", "0", "all their memory too, which exclusive does not say")
-    yield SbatchOption("propagate", "NONE", "not the limits of the login node: RDMA needs locked memory")
+    yield SbatchOption("exclusive", True, "whole machines: all cores, and no other job on the same ports")
+    yield SbatchOption("mem", "0", "all memory too, which --exclusive does not include")
+    yield SbatchOption("propagate", "NONE", "without the limits of the login node: RDMA needs locked memory")
     if can_resume and cluster.slurm.get("requeue") is not False:
-        again = "a job that lost a node is started again, and goes on from its last whole checkpoint"
+        again = "a job that loses a node is restarted, and resumes from its last complete checkpoint"
         yield SbatchOption("requeue", True, again)
-        yield SbatchOption("open-mode", "append", "behind what it wrote before that")
+        yield SbatchOption("open-mode", "append", "after the output of the earlier start")
     else:
-        yield SbatchOption("no-requeue", True, "a job that lost a node ends, and is not begun again")
-    yield SbatchOption("output", _OUTPUT, "in the directory in which sbatch is called")
+        yield SbatchOption("no-requeue", True, "a job that loses a node is not restarted")
+    yield SbatchOption("output", _OUTPUT, "in the directory where sbatch is called")
     if cluster.hosts:
         yield SbatchOption("nodelist", ",".join(host.address for host in cluster.hosts), "hosts in the cluster spec")

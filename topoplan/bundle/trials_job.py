@@ -104,7 +104,9 @@ def _options(cluster: Cluster, trials: Sequence[QueuedTrial]) -> list[SbatchOpti
     """Return the options of a job without requeue, with the time of all trials unless the spec's limit is shorter."""
     left_out = {"requeue", "no-requeue"}
     stated_s, most_s = stated_limit_s(cluster), trials_limit_s(trials)
-    ours = [SbatchOption(name="time", value=f"{math.ceil(most_s / 60)}", reason="minutes that all trials take at most")]
+    ours = [
+        SbatchOption(name="time", value=f"{math.ceil(most_s / 60)}", reason="minutes, the limit of all trials together")
+    ]
     if stated_s is None or stated_s > most_s:
         left_out.add("time")
     else:

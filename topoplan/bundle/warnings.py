@@ -17,7 +17,7 @@ def warnings_of(draft: Draft) -> tuple[str, ...]:
     return found if draft.scheduler is None else (*found, *slurm_warnings(draft))
 
 
-def forewarned(spec: Spec, plan: Plan) -> tuple[tuple[str, ...], str]:
+def warnings_and_refusal(spec: Spec, plan: Plan) -> tuple[tuple[str, ...], str]:
     """Return the warnings of a plan's bundle, and why it cannot be written (empty if it can)."""
     try:
         under = plan_under(spec, plan, writer_of(spec, plan.layout, spec.trainer)[0].name)

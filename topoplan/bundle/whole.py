@@ -27,7 +27,7 @@ Digests = Mapping[str, frozenset[str]]
 """File name -> SHA-256 of each content that can be overwritten without losing anybody's work."""
 
 _HEAD = f"""\
-{INCOMPLETE}: `topoplan generate` is writing it, or was ended while it did. Nothing can start with this file.
+{INCOMPLETE}: `topoplan generate` is still writing it, or was interrupted. No run can start with this file.
 # To write it again, in this directory: topoplan generate --from {PLAN_FILE} -o .
 """
 _KEY = "incomplete_bundle_of_topoplan"  # refused as an unknown key by every trainer
@@ -80,7 +80,7 @@ def refuse_incomplete(path: Path) -> None:
     known = read_mark(directory)
     if known is not None and (directory == path or path.name == MAIN_FILE or path.name in known):
         raise SpecError(
-            "is not whole: `topoplan generate` was ended while it wrote it, or is writing it now",
+            "is incomplete: `topoplan generate` was interrupted, or is still writing it",
             where=shown_path(directory),
             remedy=f"write it again: {again(directory)}",
         )
@@ -112,7 +112,7 @@ def refuse_unusable(directory: Path, files: Mapping[str, bytes], fresh: Mapping[
             elif suffix == ".json":
                 parse_json(data.decode("utf-8-sig", "replace"), name=place)
         except SpecError as error:
-            remedy = f"mend it, or write the bundle again: {again(directory, '--force')}"
+            remedy = f"repair it, or write the bundle again: {again(directory, '--force')}"
             raise SpecError(
                 error.what,
                 where=error.where,

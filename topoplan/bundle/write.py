@@ -72,7 +72,7 @@ def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = Fal
         raise OutputError(
             f"cannot write: {error.strerror or error}",
             where=str(at if ours else directory),
-            remedy=f"make room, or {_ELSEWHERE}" if error.errno in _FULL else _ELSEWHERE,
+            remedy=f"free some space, or {_ELSEWHERE}" if error.errno in _FULL else _ELSEWHERE,
         ) from error
     return [directory / name for name in files]
 

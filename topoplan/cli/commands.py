@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from topoplan.cli.options import spread
+from topoplan.cli.options import expand_options
 from topoplan.cli.verbs import SHOW, VERBS, Verb, below, named
 from topoplan.errors import InputError
 
@@ -83,10 +83,10 @@ def command(verb: Verb) -> Any:
     words["help"] += f"\n\n{inspect.getdoc(function)}"
     if below(verb.name):
         found = typer.Typer(**parent, **words, invoke_without_command=True)
-        found.callback()(spread(function))
+        found.callback()(expand_options(function))
     else:
         found = typer.Typer(**settings)
-        found.command(**words, epilog=f"\b\nExample:\n  $ {PROGRAM} {verb.example}")(spread(function))
+        found.command(**words, epilog=f"\b\nExample:\n  $ {PROGRAM} {verb.example}")(expand_options(function))
     return typer.main.get_command(found)
 
 

@@ -101,8 +101,8 @@ def _figures(plan: Plan) -> str:
 
 def _plans(ctx: typer.Context) -> Sequence[Plan]:
     """Return the plans of the spec; none if the search takes too long or the spec cannot be read."""
-    from topoplan.cli.kept_searches import KeptSearches, searches_directory
     from topoplan.cli.options import SpecOptions
+    from topoplan.cli.search_cache import SearchCache, searches_directory
     from topoplan.errors import TopoplanError
     from topoplan.planner.search import rank
 
@@ -111,7 +111,7 @@ def _plans(ctx: typer.Context) -> Sequence[Plan]:
     spec = ctx.params.get("spec") or next(iter(ctx.args), None)
     try:
         read = SpecOptions(**said).read(spec)
-        if known := KeptSearches(searches_directory()).find(read):
+        if known := SearchCache(searches_directory()).find(read):
             return known.plans
         until = time.process_time() + PATIENCE_S
         found = rank(read, progress=lambda *_: time.process_time() > until)

@@ -27,7 +27,9 @@ def launch(
     bundle: Annotated[str, argument("BUNDLE", "The directory that `topoplan generate` wrote.", bundles)],
     no_preflight: Annotated[bool, option("--no-preflight", "Do not check the hosts first.")] = False,
     detach: Annotated[bool, option("--detach -d", "Leave it running once all nodes have started.")] = False,
-    dry_run: Annotated[bool, option("--dry-run", "Print every file and command, and touch nothing.")] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Print every file and command, and touch nothing; works without hosts too.")
+    ] = False,
     accept_new: AcceptNew = False,
     nodes: Nodes = None,
     exclude: Annotated[list[str] | None, option("--exclude LIST", "Hosts to leave out, in the same way.")] = None,
@@ -58,7 +60,6 @@ def launch(
 
     Exit code: that of the first failed node; 0: all went well; 1: host failed; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """
-    from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
     from topoplan.run.secrets import take
     from topoplan.run.settings import Settings
@@ -71,17 +72,25 @@ def launch(
         lost_after_s=lost_host_after,
         hang_after_s=hang_after,
     )
-    read = read_bundle(bundle)
+    read = read_bundle(bundle, may_lack_hosts=dry_run)
     _check_retries(read, settings)
     choose_nodes(read, nodes or (), exclude or ())
-    by_address = SshConfig().targets(node.host for node in read.nodes)
-    targets = dict(zip((node.name for node in read.nodes), by_address.values(), strict=True))
+    targets = _targets(read)
     if dry_run:
         _show_dry_run(read, targets, preflight=not no_preflight, grace_s=grace, as_json=as_json)
         return
     values = take(read.draft.spec.cluster.secrets)
     done = _launch(read, targets, values, settings, accept_new=accept_new, as_json=as_json, preflight=not no_preflight)
     raise typer.Exit(done.code)
+
+
+def _targets(bundle: Bundle) -> dict[str, Any]:
+    """Return the SSH target of each node by name."""
+    from topoplan.remote.ssh_config import SshConfig, placeholders
+
+    hosts = [node.host for node in bundle.nodes]
+    by_address = SshConfig().targets(hosts) if bundle.has_hosts else placeholders(hosts)
+    return dict(zip((node.name for node in bundle.nodes), by_address.values(), strict=True))
 
 
 def _check_retries(bundle: Bundle, settings: Settings) -> None:

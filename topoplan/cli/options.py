@@ -193,7 +193,7 @@ class SpecOptions:
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
         return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
 
-    def settled(self, spec: str | Source | None, read: Spec) -> SpecOptions:
+    def with_explicit_batch(self, spec: str | Source | None, read: Spec) -> SpecOptions:
         """Return the options with an explicit batch if --job is a trainer's file, which states the batch per GPU."""
         if self.batch is not None or self.trainer_job(spec) is None:
             return self
@@ -280,7 +280,7 @@ class SpecOptions:
         return replace(read, backends=backends, trainer=whose or read.trainer)
 
 
-def spread(verb: Callable[..., Any]) -> Callable[..., Any]:
+def expand_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Return the verb with a signature that typer can read: one parameter per SpecOptions field that it takes."""
     hints, fields = get_type_hints(verb, include_extras=True), get_type_hints(SpecOptions, include_extras=True)
     parameters: list[inspect.Parameter] = []

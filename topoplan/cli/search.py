@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from topoplan.cli.interrupts import Interrupts
-from topoplan.cli.kept_searches import KeptSearches, searches_directory
+from topoplan.cli.search_cache import SearchCache, searches_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def search(
     with what it has, and a second one ends the program.
     """
     how = "best with room" if with_room else "best only" if best_only else ""
-    kept = None if fresh or keep_rejected else KeptSearches(searches_directory(), how)
+    kept = None if fresh or keep_rejected else SearchCache(searches_directory(), how)
     if kept and (known := kept.find(spec)):
         return known
 
@@ -58,7 +58,7 @@ def searches(count: int, *, fresh: bool) -> Iterator[Callable[[Spec], Ranking]]:
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 
-    kept = KeptSearches(None if fresh else searches_directory())
+    kept = SearchCache(None if fresh else searches_directory())
     done = -1
 
     def search_next(spec: Spec) -> Ranking:

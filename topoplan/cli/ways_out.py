@@ -23,7 +23,7 @@ def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOpti
         return ranking
     from topoplan.planner.ways_out import ways_out
 
-    options = options.settled(spec, ranking.spec)
+    options = options.with_explicit_batch(spec, ranking.spec)
 
     def read(change: Change) -> Spec:
         return changed(options, change).read(spec)

@@ -166,6 +166,6 @@ def sentence(ways: Sequence[Way]) -> str:
         beside = "" if "host memory" in way.change else host
         words.append(
             f"{way.change}: {way.plan.id} ({way.plan.memory.device_bytes / GIB:.1f} GiB{beside},"
-            f" {way.plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU)"
+            f" {way.plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU)"
         )
     return "it would fit " + ", or ".join(words) if words else ""

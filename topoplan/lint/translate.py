@@ -105,12 +105,12 @@ def _meant(job: Job, model: Model) -> Job:
 
 def _on_length(codec: Codec, job: Job, written: int | None, length: int | None) -> str:
     if length is not None and written not in (None, length):
-        return f"{codec.length} is taken to be {length:,} (--seq-len), not the file's {written:,}"
+        return f"{codec.length} is assumed to be {length:,} (--seq-len), not the file's {written:,}"
     if not codec.length:
         return ""
     if written is None:
         return f"{codec.length} is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
-    return "" if job.packs else f"every sequence is taken to be {codec.length} long, {job.seq_len:,} tokens"
+    return "" if job.packs else f"every sequence is assumed to be {codec.length} long, {job.seq_len:,} tokens"
 
 
 def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configuration, str]:

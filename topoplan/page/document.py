@@ -9,7 +9,7 @@ from typing import Any
 
 import topoplan
 from topoplan.bundle.bundle import generate, usual_directory
-from topoplan.bundle.warnings import forewarned
+from topoplan.bundle.warnings import warnings_and_refusal
 from topoplan.errors import InputError
 from topoplan.layout.layout import Layout
 from topoplan.planner.account import memory_account, time_account, timeline
@@ -57,7 +57,8 @@ def page_to_dict(
         **_said((*shown, *others.values())),
         "ranking": ranking_to_dict(ranking, top=top, rejected=False, words=words, assumed=assumed),
         "others": [
-            ranked_to_dict(ranking.spec, plan, rank, forewarned(ranking.spec, plan)[0]) for rank, plan in others.items()
+            ranked_to_dict(ranking.spec, plan, rank, warnings_and_refusal(ranking.spec, plan)[0])
+            for rank, plan in others.items()
         ],
         "out": [_out_to_dict(ranking.spec, one) for one in ranking.rejected],
     }

@@ -12,10 +12,10 @@ from topoplan.specs.spec import Spec
 _FIELDS = {
     "gpu": ("GPU", ""),
     "nodes": ("Nodes", ""),
-    "gpus_per_node": ("GPUs a node", ""),
+    "gpus_per_node": ("GPUs per node", ""),
     "set.nvlink_bandwidth": ("NVLink", "such as 900GB/s"),
     "set.ib_bandwidth": ("A NIC", "such as 400Gb/s"),
-    "set.nics_per_node": ("NICs a node", ""),
+    "set.nics_per_node": ("NICs per node", ""),
     "model": ("Model", "a name; or drop a config.json"),
     "seq_len": ("Tokens in a sequence", ""),
     "batch": ("Sequences in a step", ""),

@@ -12,14 +12,14 @@ def machine_note(cluster: Cluster) -> str:
         return ""
     nvlink, nics = cluster.nvlink_bytes_per_s, cluster.nics_per_node
     words = {
-        "gpus_per_node": f"{cluster.gpus_per_node} GPUs a node",
-        "nvlink_bandwidth": f"NVLink of {format_byte_rate(2 * nvlink)} a GPU" if nvlink else "no NVLink",
+        "gpus_per_node": f"{cluster.gpus_per_node} GPUs per node",
+        "nvlink_bandwidth": f"NVLink of {format_byte_rate(2 * nvlink)} per GPU" if nvlink else "no NVLink",
         "ib_bandwidth": f"NICs of {format_bit_rate(cluster.nic_bytes_per_s)}",
-        "nics_per_node": f"{nics} NIC{'s' if nics > 1 else ''} a node",
+        "nics_per_node": f"{nics} NIC{'s' if nics > 1 else ''} per node",
     }
     said = ", ".join(words[key] for key in cluster.assumed if key != "gpu")
     if not said:
         return f"assumed: the GPU is {cluster.gpu.name}"
     has_nvlink = nvlink and "nvlink_bandwidth" in cluster.assumed
-    none = "; where the GPUs talk over PCIe, set nvlink_bandwidth: none" if has_nvlink else ""
-    return f"assumed, as in the usual machine of {cluster.gpu.name}: {said}{none}"
+    none = "; if the GPUs communicate over PCIe, set nvlink_bandwidth: none" if has_nvlink else ""
+    return f"assumed, as usual for machines with {cluster.gpu.name}: {said}{none}"

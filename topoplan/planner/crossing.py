@@ -33,12 +33,12 @@ def crossings(
     others = [plans[place] for place in list(found.values())[1:]]
     yield from (_against(plans[0], other, trainer_of) for other in others)
     warned = dict.fromkeys(warning for other in others for warning in other.warnings)
-    yield from (f"mind of these: {warning}" for warning in warned if warning not in plans[0].warnings)
+    yield from (f"for these: {warning}" for warning in warned if warning not in plans[0].warnings)
     fitting = {backend for backend, _ in found}
     for backend in searched if order else ():
         if backend not in fitting:
             yield f"{backend}: {_nothing(illegal[backend]) if backend in illegal else 'nothing fits'}"
-    yield from (f"{backend} is out: {refusal.what}" for backend, refusal in unable.items())
+    yield from (f"{backend} is ruled out: {refusal.what}" for backend, refusal in unable.items())
 
 
 def _nothing(example: Rejection) -> str:
@@ -66,5 +66,5 @@ def _packages(theirs: Trainer | None, backend: str, ours: Trainer | None, best: 
     more = [name for name in wanted if name not in spared]
     less = [name for name in spared if name not in wanted]
     if more and less:
-        return f"; it takes {listed(more)} in place of {listed(less)}"
-    return f"; it takes {listed(more)} too" if more else f"; it does without {listed(less)}" if less else ""
+        return f"; needs {listed(more)} instead of {listed(less)}"
+    return f"; also needs {listed(more)}" if more else f"; does not need {listed(less)}" if less else ""

@@ -27,7 +27,8 @@ def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
         reason = (
             f"{engine_of(layout.backend).place(worst)} needs {memory.device_bytes / GIB:.1f} GiB and a margin of"
             f" {memory.margin_bytes / GIB:.1f}, the card has {memory.capacity_bytes / GIB:.1f}:"
-            f" {memory.excess_bytes / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
+            f" {memory.excess_bytes / GIB:.1f} GiB too much; the largest part is {largest}"
+            f" ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
         )
     else:
         capacity = memory.host_capacity_bytes or 0.0
@@ -49,7 +50,7 @@ def _fitting_change(spec: Spec, layout: Layout) -> str:
         # Offload is not considered if the spec does not state how much host memory there is.
         with_host = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=_ANY_HOST_BYTES))
         if found := _first_that_fits(with_host, layout):
-            return f"{found}: state host_memory in the spec"
+            return f"{found}: set host_memory in the spec"
     return ""
 
 
@@ -63,7 +64,7 @@ def _first_that_fits(spec: Spec, layout: Layout) -> str:
             continue
         memory = memory_of(case, changed)
         if memory.fits:
-            beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
+            beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory per node" if memory.host_bytes else ""
             return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB{beside})"
     return ""
 

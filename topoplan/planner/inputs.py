@@ -16,7 +16,7 @@ from topoplan.specs.blocks import Block, as_base
 from topoplan.specs.cluster import MOST_GPUS, Cluster
 from topoplan.specs.forms import JobForm
 from topoplan.specs.job import Job
-from topoplan.specs.kinds import AS_WRITTEN, Checked, Count
+from topoplan.specs.kinds import KEEP_INTEGERS, Checked, Count
 from topoplan.specs.lengths import Lengths, histogram, histogram_of_line
 from topoplan.specs.mistakes import check_form
 from topoplan.specs.model import MOST_LAYERS, Layer, Model
@@ -104,7 +104,7 @@ def spec_from_dict(source: Source, path: KeyPath) -> Spec:
             raise SpecError(f"`{dotted(path[: depth + 1])}` is missing", where=source.place(path[:depth]))
         data = data[str(key)]
     place = _Place(source, path)
-    inputs = check_form(_Inputs, data, place.line, within=path, context=AS_WRITTEN)
+    inputs = check_form(_Inputs, data, place.line, within=path, context=KEEP_INTEGERS)
     cluster = inputs.cluster
     if cluster.world_size > MOST_GPUS:
         raise place.refuse(("cluster", "nodes"), f"{cluster.world_size} GPUs", f"expected at most {MOST_GPUS}")

@@ -181,7 +181,7 @@ def _refuse_other(lesson: Lesson, first: Spec) -> None:
         raise InputError(what, where=logged.name, remedy="give --trainer, or the bundle that ran")
     batch = spec.job.global_batch_size
     if logged.batch not in (None, batch):
-        what = f"has {logged.batch} sequences a step, and the job {batch}"
+        what = f"has {logged.batch} sequences per step, and the job {batch}"
         raise InputError(
             what, where=logged.name, remedy=f"say --set global_batch_size={logged.batch}, or give its spec"
         )

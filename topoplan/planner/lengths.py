@@ -21,7 +21,7 @@ def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
     """Return where the lengths come from and how the plan handles them, or why they are unknown."""
     job, lengths = spec.job, spec.job.lengths
     if lengths is None and spec.data_note:
-        return (f"every sequence is taken to be {job.seq_len:,} tokens long: {spec.data_note}",)
+        return (f"every sequence is assumed to be {job.seq_len:,} tokens long: {spec.data_note}",)
     if lengths is None or plan.padding_share is None:
         return ()
     notes = [f"lengths: {_known(lengths)}; {_made_of_it(case_of(spec, plan.layout.backend), plan)}"]
@@ -54,18 +54,18 @@ def _made_of_it(case: Case, plan: Plan) -> str:
     if packing is not None:
         each = (job.lengths.samples if job.lengths else 0) / packing.sequences
         across = "within samples" if keeps_samples_apart(case) else "across samples (neat_packing keeps it within)"
-        return f"packed, {each:.1f} samples a sequence, {waste:.1%} waste, attention {across}"
+        return f"packed, {each:.1f} samples per sequence, {waste:.1%} waste, attention {across}"
     padding = case.traits.padding
     if padding.removed:
         return "not padded: micro batches are filled with whole samples"
     if padding.end_to_end:
-        return "not padded: the samples of a micro batch lie end to end"
+        return "not padded: the samples of a micro batch are concatenated"
     if is_padded_to_seq_len(padding, job, plan.layout):
         how = f"padded to {job.seq_len:,}"
     else:
         whole = "step" if is_padded_by_step(job, plan.layout) else "micro batch"
         positions = load_of(case, plan.layout).mean_positions
-        how = f"padded to the longest of a {whole}, {positions:,.0f} on average"
+        how = f"padded to the longest sample of a {whole}, {positions:,.0f} on average"
     return f"{how}: {_some(waste)} of the positions are padding"
 
 
@@ -93,7 +93,7 @@ def _gain(spec: Spec, plan: Plan) -> str:
     hours = [
         seconds / job.global_batch_size * job.epochs / 3600 for seconds in (packed_s, plan.time.step_s * job.samples)
     ]
-    return f"; with this layout {_hours(hours[0])} in place of {_hours(hours[1])}"
+    return f"; with this layout {_hours(hours[0])} instead of {_hours(hours[1])}"
 
 
 def _hours(value: float) -> str:

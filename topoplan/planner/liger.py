@@ -38,6 +38,6 @@ def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | Non
     if is_crossing and other.tokens_per_s_per_gpu <= best.tokens_per_s_per_gpu:
         return None  # another backend has to be faster with them to be worth a sentence
     return (
-        f"Liger's kernels: {speed_difference(best, other)}, {memory_difference(best, other)} ({other.id});"
-        f" --pin {KEY}=true takes them, and the package liger-kernel"
+        f"Liger kernels: {speed_difference(best, other)}, {memory_difference(best, other)} ({other.id});"
+        f" --pin {KEY}=true enables them and needs the package liger-kernel"
     )

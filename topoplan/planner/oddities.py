@@ -84,7 +84,7 @@ def _links(cluster: Cluster) -> Iterator[str]:
     gpu, nvlink = cluster.gpu, cluster.nvlink_bytes_per_s
     usual = format_byte_rate(2 * gpu.nvlink_bytes_per_s)
     if not nvlink and gpu.nvlink_bytes_per_s and cluster.gpus_per_node > 1:
-        yield f"nvlink_bandwidth none, and a machine of {gpu.name} usually has {usual} a GPU"
+        yield f"nvlink_bandwidth none, and a machine of {gpu.name} usually has {usual} per GPU"
     elif nvlink and abs(nvlink / gpu.nvlink_bytes_per_s - 1.0) > _NEAR:
         said = format_byte_rate(2 * nvlink)
         yield f"nvlink_bandwidth {said}, and {gpu.name} has {usual}, both directions together"

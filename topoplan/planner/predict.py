@@ -114,7 +114,7 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
     found += engine.assumptions(case, layout)
     if model.vision and job.images_per_sequence:
         images = "1 image" if job.images_per_sequence == 1 else f"{job.images_per_sequence:g} images"
-        found.append(f"assumes {images} of {job.image_max_pixels:,} pixels a sequence")
+        found.append(f"assumes {images} of {job.image_max_pixels:,} pixels per sequence")
     if 0 < model.max_position_embeddings < job.seq_len:
         found.append(f"seq_len {job.seq_len} exceeds the model's {model.max_position_embeddings} positions")
     return (*found, *oddities(spec, layout))

@@ -22,8 +22,8 @@ LOOKED_AT = 400
 
 TAGS = {
     "tight": "little memory is left beyond the margin",
-    "caveat": "known trouble",
-    "unproven": "few or scattered measurements stand behind its speed",
+    "caveat": "a known problem applies",
+    "unproven": "its speed rests on few or scattered measurements",
 }
 """Each risk with its meaning."""
 

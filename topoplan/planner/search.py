@@ -275,5 +275,5 @@ def _nothing_legal(
     return LayoutError(
         f"no layout is legal; the nearest, {example.layout.id}, breaks rule {name}: {example.reason}",
         where=spec.path or "",
-        remedy="; ".join((example.fix, *(f"{backend} is out: {why.what}" for backend, why in unable.items()))),
+        remedy="; ".join((example.fix, *(f"{backend} is ruled out: {why.what}" for backend, why in unable.items()))),
     )

@@ -80,7 +80,7 @@ class _Tries:
             way = KINDS[kind].work(self, ranking)
         except _SpentError:
             last = Change(kind=kind, words=self._last.change.words)
-            return WayOut(change=last, reason="not tried to the end: the searches took too long", is_tried=False)
+            return WayOut(change=last, reason="search not completed: it takes too long", is_tried=False)
         return way or (None if self._last is _NONE else self._last)
 
     def __call__(self, change: Change) -> WayOut | None:
@@ -147,7 +147,7 @@ def _liger(tries: _Tries, ranking: Ranking) -> WayOut | None:
     if KEY in spec.job.pin:
         return None
     backend = ",".join(name for name in spec.backends if KEY in keys_of(name)) or None
-    words = "with Liger's kernels (package liger-kernel)"
+    words = "with Liger kernels (package liger-kernel)"
     return tries(Change(kind="liger", words=words, pins=(f"{KEY}=true",), backend=backend))
 
 
@@ -160,7 +160,7 @@ def _host_memory(tries: _Tries, ranking: Ranking) -> WayOut | None:
     if way is None or way.plan is None or not way.plan.memory.host_bytes:
         return None
     size = ceil(way.plan.memory.host_bytes / GIB)
-    words = f"with offload, to {size:,} GiB of main memory a node"
+    words = f"with offload to {size:,} GiB of host memory per node"
     change = Change(kind="host_memory", words=words, sets=(f"host_memory={size}GiB",), backend=backend)
     return tries.known(change, way.plan.layout)
 
@@ -257,13 +257,13 @@ _qlora = partial(_adapters, kind="qlora", name="QLoRA", instead_of=("full", "fre
 KINDS = {
     "pins": Kind("without the pins", "same job and machines", _pins),
     "engine": Kind("another backend", "same job and machines", _engine),
-    "liger": Kind("Liger's kernels", "same job and machines, a package more", _liger),
+    "liger": Kind("Liger kernels", "same job and machines, one more package", _liger),
     "host_memory": Kind("offload", "same job and GPUs, if the nodes have it", _host_memory),
     "nodes": Kind(f"up to {2**_DOUBLINGS} times the nodes", "same job, more machines", _nodes),
-    "gpu": Kind("a larger card of its kind", "same job, other machines", _gpu),
-    "lora": Kind("LoRA", "another job: adapters alone are trained", _lora),
-    "qlora": Kind("QLoRA", "another job: adapters, on rounded weights", _qlora),
-    "seq_len": Kind("sequences down to an eighth", "another job: longer samples are cut", _seq_len),
+    "gpu": Kind("a GPU with more memory", "same job, other machines", _gpu),
+    "lora": Kind("LoRA", "a different job: only adapters are trained", _lora),
+    "qlora": Kind("QLoRA", "a different job: adapters on quantized weights", _qlora),
+    "seq_len": Kind("sequences down to an eighth", "a different job: longer samples are cut", _seq_len),
 }
 """The kinds in display order: by what the user gives up.
 

@@ -87,6 +87,14 @@ class Target:
         return HostError(what, host=self.name, problem=problem, remedy=remedy)
 
 
+def placeholders(hosts: Iterable[Host]) -> dict[str, Target]:
+    """Return targets with the hosts' own words, looked up nowhere: for hosts that do not exist."""
+    return {
+        host.address: Target(name=host.address, alias=host.address, hostname=host.address, user=host.user or "")
+        for host in hosts
+    }
+
+
 class SshConfig:
     """Looks up the targets of hosts. Jump hosts shared by several hosts are looked up once."""
 

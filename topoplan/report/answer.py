@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.bundle.warnings import forewarned
+from topoplan.bundle.warnings import warnings_and_refusal
 from topoplan.planner.explain import speed_difference
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.risk import SAFE_SHARE, tags_of
@@ -20,7 +20,7 @@ from topoplan.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Recommendation:
     """A recommended plan of a ranking."""
 
     plan: Plan
@@ -36,8 +36,8 @@ class Answer:
     shown: Sequence[Plan]
     warnings: Sequence[Sequence[str]]
     """For each plan shown, every warning that `generate` would give."""
-    best: Chosen
-    safe: Chosen | None
+    best: Recommendation
+    safe: Recommendation | None
     refused: str
     """Why the best plan's files cannot be written; empty if they can."""
 
@@ -56,17 +56,17 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
     if not shown:
         return None
 
-    def chosen(place: int) -> Chosen:
+    def recommended(place: int) -> Recommendation:
         plan = ranking.plans[place]
-        return Chosen(plan=plan, rank=place + 1, command=generate_command(words, plan))
+        return Recommendation(plan=plan, rank=place + 1, command=generate_command(words, plan))
 
-    said = [forewarned(ranking.spec, plan) for plan in shown]
+    previews = [warnings_and_refusal(ranking.spec, plan) for plan in shown]
     return Answer(
         shown=shown,
-        warnings=[warnings for warnings, _ in said],
-        best=chosen(0),
-        safe=None if ranking.safe is None else chosen(ranking.safe),
-        refused=said[0][1],
+        warnings=[warnings for warnings, _ in previews],
+        best=recommended(0),
+        safe=None if ranking.safe is None else recommended(ranking.safe),
+        refused=previews[0][1],
     )
 
 
@@ -79,20 +79,20 @@ def answer_to_dict(answer: Answer | None) -> dict[str, Any]:
     """Return `best`, `safe`, `refused` (why the best plan's files cannot be written) and `next`; null if absent."""
     if answer is None:
         return {"best": None, "safe": None, "refused": None, "next": None}
-    safe = None if answer.safe is None else _chosen_to_dict(answer.safe)
-    best = _chosen_to_dict(answer.best)
+    safe = None if answer.safe is None else _recommendation_to_dict(answer.safe)
+    best = _recommendation_to_dict(answer.best)
     return {"best": best, "safe": safe, "refused": answer.refused or None, "next": answer.next}
 
 
-def _chosen_to_dict(chosen: Chosen) -> dict[str, Any]:
-    plan = chosen.plan
+def _recommendation_to_dict(recommended: Recommendation) -> dict[str, Any]:
+    plan = recommended.plan
     return {
-        "rank": chosen.rank,
+        "rank": recommended.rank,
         "id": plan.id,
         "step_s": rounded(plan.time.step_s),
         "device_gib": rounded(plan.memory.device_bytes / GIB),
         "tags": list(tags_of(plan)),
-        "command": chosen.command,
+        "command": recommended.command,
     }
 
 
@@ -111,14 +111,14 @@ def answer_lines(answer: Answer, *, ascii_only: bool = False) -> list[Line]:
     lines = [Line("Best", best.plan.id, figures(best.plan, ascii_only=ascii_only))]
     if safe is None:
         share = f"{SAFE_SHARE:.0%}"
-        lines.append(Line("Safe", "none", f"every plan has a caveat or leaves less than {share} beyond its margin"))
+        lines.append(Line("Safe", "none", f"every plan has a caveat, or leaves less than {share} of the card free"))
     elif safe.rank == 1:
-        lines.append(Line("Safe", "the same", f"no caveat, and {SAFE_SHARE:.0%} or more of the card to spare"))
+        lines.append(Line("Safe", "same plan", f"no caveats, and at least {SAFE_SHARE:.0%} of the card free"))
     else:
         versus = f"plan {safe.rank}, {speed_difference(best.plan, safe.plan)}"
         lines.append(Line("Safe", safe.plan.id, f"{versus}; {figures(safe.plan, ascii_only=ascii_only)}"))
     if answer.refused:
-        lines.append(Line("Mind", "no files can be written for the best plan", answer.refused))
+        lines.append(Line("Note", "no files can be written for the best plan", answer.refused))
     # If the best plan is refused, that must be resolved before its command works.
     return [*lines, Line("Then" if answer.refused and answer.next == best.command else "Next", answer.next)]
 
@@ -144,8 +144,8 @@ def _print_line(console: Console, title: str, first: str, further: str = "") -> 
 
 
 def figures(plan: Plan, *, ascii_only: bool = False) -> str:
-    """Return `0.818 s a step ±34%, 59.3 of 79.6 GiB; caveat`."""
+    """Return `0.818 s per step ±34%, 59.3 of 79.6 GiB; caveat`."""
     width = band(plan.time, ascii_only=ascii_only)
     memory = f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)} GiB"
     risks = "".join(f"; {tag}" for tag in tags_of(plan))
-    return f"{significant(plan.time.step_s)} s a step {width}, {memory}{risks}"
+    return f"{significant(plan.time.step_s)} s per step {width}, {memory}{risks}"

@@ -56,11 +56,11 @@ def print_bundle(
         console,
         f"Plan {plan.id} for {trainer_named(trainer).title}:"
         f" {gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB,"
-        f" {significant(time.step_s)} s a step ({interval(*time.band_s)}),"
+        f" {significant(time.step_s)} s per step ({interval(*time.band_s)}),"
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU.",
     )
     for warning in (*notes, *warnings):
-        paragraph(console, f"Mind: {warning}")
+        paragraph(console, f"Warning: {warning}")
     console.print(f"\nWrote {len(files)} files:")
     for file in files:
         console.print(f"  {file}", soft_wrap=True)
@@ -76,6 +76,6 @@ def starts(spec: Spec, files: Sequence[Path]) -> list[str]:
     # Without hosts in the spec, the scripts need the address of the first node.
     unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts
     address = "MASTER_ADDR=10.0.0.1 " if unknown else ""
-    note = "on node 0, at its address" if unknown else "on node 0"
+    note = "on node 0, with its address" if unknown else "on node 0"
     scripts = sorted(file for file in files if file.match("node-*.sh"))[:1]
     return [f"{address}bash {shlex.quote(str(script))}   # {note}" for script in scripts]

@@ -80,16 +80,18 @@ def print_calibration(console: Console, learnt: Lessons, further: Sequence[str])
 def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
     times = sum(row.is_used for one in learnt.measures for row in one.rows)
     if times:
-        told = f"{counted(times, 'time')} of kernels and collectives by `topoplan measure`, on {learnt.profile.gpu}."
+        told = (
+            f"{counted(times, 'timing')} of kernels and collectives from `topoplan measure`, on {learnt.profile.gpu}."
+        )
         paragraph(console, told)
         console.print()
     if not learnt.of:
         return
     steps = sum(lesson.logged.steps for lesson in learnt.of)
     runs = counted(len(learnt.of), "log")
-    paragraph(console, f"{runs} with {counted(steps, 'step')} that did nothing but train, on {learnt.profile.gpu}.")
+    paragraph(console, f"{runs} with {counted(steps, 'step')} of training alone, on {learnt.profile.gpu}.")
     console.print()
-    table = table_of("log", "plan", right=("steps", "step", "spread", "off before", "off now"))
+    table = table_of("log", "plan", right=("steps", "step", "spread", "error before", "error now"))
     for lesson, before, after in zip(learnt.of, time.before, time.after, strict=True):
         logged = lesson.logged
         table.add_row(
@@ -102,7 +104,7 @@ def _print_steps(console: Console, learnt: Lessons, time: Calibration) -> None:
             f"{100 * after:+.1f}%",
         )
     console.print(table)
-    apart(console, "off: predicted over measured, less one, before and with what was learnt.", style="dim")
+    apart(console, "error: predicted / measured - 1, before and after calibration.", style="dim")
     console.print()
 
 
@@ -113,7 +115,7 @@ def _told(time: Calibration) -> Iterator[str]:
         if one.explained_share >= _TOLD
     ]
     if found:
-        yield f"longer than the GPU's constants say, as a factor: {listed(found)}"
+        yield f"measured times, as multiples of those by the GPU's constants: {listed(found)}"
 
 
 def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
@@ -121,16 +123,19 @@ def _not_told(learnt: Lessons, time: Calibration) -> Iterator[str]:
     left = [one.knob.name for one in dark if one.knob.of_host or abs(one.factor - 1.0) < _MOVED]
     moved = [f"{one.knob.name} ({one.factor:.2f})" for one in dark if one.knob.name not in left]
     if left and learnt.of:
-        yield f"these steps say nothing of {listed(left, 'or')}: left as they were, or nearly"
+        yield f"these steps do not depend on {listed(left, 'or')}: left (almost) as before"
     if moved:
-        yield f"of {listed(moved)} they say little: taken to be off as the rest of the machine is"
+        yield f"these steps hardly depend on {listed(moved)}: scaled like the rest of the machine"
     for alike in _together(time.unseparated):
         names = listed([name for name in time.factors if name in alike])
-        yield f"they cannot tell {names} apart: each is shifted as far as it was uncertain; other layouts would"
+        yield (
+            f"these layouts cannot separate {names}: each is scaled in proportion to its uncertainty; logs of other"
+            " layouts would separate them"
+        )
     if not learnt.of:
-        yield "what a whole step is off by, its own logs tell: give them too once there are some"
+        yield "the error of a whole step follows from training logs alone: add them once you have some"
     elif len({lesson.plan.id for lesson in learnt.of}) == 1:
-        yield "a part of what one layout is off by is its own; a second, quite another, would narrow the band"
+        yield "part of the error is specific to this layout; a log of a very different layout would narrow the band"
 
 
 def _together(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
@@ -146,9 +151,10 @@ def _memory(learnt: Lessons) -> Iterator[str]:
     base = _base(learnt)
     for key, value in learnt.memory.constants.items():
         now, before = (f"{100 * share:.1f}%" for share in (value, getattr(base, key)))
-        yield f"the allocator holds {now} beyond live tensors, {'as predicted' if now == before else f'not {before}'}"
+        but = "as predicted" if now == before else f"instead of the predicted {before}"
+        yield f"the allocator reserves {now} beyond live tensors, {but}"
     if not learnt.memory.constants:
-        yield "no log tells what the allocator held: memory is predicted as before"
+        yield "no log reports what the allocator reserved: memory is predicted as before"
 
 
 def _base(learnt: Lessons) -> Profile:
@@ -160,22 +166,22 @@ def _bands(learnt: Lessons) -> Iterator[str]:
     base = _base(learnt)
     for key in BANDS:
         if key in learnt.profile.constants:
-            what, now = "step" if "time" in key else "memory", learnt.profile.constants[key]
-            yield f"band of the {what}: ±{100 * now:.0f}%, was ±{100 * getattr(base, key):.0f}%"
+            what, now = "step time" if "time" in key else "memory", learnt.profile.constants[key]
+            yield f"error band of {what}: ±{100 * now:.0f}%, was ±{100 * getattr(base, key):.0f}%"
 
 
 def _aside(learnt: Lessons) -> Iterator[str]:
     for lesson in learnt.of:
         logged = lesson.logged
         left = [f"{count} {_WHY[why]}" for why, count in logged.left_out.items()]
-        cut = [] if logged.total in (None, logged.last) else [f"it ends at step {logged.last} of {logged.total}"]
+        cut = [] if logged.total in (None, logged.last) else [f"the log ends at step {logged.last} of {logged.total}"]
         if left or cut:
-            yield "; ".join([*([f"{logged.name}: not counted {listed(left)}"] if left else [logged.name]), *cut])
+            yield f"{logged.name}: {'; '.join([*([f'steps not counted: {listed(left)}'] if left else []), *cut])}"
 
 
 _WHY = {
     "first": "at the start",
-    "evaluation or checkpoint": "beside an evaluation or a checkpoint",
+    "evaluation or checkpoint": "next to an evaluation or a checkpoint",
     "slow": "much longer than the others",
 }
 
@@ -184,8 +190,8 @@ def calibrated_text(profile: OwnProfile) -> str:
     """Return the calibrated profile as a YAML file."""
     found = profile.calibrated or Calibrated(date="")
     lines = [
-        f"{MARK}, as `topoplan calibrate` wrote them. Use it with --profile,",
-        "# or as `profile: FILE` in a cluster spec. What is left out is the GPU's own (`topoplan show profile`).",
+        f"{MARK}, written by `topoplan calibrate`. Use it with --profile,",
+        "# or as `profile: FILE` in a cluster spec. Other constants stay those of the GPU (`topoplan show profile`).",
         f"gpu: {profile.gpu}",
         f"source: {json.dumps(profile.source)}",
         "calibrated:",

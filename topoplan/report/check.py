@@ -210,7 +210,7 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
         ),
         ("host memory, GiB", _host),
         ("step, s", lambda plan: f"{significant(plan.time.step_s)} {band(plan.time, ascii_only=ascii_only)}"),
-        ("tokens/s a GPU", lambda plan: f"{plan.tokens_per_s_per_gpu:,.0f}"),
+        ("tokens/s per GPU", lambda plan: f"{plan.tokens_per_s_per_gpu:,.0f}"),
         ("MFU, %", lambda plan: f"{100 * plan.mfu:.1f}"),
     )
     for name, text in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from topoplan.hosts.collect import COLLECT, VERSIONS, collect_arguments
@@ -32,22 +33,22 @@ _MEET = ("PORTS", "TASK", "PYTHON")
 def _programs(checked: bool) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, description, arguments and text of every program that may run on a host, in order of execution."""
     if checked:
-        yield "ask", "says what the host is; its words are what is wanted", "WANTED", COLLECT
-        yield "versions", "the VERSIONS of `ask`, in Python", "", VERSIONS
-        meets = "listens on ports, and connects to those of all other hosts"
+        yield "ask", "reports the facts about the host that WANTED lists", "WANTED", COLLECT
+        yield "versions", "the VERSIONS argument of `ask`, in Python", "", VERSIONS
+        meets = "listens on ports, and connects to the ports of all other hosts"
         yield "meet", meets, " ".join(_MEET), connections.SCRIPT
-        yield "ports", "the PORTS of `meet`, in Python", "TASK", connections.PROGRAM
-    puts = "makes a directory, unpacks the files into it, compares them with their SUMS, and renames it"
+        yield "ports", "the PORTS argument of `meet`, in Python", "TASK", connections.PROGRAM
+    puts = "creates a directory, unpacks the files into it, checks them against SUMS, and renames it"
     yield "put", puts, "WORKDIR DIRECTORY STAGING SECONDS SUMS", upload.PUT
-    starts = "compares the files with their SUMS, and starts `keep` in a session of its own"
+    starts = "checks the files against SUMS, and starts `keep` in a new session"
     yield "start", starts, "DIRECTORY SCRIPT RUN KEEP SUMS PYTHON", programs.START
-    keeps = "records itself, runs the script of the node beside `supervise`, and notes its exit code"
+    keeps = "records itself, runs the node's script next to `supervise`, and records its exit code"
     yield "keep", keeps, "SCRIPT RUN PYTHON", programs.LEADER
-    hears = "hears of other nodes that fail, and starts `stop` where nobody does, in Python"
+    hears = "learns of failures of other nodes, and runs `stop` if the launcher cannot, in Python"
     yield "supervise", hears, _IDENTITY, programs.SUPERVISE
     yield "follow", "prints the log as it grows", "DIRECTORY WHERE", programs.FOLLOW
-    yield "state", "says how the job is", f"DIRECTORY RUN {_IDENTITY}", programs.STATE
-    ends = "ends the job; after a failure and Ctrl-C only, by us or by `supervise`"
+    yield "state", "reports the state of the job", f"DIRECTORY RUN {_IDENTITY}", programs.STATE
+    ends = "ends the job, only after a failure or Ctrl-C; run by the launcher or by `supervise`"
     yield "stop", ends, f"DIRECTORY RUN GRACE SETTLE {_IDENTITY}", programs.STOP
 
 
@@ -65,6 +66,7 @@ def dry_run_to_dict(
         "notes": list(bundle.notes),
         "secrets": [{"name": name, "set": name not in lacking} for name in secrets],
         "preflight": checks is not None,
+        "hosts_known": bundle.has_hosts,
         "programs": [
             {"name": name, "does": does, "words": words.split(), "text": text}
             for name, does, words, text in _programs(checks is not None)
@@ -75,12 +77,15 @@ def dry_run_to_dict(
 
 def _node(bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> dict[str, Any]:
     """Return the files and commands of a host; `commands` are program names with their arguments."""
-    asked = collect_arguments(collect_request(bundle.draft.spec.cluster, node.host, checks))
+    cluster = replace(bundle.draft.spec.cluster, hosts=tuple(one.host for one in bundle.nodes))
+    asked = collect_arguments(collect_request(cluster, node.host, checks))
     ask = ["ask", *("VERSIONS" if word == VERSIONS else word for word in asked)]
     workdir, own = node.host.workdir or "~", f"{runs_directory_on(target)}/{node.name}"
     directory = f"{workdir}/{own}/{_RUN}"
     seconds = upload.waiting_s(Settings().upload_s)
     identity = _IDENTITY.split()
+    # Scripts of a plan without hosts are given the address of node 0 when they are started.
+    master = "" if bundle.has_hosts or len(bundle.nodes) == 1 else f"MASTER_ADDR={bundle.nodes[0].host.address} "
     return {
         "node": node.name,
         "ssh": _ssh(target),
@@ -96,15 +101,20 @@ def _node(bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | N
             ["state", directory, _RUN, *identity],
             ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S)), *identity],
         ],
-        "command": f"cd {directory} && setsid bash -- {shlex.quote(node.script)}",
+        "command": f"cd {directory} && {master}setsid bash -- {shlex.quote(node.script)}",
     }
 
 
 def dry_run_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Format the dry run as text. The per-host part comes last, where a terminal shows it."""
-    yield f"Would launch {document['run']} on {counted(len(document['nodes']), 'host')}; nothing is touched now."
+    hosts = counted(len(document["nodes"]), "host")
+    if document["hosts_known"]:
+        yield f"Would launch {document['run']} on {hosts}; nothing is touched now."
+    else:
+        yield f"Cannot launch {document['run']} yet, because its plan names no hosts."
+        yield f"This is what {hosts} would get, with placeholders for their addresses and users."
     yield ""
-    yield f"PROGRAMS, which run on hosts in `{SHELL}`, with their words and text as standard input:"
+    yield f"PROGRAMS that run on hosts in `{SHELL}`, with their arguments and their text (standard input):"
     for program in document["programs"]:
         yield ""
         yield f"{' '.join([program['name'], *program['words']])}: {program['does']}"
@@ -120,23 +130,24 @@ def dry_run_lines(document: Mapping[str, Any]) -> Iterator[str]:
                     yield f"  put {node['directory']}/{file} ({size:,} bytes)"
             yield f"  run {' '.join([name, *words])}"
             if name == "start":
-                yield f"      that is {node['command']}"
+                yield f"      which runs {node['command']}"
     yield ""
     for note in document["notes"]:
-        yield f"Mind: {note}"
+        yield f"Note: {note}"
     for secret in document["secrets"]:
-        here = "set here" if secret["set"] else "NOT SET here, and a launch is refused"
+        here = "set here" if secret["set"] else "NOT SET here, so a launch would be refused"
         yield (
-            f"Secret {secret['name']}: {here}; its value goes to `start` by standard input, into no file, and is never"
-            " shown."
+            f"Secret {secret['name']}: {here}; its value is passed to `start` on standard input, never stored in a file"
+            " and never shown."
         )
-    yield f"Checks of all hosts first: {'yes' if document['preflight'] else 'no'}. {_RUN} is made at the start."
-    yield "Files go to `put` as a tar stream, into a directory beside the run's, which becomes the run's once their"
-    yield "SHA-256 is right."
-    yield "Started together, each in a session of its own (setsid), which outlives the connection. Kept on the host:"
-    yield "  .topoplan/started.json, .topoplan/log, .topoplan/exit and .topoplan/stopped in each directory."
-    yield "Nodes meet at the master port, before the trainer takes it, and hear there of one that fails."
-    yield "The first failure, or Ctrl-C, ends all: SIGTERM, after the grace SIGKILL, to what this run started only."
+    yield f"Preflight checks of all hosts first: {'yes' if document['preflight'] else 'no'}."
+    yield f"{_RUN} is chosen at launch."
+    yield "Files are sent to `put` as a tar stream, into a staging directory that is renamed once their SHA-256 match."
+    yield "All nodes start together, each in a session of its own (setsid), which outlives the connection."
+    yield "Each directory keeps .topoplan/started.json, .topoplan/log, .topoplan/exit and .topoplan/stopped."
+    yield "Nodes rendezvous at the master port before the trainer uses it, and learn there if another node fails."
+    yield "The first failure, or Ctrl-C, stops the processes of this run on all nodes, and no others:"
+    yield "SIGTERM, and SIGKILL after the grace period."
 
 
 def _ssh(target: Target) -> str:

@@ -33,5 +33,5 @@ def pauses_words(spec: Spec, effort: Effort) -> str:
         *([f"{duration(pauses.checkpoints_s)} of checkpoints"] if pauses.checkpoints_s else []),
         *([f"{duration(pauses.evaluation_s)} of evaluation"] if pauses.evaluation_s else []),
     ]
-    rate = f"(storage_bandwidth {format_byte_rate(spec.cluster.storage_bytes_per_s)} a node)"
+    rate = f"(storage_bandwidth {format_byte_rate(spec.cluster.storage_bytes_per_s)} per node)"
     return f"{duration(pauses.start_up_s)} of start-up {''.join(f'and {word} ' for word in words)}{rate}"

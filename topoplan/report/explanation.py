@@ -55,10 +55,10 @@ def print_explanation(
         console,
         f"Plan {layout_label(plan.layout)} {verdict}: {gib(used.device_bytes)} GiB of {gib(used.capacity_bytes)},"
         f" margin {gib(used.margin_bytes)}. A step takes {significant(plan.time.step_s)} s {width},"
-        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU.",
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU.",
     )
     for note in dict.fromkeys((*_notes(spec, plan), *plan.warnings, *plan.caveats)):
-        paragraph(console, f"Mind: {note}.")
+        paragraph(console, f"Note: {note}.")
     bullets(console, data_notes(spec, plan))
     if time is not None:
         print_time(console, plan, time)

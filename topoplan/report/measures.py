@@ -29,7 +29,7 @@ def print_measures(console: Console, measures: Measures, cluster: Cluster) -> No
     console.print()
     profile = profile_of(cluster.gpu)
     is_of_gpus = bool(about.get("gpu"))
-    table = table_of("what", "size", right=("time", "slowest", "rate", "predicted", "off"))
+    table = table_of("what", "size", right=("time", "slowest", "rate", "predicted", "error"))
     for one in measures.rows:
         predicted = one.predicted_s(cluster, profile) if one.is_used and is_of_gpus else None
         table.add_row(
@@ -44,11 +44,11 @@ def print_measures(console: Console, measures: Measures, cluster: Cluster) -> No
     console.print(table)
     apart(
         console,
-        "time: median over the ranks, and the slowest of them. rate: operations, or bytes that are copied or that a"
-        " rank of a group holds, by the time. predicted: by the constants of the catalog; attention has no prediction"
-        " here, as trainers call other kernels."
+        "time: median over the ranks; slowest: the slowest rank. rate: operations, or bytes copied or held by a rank of"
+        " the group, per second. predicted: with the constants of the catalog; attention has no prediction here,"
+        " because trainers call other kernels."
         if is_of_gpus
-        else "Measured on processors: it shows that all of it works, and says nothing of GPUs.",
+        else "Measured on CPUs: it shows that the measurement works, and says nothing about GPUs.",
         style="dim",
     )
 

@@ -37,19 +37,19 @@ def print_memory(console: Console, plan: Plan, account: MemoryAccount) -> None:
         console.print(_stages(account))
     heading(console, f"{_who(account)}, by part")
     console.print(_parts(allocated))
-    heading(console, "From allocated to the card")
+    heading(console, "From allocated tensors to the card")
     console.print(_on_card(plan, account))
     if account.host:
-        heading(console, "Host memory of a node, pinned")
+        heading(console, "Pinned host memory of a node")
         console.print(_host(plan, account.host))
-    heading(console, "Moments that may be the peak, beyond what is listed above")
+    heading(console, "Possible peaks, on top of the parts above")
     console.print(_moments(account.moments))
     if activations := allocated.child("activations"):
-        heading(console, "Activations that are kept from forward to backward")
+        heading(console, "Activations kept from forward to backward")
         console.print(_kept(activations))
     for layer in account.layers:
         layers = counted(layer.facts["count"], "layer")
-        heading(console, f"Activations that a layer saves, one micro batch: {layer.name}, {layers}")
+        heading(console, f"Activations that a layer saves for one micro batch: {layer.name}, {layers}")
         console.print(_saved(layer))
     _print_parameters(console, account.parameters)
     reserved = account.device.at("reserved")
@@ -62,7 +62,8 @@ def print_memory(console: Console, plan: Plan, account: MemoryAccount) -> None:
 def _who(account: MemoryAccount) -> str:
     if not account.stages:
         return "Memory of a GPU"
-    return stage_name(next(stages for one in account.stages if account.worst in (stages := one.facts["stages"])))
+    stages = next(stages for one in account.stages if account.worst in (stages := one.facts["stages"]))
+    return f"Memory of {stage_name(stages).lower()}"
 
 
 _SHORT = {
@@ -123,7 +124,7 @@ def _moments(moments: Sequence[Term]) -> Table:
     table = table_of("moment", right=("MiB",), last=("term",))
     for position, moment in enumerate(moments):
         style = "dim" if position else "bold"
-        table.add_row(moment.name, mib(moment.value), "below it" if position else "the peak", style=style)
+        table.add_row(moment.name, mib(moment.value), "below the peak" if position else "the peak", style=style)
         for one in moment.children:
             words = f"{one.name}: {one.what}" if one.what and not position else one.name
             table.add_row("", mib(one.value), words, style="dim" if position else None)
@@ -132,7 +133,7 @@ def _moments(moments: Sequence[Term]) -> Table:
 
 def _kept(activations: Term) -> Table:
     """Tabulate what each layer (or chunk, with its layers) keeps, and the number of such layers."""
-    table = table_of("what", right=("MiB of one", "times", "GiB"))
+    table = table_of("what", right=("MiB each", "count", "GiB"))
 
     def add(term: Term, indent: str) -> None:
         table.add_row(f"{indent}{term.name}", mib(term.each), f"{term.times:,.0f}", gib(term.value))
@@ -154,7 +155,7 @@ def _saved(layer: Term) -> Table:
         table.add_row(one.name, mib(one.value), *by, state, style=None if kept else "dim")
     table.add_row("saved", mib(layer.value), style="bold")
     table.add_row("kept to backward", mib(layer.facts["kept_bytes"]), style="bold")
-    table.add_row("added in its backward", mib(layer.facts["backward_bytes"]))
+    table.add_row("added during its backward", mib(layer.facts["backward_bytes"]))
     return table
 
 
@@ -167,7 +168,7 @@ def _print_parameters(console: Console, parameters: Term) -> None:
         heading(console, f"{title}{words}")
         console.print(_weights(one.children, int(one.times)))
     if rest := [one for one in parameters.children if not one.children]:
-        heading(console, "Weights before and behind the layers, elements" if kinds else "Weights, elements")
+        heading(console, "Weights outside the layers, elements" if kinds else "Weights, elements")
         console.print(_weights(rest, 1))
     totals = ", ".join(f"{value:,} {name}" for name, value in parameters.facts.items() if value)
     paragraph(console, f"All {parameters.name}: {totals}.")
@@ -179,12 +180,12 @@ def _weights(rows: Sequence[Term], count: int) -> Table:
         for one in rows:
             table.add_row(one.name, f"{one.value:,}", f"{one.times:,}" if one.times > 1 else "")
         return table
-    table = table_of("weight", right=("whole", "on a rank"), last=("cut by",))
+    table = table_of("weight", right=("whole model", "per rank"), last=("sharded by",))
     for one in rows:
         each = one.value // count
         table.add_row(one.name, f"{one.facts['whole']:,}", f"{each:,}", str(one.facts["cut_by"]))
     whole, own = sum(one.facts["whole"] for one in rows), sum(one.value for one in rows) // count
-    table.add_row("together", f"{whole:,}", f"{own:,}", "", style="bold")
+    table.add_row("total", f"{whole:,}", f"{own:,}", "", style="bold")
     if count > 1:
         table.add_row(f"x {count} layers", f"{count * whole:,}", f"{count * own:,}", "", style="bold")
     return table
@@ -216,7 +217,7 @@ def _on_card(plan: Plan, account: MemoryAccount) -> Table:
 
 
 def _add_spare(table: Table, spare: float) -> None:
-    table.add_row("to spare" if spare >= 0 else "over", gib(abs(spare)), "", style="" if spare >= 0 else "red")
+    table.add_row("headroom" if spare >= 0 else "missing", gib(abs(spare)), "", style="" if spare >= 0 else "red")
 
 
 def _host(plan: Plan, host: Term) -> Table:
@@ -224,10 +225,10 @@ def _host(plan: Plan, host: Term) -> Table:
     for one in host.children:
         table.add_row(one.name, gib(one.value), _product(one))
     processes = counted(host.facts["processes"], "process", "processes")
-    table.add_row("together", gib(host.value), f"of {processes}", style="bold")
+    table.add_row("total", gib(host.value), f"of {processes}", style="bold")
     capacity = plan.memory.host_capacity_bytes
     if capacity is None:
-        table.add_row("the node", "?", "the spec does not say how much there is")
+        table.add_row("the node", "?", "not in the spec")
         return table
     table.add_row("the node", gib(capacity), "", style="bold")
     _add_spare(table, capacity - host.value)

@@ -18,5 +18,9 @@ def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
         lines.append("nearest misses:")
     lines += (f"  - {reason_line(miss)}" for miss in misses)
     lines += ranking.crossings
-    lines += ways_out_lines(ranking) if ranking.ways_out else ["`topoplan rank` of the spec works out what would fit"]
+    lines += (
+        ways_out_lines(ranking)
+        if ranking.ways_out
+        else ["`topoplan rank` on the spec shows which changes would make a layout fit"]
+    )
     return NoLayoutFitsError("\n".join(lines))

@@ -177,8 +177,8 @@ def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
         apart(console, table)
     apart(
         console,
-        "Efficiencies are parts of the vendor's peak. A band is the half width around a prediction that measured runs"
-        " fell in; `topoplan validate --bands` works it out.",
+        "Efficiencies are fractions of the vendor's peak. A band is the half width around a prediction within which"
+        " measured runs fell; `topoplan validate --bands` derives it.",
         style="dim",
     )
 
@@ -240,8 +240,8 @@ def profile_text(gpu: Gpu, profile: Profile) -> str:
     source = profile.own.source if profile.own else ""
     lines = [
         *_comment(
-            f"Calibration constants of {gpu.name}. Change what you measured and delete the rest: what is left out is"
-            " topoplan's own. Use the file with --profile, or as `profile: FILE` in a cluster spec."
+            f"Calibration constants of {gpu.name}. Change what you measured and delete the rest: constants left out"
+            " keep topoplan's values. Use the file with --profile, or as `profile: FILE` in a cluster spec."
         ),
         f"gpu: {gpu.name}",
         f"source: {json.dumps(source or f'topoplan show profile {profile.name}, {profile.date}')}",
@@ -254,7 +254,7 @@ def profile_text(gpu: Gpu, profile: Profile) -> str:
             lines.append(f"{key}: {_yaml(profile, key)}")
     lines += [
         "",
-        *_comment("Error bands. Left out, they are the GPU's own, wider where a constant differs from its own."),
+        *_comment("Error bands. Left out, they are the GPU's, and wider where a constant differs from the GPU's."),
     ]
     lines += [f"# {key}: {getattr(profile, key):g}" for key in BANDS]
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ _GAP = "  "
 
 
 def status_line(status: Status, *, width: int | None = None) -> str:
-    """Return `step 120/4,686  loss 1.832  4,210 tokens/s a GPU  3.04 s a step (predicted 2.9 to 3.4)  3 h 51 min left`.
+    """Return `step 12/46  loss 1.8  4,210 tokens/s per GPU  3.04 s per step (predicted 2.9 to 3.4)  3 h 51 min left`.
 
     Unknown parts are left out, and so are the least important ones if the line exceeds `width` columns.
     """
@@ -28,8 +28,8 @@ def status_line(status: Status, *, width: int | None = None) -> str:
     loss = f"loss {status.loss:.4g}" if status.loss is not None else ""
     speed = ""
     if status.tokens_per_s_per_gpu is not None:
-        speed = f"{significant(status.tokens_per_s_per_gpu, _digits(status.tokens_per_s_per_gpu))} tokens/s a GPU"
-    pace = f"{significant(status.step_s)} s a step" if status.step_s is not None else ""
+        speed = f"{significant(status.tokens_per_s_per_gpu, _digits(status.tokens_per_s_per_gpu))} tokens/s per GPU"
+    pace = f"{significant(status.step_s)} s per step" if status.step_s is not None else ""
     left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
     short = pace
     if pace and status.predicted_band_s is not None:

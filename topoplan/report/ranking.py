@@ -52,12 +52,12 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     apart(console, _table(console, ranking.spec, plans))
     apart(console, _legend(ranking.spec, plans), style="dim")
     if ranking.data_notes:
-        console.print("\nThe data, under plan 1:")
+        console.print("\nData, as plan 1 reads it:")
         bullets(console, ranking.data_notes)
     _print_warnings(console, answer)
     most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all if backends were requested
-    _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, most)
-    _print_some(console, "The usual alternatives, against plan 1", ranking.notes, _NOTES)
+    _print_some(console, "Other backends and trainers, compared with plan 1", ranking.crossings, most)
+    _print_some(console, "Common alternatives, compared with plan 1", ranking.notes, _NOTES)
     if ranking.ways_out:
         from topoplan.report.ways_out import print_ways_out
 
@@ -176,15 +176,16 @@ def _memory_cell(plan: Plan) -> Text:
 
 def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     if spec.cluster.margin is not None:
-        margin = f"{spec.cluster.margin:.0%} of the card stays free"
+        margin = f"{spec.cluster.margin:.0%} of the card must stay free"
     else:
-        margin = f"{plans[0].memory.margin_bytes / plans[0].memory.device_bytes:.0%} more must fit too" if plans else ""
+        margin = (
+            f"{plans[0].memory.margin_bytes / plans[0].memory.device_bytes:.0%} more must also fit" if plans else ""
+        )
     text = (
-        f"GiB: what nvidia-smi will show on the fullest GPU{'; ' if margin else ''}{margin}. step: one optimizer step,"
-        " and the band that it is expected in. MFU: without recomputation."
+        f"GiB: memory of the fullest GPU, as nvidia-smi shows it{'; ' if margin else ''}{margin}. step: one optimizer"
+        " step, and its error band. MFU: without recomputation"
     )
-    if spec.job.finetuning != "full":
-        text = text.removesuffix(".") + ", nor gradients that frozen weights would have."
+    text += "." if spec.job.finetuning == "full" else " and without gradients of frozen weights."
     text += "".join(f" {words}" for words in _layout_words(plans))
     alike = (pair for pair in pairwise(plans) if len({bool(plan.caveats) for plan in pair}) == 1)
     if any(one.time.step_s > other.time.step_s for one, other in alike):
@@ -194,9 +195,9 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     job = spec.job
     counts = sorted({steps for plan in plans if (steps := job_steps(spec, plan)) is not None})
     if job.lengths is not None:
-        text += " tok/s and MFU count no padding."
+        text += " tok/s and MFU do not count padding."
     if any(plan.memory.host_bytes for plan in plans):
-        text += " host GiB: main memory of a node that the plan takes."
+        text += " host GiB: main memory that the plan needs on each node."
     if counts and job.samples is not None:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {_steps_words(counts)}, {counted(job.samples, 'sample')} x {epochs}"
@@ -215,14 +216,14 @@ def _layout_words(plans: Sequence[Plan]) -> list[str]:
     """Explain the words of the layout column that are not self-explanatory, each by its first occurrence."""
     shown = [word for plan in plans for word in layout_label(plan.layout).split()]
     meanings = (
-        (r"nosp", "without sequence parallel"),
+        (r"nosp", "no sequence parallelism"),
         (r"sel:.+", "the parts of each layer that are recomputed"),
         (r"full:block1", "1 layer of each chunk is recomputed"),
         (r"full:block(?!1$)(\d+)", "{} layers of each chunk are recomputed"),
         (r"full:uniform(\d+)", "all layers are recomputed, {} at a time"),
         (r"ends(\d+)\+(\d+)", "{} layers in the first chunk, {} in the last"),
-        (r"offload(\d+)", "{}% of the optimizer in host memory"),
-        (r"nosync", "whole gradients on each GPU, reduced after the last micro batch alone"),
+        (r"offload(\d+)", "{}% of the optimizer states in host memory"),
+        (r"nosync", "full gradients on each GPU, reduced only after the last micro batch"),
     )
     sentences = []
     for form, meaning in meanings:
@@ -247,4 +248,4 @@ def _print_warnings(console: Console, answer: Answer) -> None:
         else f"plan{'s' if len(ranks[warning]) > 1 else ''} {', '.join(map(str, ranks[warning]))}: {warning}"
         for warning in (*first, *others)
     ]
-    _print_some(console, "Mind", lines, max(_WARNINGS, len(first)))
+    _print_some(console, "Warnings", lines, max(_WARNINGS, len(first)))

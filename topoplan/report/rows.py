@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import TextIO
 
-from topoplan.bundle.warnings import forewarned
+from topoplan.bundle.warnings import warnings_and_refusal
 from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.risk import tags_of
@@ -87,6 +87,6 @@ def _row(spec: Spec, plan: Plan, rank: int) -> dict[str, object]:
         **{key: view[key] for key in _SPEED},
         "hours": rounded(effort.hours) if effort else None,
         "gpu_hours": rounded(effort.gpu_hours) if effort else None,
-        "warnings": "; ".join(forewarned(spec, plan)[0]),
+        "warnings": "; ".join(warnings_and_refusal(spec, plan)[0]),
         "tags": " ".join(tags_of(plan)),
     }

@@ -65,8 +65,8 @@ def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float |
         apart(console, _table(sizing, found, price))
         apart(
             console,
-            f"hours: of the whole job, on {counted(last.nodes, 'node')} with {pauses_words(spec, shown)}; band: in"
-            " which they are expected.",
+            f"hours: the whole job, on {counted(last.nodes, 'node')} with {pauses_words(spec, shown)}; band: their"
+            " error band.",
             style="dim",
         )
     reasons: dict[str, list[int]] = {}
@@ -85,26 +85,27 @@ def _answer(sizing: Sizing, price: float | None) -> list[str]:
     limit = f"{sizing.limit_s / 3600:g} h"
     measure = "the upper end of the band" if sizing.is_sure else "the prediction"
     last = sizing.rows[-1].nodes
-    searched = "Only 1 node was searched" if last == 1 else f"Searched: every number of nodes from 1 to {last}"
+    searched = "Searched: 1 node" if last == 1 else f"Searched: every number of nodes from 1 to {last}"
     row, sentences = sizing.answer, []
     if row is not None and (plan := row.found.best) and (effort := row.effort):
-        cost = f", {effort.gpu_hours * price:,.2f} at {price:g} a GPU-hour" if price is not None else ""
+        cost = f", {effort.gpu_hours * price:,.2f} at {price:g} per GPU-hour" if price is not None else ""
+        nodes = f"{counted(row.nodes, 'node')} ({counted(plan.layout.world_size, 'GPU')})"
         sentences.append(
-            f"{counted(row.nodes, 'node')} ({counted(plan.layout.world_size, 'GPU')}) will do: {hours(effort.hours)} h"
-            f" predicted, within {_band(effort)} h, {hours(effort.gpu_hours)} GPU-h{cost}."
+            f"{nodes} {'is' if row.nodes == 1 else 'are'} enough: {hours(effort.hours)} h predicted, within"
+            f" {_band(effort)} h, {hours(effort.gpu_hours)} GPU-h{cost}."
         )
         if row.nodes > 1:
-            sentences.append(f"Fewer do not keep {measure} within {limit}.")
+            sentences.append(f"With fewer, {measure} exceeds {limit}.")
         if not sizing.is_sure and effort.band_hours[1] > sizing.limit_s / 3600:
-            sentences.append(f"The upper end of the band is above {limit}: --sure asks for nodes that keep it below.")
+            sentences.append(f"The upper end of the band exceeds {limit}; --sure finds the nodes that keep it below.")
     else:
-        sentences.append(f"No number of nodes up to {last} keeps {measure} within {limit}; --max-nodes N tries more.")
+        sentences.append(f"With up to {counted(last, 'node')}, {measure} exceeds {limit}; --max-nodes N tries more.")
         timed = [row for row in sizing.rows if row.found.best]
         if timed:
             best = min(timed, key=sizing.hours)
-            sentences.append(f"The nearest is {hours(sizing.hours(best))} h on {counted(best.nodes, 'node')}.")
+            sentences.append(f"The closest is {hours(sizing.hours(best))} h on {counted(best.nodes, 'node')}.")
     smallest = sizing.smallest
-    fits = f"the fewest on which the job fits: {smallest.nodes}" if smallest else "the job fits on none of them"
+    fits = f"the job fits from {counted(smallest.nodes, 'node')} on" if smallest else "the job fits on none of them"
     sentences.append(f"{searched}; {fits}.")
     return sentences
 

@@ -24,8 +24,8 @@ def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:
         sources = (term.source,) if sources not in names and set(sources) <= listed else sources
         names.setdefault(sources, []).append(name)
         listed |= set(sources)
-    heading(console, "Formulas, in the package topoplan/, and what they are taken from")
-    table = table_of("of", last=("formula",))
+    heading(console, "Formulas, as files and names in the package topoplan/, and their sources")
+    table = table_of("figure", last=("formula; source",))
     for sources, shared in names.items():
         for number, source in enumerate(sources):
             table.add_row("" if number else ", ".join(shared), Text(source, style="dim"))

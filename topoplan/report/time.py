@@ -22,7 +22,7 @@ MOMENTS = {
     "forward": "every forward",
     "backward": "every backward",
     "last": "the last backward",
-    "after": "after Adam",
+    "after": "after the optimizer step",
     "layers": "every layer",
     "stages": "every micro batch",
 }
@@ -46,7 +46,7 @@ def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
 
 def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
     """Print the parts of a step, its layers by operator, the rest of the step, and the communication."""
-    heading(console, "The step, by part")
+    heading(console, "Time of a step, by part")
     console.print(_parts(plan, account.step))
     if len(account.stages) > 1:
         heading(console, "Stages, ms of one micro batch")
@@ -55,20 +55,20 @@ def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
     batches = counted(account.microbatches, "micro batch", "micro batches")
     for layer in account.layers:
         runs = f"{counted(layer.facts['count'], 'layer')} x {batches}"
-        heading(console, f"{where} by operator: {layer.name}, {runs}; ms of one, s and % of all")
+        heading(console, f"{where} by operator: {layer.name}, {runs}; ms each, s and % in total")
         console.print(_operators(account.step, layer))
-    heading(console, "Around the layers")
+    heading(console, "Outside the layers")
     console.print(_around(account))
     if account.sent:
-        heading(console, "What the GPUs send each other, with nothing to hide it")
+        heading(console, "Communication, as if nothing overlapped with it")
         console.print(_sent(account.sent))
-        paragraph(console, f"{_hidden_words(account)}MiB: the whole tensor, or what a rank sends.", style="dim")
+        paragraph(console, f"{_overlap_words(account)}MiB: the whole tensor, or what a rank sends.", style="dim")
     if account.copied_s:
         exposed = account.step.child("offload")
         paragraph(
             console,
-            f"Copies over PCIe take {significant(account.copied_s)} s a step; computing hides all but"
-            f" {significant(exposed.value if exposed else 0.0)} s.",
+            f"Copies over PCIe take {significant(account.copied_s)} s per step, of which"
+            f" {significant(exposed.value if exposed else 0.0)} s are exposed (not overlapped with computation).",
             style="dim",
         )
     calls = {one.call.kind: one for one in account.sent}
@@ -98,13 +98,13 @@ def _parts(plan: Plan, step: Term) -> Table:
     for part in sorted(step.children, key=lambda one: -one.value):
         table.add_row(part.name, significant(part.value), _share(part, step), part.what)
     low, high = plan.time.band_s
-    expected = f"expected within {significant(low)} to {significant(high)} s"
+    expected = f"expected between {significant(low)} and {significant(high)} s"
     table.add_row("step", significant(step.value), "100.0", expected, style="bold")
     return table
 
 
 def _stages(account: TimeAccount) -> Table:
-    table = table_of("stage", right=("layers", "forward", "backward", "together"))
+    table = table_of("stage", right=("layers", "forward", "backward", "total"))
     for one in account.stages:
         stages = one.facts["stages"]
         table.add_row(
@@ -128,7 +128,7 @@ def _operators(step: Term, layer: Term) -> Table:
         part = str(one.facts["part"])
         table.add_row(one.name, part, *each, significant(one.value), _share(one, step))
     sums = (_ms(sum(one.facts[key] for one in layer.children)) for key, _ in figures)
-    table.add_row("together", "", *sums, significant(layer.value), _share(layer, step), style="bold")
+    table.add_row("total", "", *sums, significant(layer.value), _share(layer, step), style="bold")
     return table
 
 
@@ -149,20 +149,21 @@ def _around(account: TimeAccount) -> Table:
     return table
 
 
-def _hidden_words(account: TimeAccount) -> str:
+def _overlap_words(account: TimeAccount) -> str:
     """Describe how much of the gradient and weight communication is exposed."""
     whole = sum(one.step_s for one in account.sent if one.moment not in ("layers", "stages"))
     if not whole:
         return ""
     exposed = account.step.child("dp_comm")
     return (
-        f"Weights and gradients take {significant(whole)} s a step; computing hides them but for"
-        f" {significant(exposed.value if exposed else 0.0)} s, copies and what they slow down included. "
+        f"Weights and gradients take {significant(whole)} s per step, of which"
+        f" {significant(exposed.value if exposed else 0.0)} s are exposed, including copies and the kernels that they"
+        " slow down. "
     )
 
 
 def _sent(rows: Sequence[Flow]) -> Table:
-    table = table_of("what", "kind", right=("ranks", "nodes", "calls\na step", "MiB", "ms", "GB/s", "s\na step"))
+    table = table_of("what", "kind", right=("ranks", "nodes", "calls\n/step", "MiB", "ms", "GB/s", "s\n/step"))
     for one in rows:
         table.add_row(
             one.name,

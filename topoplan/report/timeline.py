@@ -92,7 +92,7 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     if drawn.lanes:
         gpus = plan.layout.world_size
         who = "one GPU" if gpus == 1 else f"one of {gpus:,} GPUs, which all do the same"
-    paragraph(console, f"Plan {layout_label(plan.layout)}: {who}, {batches} a step.")
+    paragraph(console, f"Plan {layout_label(plan.layout)}: {who}, {batches} per step.")
     names, idle = lane_names(drawn), idle_name(drawn)
     label = max(map(len, (*names, *(one.name for one in drawn.communications))))
     columns = console.width - label - len(" bubble") - 2

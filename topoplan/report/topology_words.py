@@ -53,7 +53,7 @@ def nvlink_words(cluster: Cluster) -> str:
     if not nodes:
         return ""
     reach = f", over {nodes:,} nodes" if nodes > 1 else ""
-    return f"NVSwitch, {rate_words('nvlink', cluster.nvlink_bytes_per_s)} a GPU{reach}"
+    return f"NVSwitch, {rate_words('nvlink', cluster.nvlink_bytes_per_s)} per GPU{reach}"
 
 
 def sockets_words(cluster: Cluster) -> str:
@@ -94,5 +94,5 @@ def spine_words(cluster: Cluster) -> str:
 def fabric_words(cluster: Cluster) -> str:
     """Describe the network's kind, rate and latency."""
     fabric = cluster.fabric
-    nics = f"{cluster.nics_per_node} x {format_bit_rate(cluster.nic_bytes_per_s)} a node"
+    nics = f"{cluster.nics_per_node} x {format_bit_rate(cluster.nic_bytes_per_s)} per node"
     return f"{fabric_name(fabric.kind)}, {nics}, {format_seconds(fabric.latency_s)} from NIC to NIC"

@@ -162,7 +162,7 @@ def print_tuned(
         [
             *_sentences(tuning, standing, why),
             *([f"the profile is in {profile}; its plan's bundle in {bundle}"] if profile else []),
-            *([f"not over: {listed(awaited)}; delete those that no job will run any more"] if awaited else []),
+            *([f"not finished: {listed(awaited)}; delete those that no job will run any more"] if awaited else []),
         ],
     )
     print_commands(console, commands)
@@ -179,11 +179,11 @@ def print_commands(console: Console, commands: Sequence[str]) -> None:
 def _best(standing: Standing) -> str:
     leader = standing.leader
     how = "measured" if leader.is_measured else "predicted, and not tried"
-    return f"The best plan is {layout_label(leader.plan.layout)}: {significant(leader.step_s)} s a step, {how}."
+    return f"The best plan is {layout_label(leader.plan.layout)}: {significant(leader.step_s)} s per step, {how}."
 
 
 def _tried_table(tried: Sequence[Tried]) -> Any:
-    table = table_of("plan", right=("predicted", "measured", "off", "GPU hours"))
+    table = table_of("plan", right=("predicted", "measured", "error", "GPU hours"))
     for one in tried:
         predicted, step_s = one.plan.time.step_s, one.step_s
         table.add_row(
@@ -199,7 +199,7 @@ def _tried_table(tried: Sequence[Tried]) -> Any:
 def _sentences(tuning: Tuning, standing: Standing | None, why: str) -> Iterator[str]:
     for one in tuning.tried:
         if one.step_s is None:
-            out = "ran out of memory, which the profile keeps: " if one.ended else ""
+            out = "ran out of memory, which the profile records: " if one.ended else ""
             yield f"{one.plan.id}: {out}{one.why}"
     if standing is not None and tuning.measured:
         yield _how_sure(standing)
@@ -209,22 +209,22 @@ def _sentences(tuning: Tuning, standing: Standing | None, why: str) -> Iterator[
 
 def _how_sure(standing: Standing) -> str:
     if standing.rival is None:
-        return "no other plan is left"
+        return "no other plan is left to compare with"
     chance = 100 * standing.chance
     words = f"{chance:.0f}%" if chance >= 1 else "less than 1%"
     return (
-        f"{standing.rival.id} is its nearest rival, which is faster by more than {100 * WITHIN:.0f}% with a"
-        f" probability of {words}"
+        f"its closest rival is {standing.rival.id}, which is more than {100 * WITHIN:.0f}% faster with a probability"
+        f" of {words}"
     )
 
 
 _WHY = {
-    "clear": "no other plan's band reaches below it",
-    "enough": "as many plans were tried as was wanted (--plans)",
+    "clear": "no other plan is likely to be faster",
+    "enough": "the requested number of plans was tried (--plans)",
     "none left": "no other plan is left to try",
-    "interrupted": "ended before all were tried",
+    "interrupted": "interrupted before all plans were tried",
     "refused": "the hosts could not be used",
     "queued": "the next trials are written as a job",
-    "awaited": "trials of a job have not run, or not ended: wait for it, or submit it",
-    "held": "something of the last trial may still run on its hosts",
+    "awaited": "trials of a job have not run or not ended: submit the job, or wait for it",
+    "held": "processes of the last trial may still be running on its hosts",
 }

@@ -54,8 +54,8 @@ def print_validation(console: Console, graded: Validation, *, rows: bool) -> Non
         apart(console, _spreads(graded))
         apart(
             console,
-            "Error: predicted over measured, less one. median, 90%, worst: of its size; signed: its median with the"
-            " sign, above zero when predictions are high. allocated: the fullest GPU.",
+            "Error: predicted / measured - 1. median, 90%, worst: of its absolute value; signed: its median with the"
+            " sign, positive when predictions are high. allocated: on the fullest GPU.",
             style="dim",
         )
     if covered := coverages(graded.figures):
@@ -75,13 +75,13 @@ def print_validation(console: Console, graded: Validation, *, rows: bool) -> Non
         reasons = list(graded.left_out.items())
         shown = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MOST_REASONS])
         more = f"; {counted(len(reasons) - _MOST_REASONS, 'more reason')} in --json" if reasons[_MOST_REASONS:] else ""
-        apart(console, f"{counted(sum(graded.left_out.values()), 'row')} of the sources not graded: {shown}{more}.")
+        apart(console, f"{counted(sum(graded.left_out.values()), 'row')} of the sources are not graded: {shown}{more}.")
 
 
 def _bands_sentence(covered: Sequence[Coverage]) -> str:
     parts = [
-        f"of {one.figures} figures of {one.key} {one.inside / one.figures:.0%} are inside the printed band,"
-        f" {one.inside_without_source / one.figures:.0%} inside the one that the other sources alone would give"
+        f"of {one.figures} {one.key} figures, {one.inside / one.figures:.0%} are within the printed band, and"
+        f" {one.inside_without_source / one.figures:.0%} within the band that the other sources alone would give"
         for one in covered
         if one.key in ("time", "memory")
     ]
@@ -91,9 +91,9 @@ def _bands_sentence(covered: Sequence[Coverage]) -> str:
 def ranking_sentence(ranking: RankingGrade) -> str:
     """Describe how well the predicted order of layouts matches the measured one."""
     return (
-        f"Order of layouts: {ranking.pairs_in_order} of {ranking.pairs} pairs as measured, in"
-        f" {counted(ranking.groups, 'group')} of runs that differ in their layout alone; taking the predicted winner"
-        f" loses {ranking.mean_loss:.1%} of throughput in the mean and {ranking.worst_loss:.1%} at worst."
+        f"Order of layouts: {ranking.pairs_in_order} of {ranking.pairs} pairs are as measured, in"
+        f" {counted(ranking.groups, 'group')} of runs that differ only in their layout; choosing the predicted winner"
+        f" loses {ranking.mean_loss:.1%} of throughput on average and {ranking.worst_loss:.1%} at worst."
     )
 
 
@@ -103,12 +103,12 @@ def fit_sentences(graded: Validation) -> list[str]:
     held = sum(not grade.unstated for grade in fits.ran_but_over)
     apart = len(fits.ran_but_over) - held
     sentences = [
-        f"Fit: of {counted(fits.ran, 'run')} that ended well and whose source says how memory was saved, {held} are"
-        " predicted to be over the card at margin 0."
+        f"Fit: of {counted(fits.ran, 'run')} that completed and whose source states how memory was saved, {held} are"
+        " predicted to exceed the card at margin 0."
     ]
     if fits.ran_unstated:
         sentences.append(
-            f"Of {fits.ran_unstated} whose source does not (recomputation is taken to be off), {apart} are."
+            f"Of {fits.ran_unstated} whose source does not state it (recomputation is assumed off), {apart} are."
         )
     if fits.out_of_memory:
         sentences.append(
@@ -116,7 +116,7 @@ def fit_sentences(graded: Validation) -> list[str]:
             " the default margin."
         )
     else:
-        sentences.append("No run of this set ended out of memory.")
+        sentences.append("No run of this set ran out of memory.")
     return sentences
 
 

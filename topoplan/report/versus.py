@@ -62,29 +62,29 @@ def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
         sentences.append(f"Neither plan fits; {name} would be {_speed(faster)}.")
     elif not loser.fits:
         over = loser.memory.excess_bytes
-        lacks = f"is {gib(over)} GiB over the card" if over > 0 else "needs more host memory than a node has"
-        sentences.append(f"{name} wins, since {other} {lacks}; it is {_speed(faster)}.")
+        lacks = f"exceeds the card by {gib(over)} GiB" if over > 0 else "needs more host memory than a node has"
+        sentences.append(f"{name} wins, because {other} {lacks}; it is {_speed(faster)}.")
     elif comparison.is_tie:
         sentences.append(
-            f"The two are equally fast within the error of the predictions ({abs(faster):.1%} apart); {name} is"
-            " ranked first, for its memory or its simplicity."
+            f"Both are equally fast within the error of the predictions ({abs(faster):.1%} apart); {name} is ranked"
+            " first because it needs less memory or is simpler."
         )
     else:
         sentences.append(f"{name} wins: it is {_speed(faster)}.")
     flip = 1.0 if winner is comparison.first else -1.0
-    sentences += _reasons(comparison.time, flip, "s a step", significant)
+    sentences += _reasons(comparison.time, flip, "s per step", significant)
     sentences += _reasons(comparison.memory, flip, "GiB", gib)
     if not comparison.is_tie:
         width = band(winner.time, ascii_only=ascii_only)
         if comparison.share_a_model:
             words = (
-                f"Each prediction has a band of {width}. The two share most of an error, so their order is surer than"
-                " their speed."
+                f"Each prediction has an error band of {width}. The errors are mostly shared, so the order is more"
+                " certain than the speeds."
             )
         else:
             words = (
-                f"The predictions have bands of {width} and {band(loser.time, ascii_only=ascii_only)}, from two cost"
-                " models that share few errors: their order is no surer than their speed."
+                f"The predictions have error bands of {width} and {band(loser.time, ascii_only=ascii_only)}, from two"
+                " cost models with few errors in common: the order is no more certain than the speeds."
             )
         sentences.append(words)
     return sentences
@@ -130,7 +130,7 @@ def print_comparison(console: Console, spec: Spec, comparison: Comparison, *, ti
         decimals = len(significant(min(first.time.step_s, second.time.step_s), 4).partition(".")[2])
         console.print(_table(comparison.time, lambda seconds: f"{seconds:,.{decimals}f}", "step"))
     if memory:
-        heading(console, "Memory of the GPU that needs most, GiB")
+        heading(console, "Memory of the fullest GPU, GiB")
         console.print(_table(comparison.memory, lambda size: f"{size / GIB:.2f}", "device"))
     console.print()
     beyond = " Beyond tensors: fragmentation, CUDA context, NCCL." if memory else ""
@@ -161,7 +161,7 @@ def _figures(spec: Spec, first: Plan, second: Plan) -> Table:
 
     row("step, s", lambda plan: plan.time.step_s, significant)
     row("tokens/s", lambda plan: plan.tokens_per_s_per_gpu * plan.layout.world_size, lambda x: f"{x:,.0f}")
-    row("tokens/s a GPU", lambda plan: plan.tokens_per_s_per_gpu, lambda x: f"{x:,.0f}")
+    row("tokens/s per GPU", lambda plan: plan.tokens_per_s_per_gpu, lambda x: f"{x:,.0f}")
     row("MFU, %", lambda plan: 100 * plan.mfu, lambda x: f"{x:.1f}")
     if (one := job_effort(spec, first)) and (two := job_effort(spec, second)):
         compared("hours", one.hours, two.hours, hours)

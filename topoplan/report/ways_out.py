@@ -22,15 +22,15 @@ def ways_out_lines(ranking: Ranking) -> Iterator[str]:
     """
     found = [(way, way.plan) for way in ranking.ways_out if way.plan]
     if found and ranking.plans:
-        yield f"Plan 1 is tight, and none leaves {SAFE_SHARE:.0%} of the card beyond its margin."
-        yield "These ways do:"
+        yield f"Plan 1 is tight, and no plan leaves {SAFE_SHARE:.0%} of the card free beyond its margin."
+        yield "These changes would:"
     elif found:
-        yield "ways out, the one that gives up least first:"
+        yield "changes with which a layout fits, those that give up least first:"
     for way, plan in found:
         yield f"  - {way.change.words} ({KINDS[way.change.kind].loss})"
         yield f"      {_figures(plan)}"
         yield f"      {way.command}"
-    for is_tried, words in (True, "tried, and no way out"), (False, "not tried to the end, since it takes too long"):
+    for is_tried, words in (True, "tried, without success"), (False, "search not completed, because it takes too long"):
         names = [KINDS[way.change.kind].name for way in ranking.ways_out if not way.plan and way.is_tried == is_tried]
         if names and not ranking.plans:
             yield f"{words}: {'; '.join(names)}"
@@ -47,8 +47,8 @@ def print_ways_out(console: Console, ranking: Ranking) -> None:
 def _figures(plan: Plan) -> str:
     memory = plan.memory
     return (
-        f"{gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB, {significant(plan.time.step_s)} s a step,"
-        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU"
+        f"{gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB, {significant(plan.time.step_s)} s per step,"
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
 
 

@@ -87,8 +87,8 @@ def _print_one(console: Console, before: Found, case: Outcome) -> None:
         apart(console, _two_columns(before, case.found))
     if before.best and case.fate:
         is_same = case.found.best is not None and case.found.best.layout == before.best.layout
-        fate = "stays the best" if is_same else _fate(case.fate)
-        apart(console, f"The best plan of before, {layout_label(before.best.layout)}, {fate}.")
+        fate = "is still the best" if is_same else _fate(case.fate)
+        apart(console, f"The previous best plan, {layout_label(before.best.layout)}, {fate}.")
 
 
 def _words(changes: Mapping[str, str]) -> str:
@@ -120,7 +120,7 @@ def _two_columns(before: Found, after: Found) -> Table:
     row("GPUs", each(lambda spec, plan: spec.cluster.world_size), lambda value: f"{value:,.0f}")
     row("step, s", each(lambda spec, plan: plan.time.step_s), significant)
     row("tokens/s", each(lambda spec, plan: plan.tokens_per_s_per_gpu * spec.cluster.world_size), lambda x: f"{x:,.0f}")
-    row("tokens/s a GPU", each(lambda spec, plan: plan.tokens_per_s_per_gpu), lambda value: f"{value:,.0f}")
+    row("tokens/s per GPU", each(lambda spec, plan: plan.tokens_per_s_per_gpu), lambda value: f"{value:,.0f}")
     row("MFU, %", each(lambda spec, plan: 100 * plan.mfu), lambda value: f"{value:.1f}")
     row("memory, GiB", each(lambda spec, plan: plan.memory.device_bytes), gib)
     if len({plan.memory.capacity_bytes for _, plan in sides if plan}) > 1:
@@ -138,11 +138,11 @@ def _fate(fate: Fate) -> str:
         return f"{verb}: {fate.reason}{f'; {fate.fix}' if fate.fix else ''}"
     becomes = layout_label(fate.layout) if fate.layout else ""
     if fate.rank == 1:
-        return f"stays the best, as {becomes}"
+        return f"is still the best, as {becomes}"
     speed = f"{abs(fate.slower):.1%} {'slower' if fate.slower >= 0 else 'faster'} than the best"
     if abs(fate.slower) < _EQUAL:
         speed = "as fast as the best"
-    where = f"number {fate.rank}" if fate.rank else "left out by the search"
+    where = f"plan {fate.rank}" if fate.rank else "skipped by the search"
     return f"becomes {becomes}: {where}, {speed}"
 
 
@@ -153,7 +153,7 @@ def _short_fate(fate: Fate | None) -> str:
     if fate.reason:
         return "does not fit" if fate.rule == "memory" else "not allowed"
     if fate.rank == 1:
-        return "stays best"
+        return "still best"
     if abs(fate.slower) < _EQUAL:
         return "as fast"
     return f"{abs(fate.slower):.0%} {'slower' if fate.slower > 0 else 'faster'}"
@@ -165,15 +165,14 @@ def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) ->
     old = before.best
     paragraph(console, f"What if {_words({key: ','.join(values) for key, values in tried.items()})}?")
     console.print()
-    rows = [_figures(["as it is", *[""] * (len(keys) - 1)], before, "")]
+    rows = [_figures(["unchanged", *[""] * (len(keys) - 1)], before, "")]
     rows += [_figures([case.changes[key] for key in keys], case.found, _short_fate(case.fate)) for case in outcomes]
     console.print(_table(keys, rows, console.width))
     console.print()
     if old is not None:
         paragraph(
             console,
-            f"old best: {layout_label(old.layout)} with the dp that is left for it, and how fast it is against the"
-            " best plan of that row.",
+            f"old best: {layout_label(old.layout)} with its dp adapted, compared with the best plan of the row.",
             style="dim",
         )
     out = [
@@ -195,7 +194,7 @@ def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str],
     spec, plan = found.spec, found.best
     gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
     if spec is None or plan is None:
-        return list(values), "none fits" if found.is_legal else "none is legal", [gpus, *["-"] * 6, fate]
+        return list(values), "nothing fits" if found.is_legal else "nothing legal", [gpus, *["-"] * 6, fate]
     effort = job_effort(spec, plan)
     figures = [
         gpus,
@@ -234,7 +233,7 @@ def _batch_note(before: Found, outcomes: Sequence[Outcome]) -> str:
     sizes = sorted({case.found.spec.cluster.world_size for case in outcomes if case.found.spec})
     if sizes in ([], [gpus]):
         return ""
-    text = f"global_batch_size is held at {batch:,} sequences, which micro_batch_size x dp has to divide"
+    text = f"global_batch_size stays at {batch:,} sequences, and must be divisible by micro_batch_size x dp"
     if odd := [size for size in sizes if batch % size]:
-        text += f"; it is no multiple of {', '.join(map(str, odd))} GPUs, so there tp, pp or cp take a factor"
+        text += f"; it is not a multiple of {', '.join(map(str, odd))} GPUs, where tp, pp or cp must take a factor"
     return f"{text}. --set global_batch_size=N changes it."

@@ -68,6 +68,11 @@ class Bundle:
     """Sentences on what the user should know before starting this bundle."""
 
     @property
+    def has_hosts(self) -> bool:
+        """Whether the plan names its hosts; otherwise, those of `nodes` are placeholders."""
+        return bool(self.draft.spec.cluster.hosts)
+
+    @property
     def run(self) -> str:
         """Name of the run: model and layout, as in the trainer's `run_name`."""
         return self.draft.trainer.run_name
@@ -78,24 +83,24 @@ class Bundle:
         return {name: data for name, data in self.files.items() if name not in scripts}
 
 
-def read_bundle(directory: str | Path) -> Bundle:
-    """Return the bundle in a directory.
+def read_bundle(directory: str | Path, *, may_lack_hosts: bool = False) -> Bundle:
+    """Return the bundle in a directory. With `may_lack_hosts`, a plan without hosts gets placeholders (HOST-00).
 
-    Raises SpecError for a directory without a complete bundle, for a plan without hosts, and for a hosts.json that
-    contradicts plan.json; also whatever `read_plan_file` raises for a plan.json that cannot be read.
+    Raises SpecError for a directory without a complete bundle, for a plan without hosts otherwise, and for a hosts.json
+    that contradicts plan.json; also whatever `read_plan_file` raises for a plan.json that cannot be read.
     """
     directory = _bundle_directory(Path(directory))
     name = shown_path(directory)
     refuse_links(directory, (PLAN_FILE, MANIFEST))
     known = listed(directory)
     recorded = read_plan_file(directory)
-    _check_has_hosts(recorded.spec.cluster, directory)
+    hosts, hostless = _hosts(recorded.spec.cluster, directory)
+    if hostless and not may_lack_hosts:
+        raise hostless
     draft = draft_again(recorded)
     texts = files_of(draft)
     refuse_links(directory, texts)
-    nodes = tuple(
-        BundleNode(node=node, host=host, script=script_name(node)) for node, host in enumerate(draft.spec.cluster.hosts)
-    )
+    nodes = tuple(BundleNode(node=node, host=host, script=script_name(node)) for node, host in enumerate(hosts))
     needed = [*(node.script for node in nodes), MAIN_FILE, HOSTS_FILE]
     if missing := [file for file in needed if not (directory / file).is_file()]:
         raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {again(directory)}")
@@ -118,7 +123,7 @@ def read_bundle(directory: str | Path) -> Bundle:
         nodes=nodes,
         files=files,
         edited=tuple(dict.fromkeys((*edited, *(script.name for script in scripts)))),
-        notes=tuple(_notes(recorded, others, scripts)),
+        notes=(*([str(hostless)] if hostless else []), *_notes(recorded, others, scripts)),
     )
 
 
@@ -142,14 +147,17 @@ def _bundle_directory(directory: Path) -> Path:
     return directory
 
 
-def _check_has_hosts(cluster: Cluster, directory: Path) -> None:
-    if not cluster.hosts:
-        raise SpecError(
-            f"its plan names no hosts, and {cluster.nodes} {'is' if cluster.nodes == 1 else 'are'} needed",
-            where=str(shown_path(directory / PLAN_FILE)),
-            remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
-            " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
-        )
+def _hosts(cluster: Cluster, directory: Path) -> tuple[tuple[Host, ...], SpecError | None]:
+    """Return the hosts of the plan and no error, or placeholders and the error for a plan without hosts."""
+    if cluster.hosts:
+        return cluster.hosts, None
+    error = SpecError(
+        f"its plan names no hosts, and {cluster.nodes} {'is' if cluster.nodes == 1 else 'are'} needed",
+        where=str(shown_path(directory / PLAN_FILE)),
+        remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
+        " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
+    )
+    return tuple(Host(address=f"HOST-{node:02d}", user="USER") for node in range(cluster.nodes)), error
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -172,12 +180,12 @@ def _notes(recorded: RecordedPlan, edited: list[str], scripts: Sequence[EditedSc
         alike.setdefault(script.summary, []).append(script.name)
     for summary, names in alike.items():
         are = "is" if len(names) == 1 else "are"
-        yield f"{named(names)} {are} not what topoplan writes for this plan, and started as found: {summary}"
+        yield f"{named(names)} {are} not what topoplan writes for this plan, and will be started as found: {summary}"
     if recorded.version != topoplan.__version__:
-        yield "that scripts were edited is known from the list beside them alone"
+        yield "edits of scripts are detected only by the bundle's list of digests"
     yield from recorded.notes
     if recorded.scheduler is not None:
-        yield f"it was written for {recorded.scheduler} too"
+        yield f"it was also written for {recorded.scheduler}"
 
 
 # hosts.json ----------------------------------------------------------------------------------------------------------

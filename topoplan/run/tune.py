@@ -122,14 +122,14 @@ class Trials:
     def _tell_begin(self, plan: Plan, number: int, most: int) -> None:
         takes = expected(self.spec, plan, self.steps)
         text = (
-            f"trial {number} of at most {most}: {plan.id}, {plan.time.step_s:.3g} s a step predicted; about"
+            f"trial {number} of at most {most}: {plan.id}, {plan.time.step_s:.3g} s per step predicted; about"
             f" {takes.seconds / 60:.0f} min, ended after {takes.at_most_s / 60:.0f}"
         )
         self.tell(Event(kind="trial", text=text, data={"trial": number, "plan": plan.id}))
 
     def _tell_end(self, tried: Tried) -> None:
         step_s = tried.step_s
-        text = f"{tried.plan.id}: {tried.why}" if step_s is None else f"{tried.plan.id}: {step_s:.3g} s a step"
+        text = f"{tried.plan.id}: {tried.why}" if step_s is None else f"{tried.plan.id}: {step_s:.3g} s per step"
         data = {
             "plan": tried.plan.id,
             "step_s": step_s,

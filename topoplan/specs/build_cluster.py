@@ -42,7 +42,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
     nodes = _nodes(document)
     gpus_per_node = form.gpus_per_node or (gpu.gpus_per_node if in_catalog else 0)
     if not gpus_per_node:
-        document.lacks("gpus_per_node", remedy="add `gpus_per_node: 8`")
+        document.fail_missing("gpus_per_node", remedy="add `gpus_per_node: 8`")
     if not in_catalog:
         _check_own_links(document, gpu, nodes, gpus_per_node)
     if nodes * gpus_per_node > MOST_GPUS:
@@ -111,7 +111,7 @@ def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: in
     for key, (is_needed, example) in needed.items():
         if is_needed and getattr(form, key) is None:
             why = f", and {gpu.name!r} is not in the catalog, whose cards have the links of their usual machine"
-            document.lacks(key, why, at=("gpu",), remedy=f"add {example}")
+            document.fail_missing(key, why, at=("gpu",), remedy=f"add {example}")
 
 
 def _check_visible(document: Document, cluster: Cluster) -> None:
@@ -150,7 +150,7 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     if "bf16_flops" in figures:
         figures.setdefault("fp16_flops", figures["bf16_flops"])
     if not figures or name.strip().lower() in catalog.gpu_names():
-        with document.about("gpu"):
+        with document.errors_at("gpu"):
             return replace(known.gpu(name), **figures), True
     needed = {
         "memory_bytes": "memory: 81559MiB",
@@ -192,7 +192,7 @@ def _nodes(document: Document) -> int:
     if form.hosts:
         return len(form.hosts)
     if not document.is_run_document:
-        document.lacks("nodes", remedy="add `nodes: 4`")
+        document.fail_missing("nodes", remedy="add `nodes: 4`")
     return 1
 
 

@@ -12,7 +12,7 @@ from topoplan.errors import SpecError
 from topoplan.specs.batch_options import BATCH_OPTIONS
 from topoplan.specs.blocks import Block, key
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.kinds import PATH, SIZE, Count, Number, Share, Text, Words
+from topoplan.specs.kinds import PATH, SIZE, Count, Fraction, Number, Text, Words
 from topoplan.specs.passed_on import ENVIRONMENT, SECRET_NAMES, VERSIONS
 from topoplan.units import shown
 
@@ -31,7 +31,7 @@ Environment = Annotated[Mapping[str, str], ENVIRONMENT]
 SecretNames = Annotated[tuple[str, ...], SECRET_NAMES]
 Software = Annotated[Mapping[str, str], VERSIONS]
 BatchOptions = Annotated[Mapping[str, str | bool], BATCH_OPTIONS]
-Margin = Annotated[float, Share(is_zero_allowed=True, is_below_half=True)]
+Margin = Annotated[float, Fraction(is_zero_allowed=True, is_below_half=True)]
 
 
 class _Address(Text):

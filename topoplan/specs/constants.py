@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from topoplan.errors import SpecError
-from topoplan.specs.kinds import BYTES, RATE, SECONDS, Checked, Count, Kind, Number, Quantity, Share, Switch
+from topoplan.specs.kinds import BYTES, RATE, SECONDS, Checked, Count, Fraction, Kind, Number, Quantity, Switch
 from topoplan.specs.scalars import as_number
 from topoplan.units import shown
 
@@ -42,7 +42,7 @@ HELD = Quantity(BYTES, 0, 2**36, "0GiB to 64GiB", bare_unit=1)
 """An amount of device memory; a bare number is in bytes."""
 MOVED = Quantity(RATE, 1e6, 1e14, "1MB/s to 100TB/s", bare_unit=1.0)
 """A rate at which software moves data; a bare number is in bytes per second."""
-PART, PART_OR_NONE = Share(), Share(is_zero_allowed=True)
+PART, PART_OR_NONE = Fraction(), Fraction(is_zero_allowed=True)
 FLAG, SMALL_NUMBER = Switch(), Count(0, 4096)
 
 

@@ -41,12 +41,12 @@ class Document:
         where = self.place(path)
         raise SpecError(with_key(where, path, what), where=where, expected=expected, remedy=remedy)
 
-    def lacks(self, key: str, why: str = "", *, remedy: str, at: KeyPath = ()) -> NoReturn:
+    def fail_missing(self, key: str, why: str = "", *, remedy: str, at: KeyPath = ()) -> NoReturn:
         """Raise a SpecError about a missing key."""
         raise SpecError(f"`{key}` is missing{why}", where=self.place(at), remedy=remedy)
 
     @contextmanager
-    def about(self, *path: str) -> Iterator[None]:
+    def errors_at(self, *path: str) -> Iterator[None]:
         """Prefix errors about what a key names, such as a file, with the key and its location."""
         try:
             yield

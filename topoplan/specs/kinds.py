@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 _BEYOND = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "multiple_of"}
 """Pydantic's error types for a value of the right type that is out of range."""
-AS_WRITTEN = "as written"
+KEEP_INTEGERS = "keep integers"
 """Validation context that keeps a whole number an int even where the field is a float."""
 
 
@@ -103,7 +103,7 @@ class Kind:
             key = error.key if isinstance(error, KeyedError) else ""
             parts = {"what": error.what, "expected": error.expected, "remedy": error.remedy, "key": key}
             raise PydanticCustomError(kind, "{what}", parts) from None
-        is_kept = info.context == AS_WRITTEN and type(value) is int and found == value
+        is_kept = info.context == KEEP_INTEGERS and type(value) is int and found == value
         return value if is_kept else found
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -161,7 +161,7 @@ class Number(Kind):
         super().__init__(core, "a number", f"a number from {lowest:g} to {highest:g}", tidy=as_number)
 
 
-class Share(Kind):
+class Fraction(Kind):
     """A fraction: `0.7` or `70%`."""
 
     def __init__(self, *, is_zero_allowed: bool = False, is_below_half: bool = False) -> None:

@@ -121,14 +121,14 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
     form = document.form
     cluster = build_cluster(document, default_name)
     if form.model is None:
-        document.lacks("model", remedy="add `model: Qwen/Qwen3-8B`, or give --model")
+        document.fail_missing("model", remedy="add `model: Qwen/Qwen3-8B`, or give --model")
     if form.job is None:
-        document.lacks("job", remedy="add a `job:` block with seq_len and global_batch_size, or give --job FILE")
+        document.fail_missing("job", remedy="add a `job:` block with seq_len and global_batch_size, or give --job FILE")
     model = _model(document, form.model, form.job.seq_len)
     job = build_job(document, cluster, model, form.job, _lengths(document, form.job, model))
     model = with_labels(model, job.num_labels)
     if profile is None and form.profile is not None:
-        with document.about("profile"):
+        with document.errors_at("profile"):
             profile = read_profile(document.base(("profile",)) / form.profile)
     if profile is not None:
         profile.check_gpu(cluster.gpu)
@@ -147,21 +147,21 @@ def _model(document: Document, form: ModelForm, seq_len: int) -> Model:
         return model_from_config(form.config, name=form.name or "model", where=where, default_positions=seq_len)
     if form.name is None:
         document.fail(("model",), "neither `name` nor `config` is given", remedy="write `model: Qwen/Qwen3-8B`")
-    with document.about("model"):
+    with document.errors_at("model"):
         return load_model(form.name, base=document.base(("model", "name")), default_positions=seq_len)
 
 
 def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
     """Return the sample lengths, from `lengths` or else from the data set; None if neither is known."""
     if job.lengths is None:
-        with document.about("job", "dataset"):
+        with document.errors_at("job", "dataset"):
             return _lengths_of_dataset(document, job, model)
     counts, source = job.lengths, "job.lengths"
     if isinstance(counts, str):
         from topoplan.specs.length_file import read_length_file
 
         file = below(document.base(("job", "lengths")), counts)
-        with document.about("job", "lengths"):
+        with document.errors_at("job", "lengths"):
             counts, source = read_length_file(file), file.name
     sequences = sum(count for _, count in counts)
     samples = max(1, sequences // 2) if job.stage == "dpo" else sequences

@@ -39,18 +39,20 @@ def node_environment(cluster: Cluster, trainer: tuple[EnvVar, ...], node: int) -
 
 def _processes(cluster: Cluster) -> Iterator[EnvVar]:
     if cluster.cpu_cores is None:
-        threads, reason = _THREADS_WHEN_UNKNOWN, "torchrun would set 1; cpu_cores is not in the cluster spec"
+        threads, reason = _THREADS_WHEN_UNKNOWN, "torchrun would set 1; the cluster spec has no cpu_cores"
     else:
         threads = max(1, cluster.cpu_cores // cluster.gpus_per_node)
         reason = f"{cluster.cpu_cores} CPU cores / {cluster.gpus_per_node} GPUs; torchrun would set 1"
     yield EnvVar(name="OMP_NUM_THREADS", value=str(threads), reason=reason)
     yield EnvVar(
-        name="TOKENIZERS_PARALLELISM", value="false", reason="tokenizers' threads do not survive forked data workers"
+        name="TOKENIZERS_PARALLELISM",
+        value="false",
+        reason="threads of tokenizers do not survive the fork of data workers",
     )
 
 
 def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
-    yield EnvVar(name="NCCL_DEBUG", value="WARN", reason="errors with their cause, and nothing else")
+    yield EnvVar(name="NCCL_DEBUG", value="WARN", reason="only errors, with their cause")
     if cluster.nodes == 1:
         return
     host = cluster.hosts[node] if cluster.hosts else None
@@ -63,13 +65,11 @@ def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
         yield EnvVar(
             name="NCCL_SOCKET_IFNAME",
             value=f"={interface}",
-            reason="socket_interface in the spec; `=` stops NCCL from taking every name that begins alike",
+            reason="socket_interface in the spec; `=` keeps NCCL from matching it as a prefix",
         )
-        yield EnvVar(name="GLOO_SOCKET_IFNAME", value=interface, reason="the same for Gloo, which takes plain names")
+        yield EnvVar(name="GLOO_SOCKET_IFNAME", value=interface, reason="the same for Gloo, which expects plain names")
     if cluster.fabric.kind == "ethernet":
-        yield EnvVar(
-            name="NCCL_IB_DISABLE", value="1", reason="fabric kind in the spec is ethernet: no RDMA to look for"
-        )
+        yield EnvVar(name="NCCL_IB_DISABLE", value="1", reason="fabric kind in the spec is ethernet, without RDMA")
     elif cluster.fabric.uses_verbs:
         yield from _verbs(cluster.fabric, hcas)
 
@@ -79,14 +79,14 @@ def _verbs(fabric: Fabric, hcas: str) -> Iterator[EnvVar]:
         yield EnvVar(
             name="NCCL_IB_HCA",
             value=f"={hcas}",
-            reason="hcas in the spec; one `=` for the whole list, or mlx5_1 would take mlx5_10 as well",
+            reason="hcas in the spec; without the `=`, mlx5_1 would match mlx5_10 too",
         )
     if (traffic_class := fabric.traffic_class) is not None:
         reason = "traffic_class in the spec; NCCL's default is 0"
         if fabric.kind == "roce":
             reason = (
-                f"traffic_class in the spec, DSCP {traffic_class >> 2}: names the queue that drops nothing; NCCL's"
-                " default, 0, is a lossy one where PFC follows DSCP"
+                f"traffic_class in the spec, DSCP {traffic_class >> 2}: selects the lossless queue; NCCL's default, 0,"
+                " is a lossy queue where PFC follows DSCP"
             )
         yield EnvVar(name="NCCL_IB_TC", value=str(traffic_class), reason=reason)
     if fabric.service_level is not None:

@@ -33,9 +33,9 @@ def accelerate_text(spec: Spec, layout: Layout) -> str:
 
 def _processes(spec: Spec) -> Section:
     job, cluster = spec.job, spec.cluster
-    precision = Entry("mixed_precision", job.precision, "gathered weights; the shards stay in fp32")
+    precision = Entry("mixed_precision", job.precision, "for gathered weights; shards stay in fp32")
     if job.pure_bf16:
-        comment = "pure_bf16: any other value casts the shards to fp32"
+        comment = "pure_bf16: any other value would cast the shards to fp32"
         precision = Entry("mixed_precision", "no", comment)
     return Section(
         title="Processes",
@@ -43,8 +43,8 @@ def _processes(spec: Spec) -> Section:
             Entry("compute_environment", "LOCAL_MACHINE"),
             Entry("distributed_type", "FSDP"),
             Entry("num_machines", cluster.nodes),
-            Entry("num_processes", cluster.world_size, "on all nodes together"),
-            Entry("rdzv_backend", "static", "node ranks as planned"),
+            Entry("num_processes", cluster.world_size, "total, on all nodes"),
+            Entry("rdzv_backend", "static", "keeps the planned node ranks"),
             Entry("main_training_function", "main"),
             precision,
             Entry("use_cpu", False),
@@ -55,16 +55,16 @@ def _processes(spec: Spec) -> Section:
 def _shards(layout: Layout) -> Section:
     entries = (
         Entry("fsdp_version", 2),
-        Entry("fsdp_reshard_after_forward", True, "a layer's weights are gathered again in backward"),
+        Entry("fsdp_reshard_after_forward", True, "gathers a layer's weights again in backward"),
         Entry(
             "fsdp_auto_wrap_policy",
             "TRANSFORMER_BASED_WRAP",
-            "layers, as the model itself names them",
+            "layer classes, as named by the model",
         ),
-        Entry("fsdp_offload_params", layout.offload, "weights, gradients and optimizer in host memory"),
-        Entry("fsdp_state_dict_type", "FULL_STATE_DICT", "checkpoints are whole, for any number of GPUs"),
-        Entry("fsdp_cpu_ram_efficient_loading", True, "rank 0 alone reads the weights"),
-        Entry("fsdp_activation_checkpointing", False, "gradient checkpointing is LLaMA-Factory's own"),
+        Entry("fsdp_offload_params", layout.offload, "weights, gradients and optimizer states in host memory"),
+        Entry("fsdp_state_dict_type", "FULL_STATE_DICT", "full checkpoints, for any number of GPUs"),
+        Entry("fsdp_cpu_ram_efficient_loading", True, "only rank 0 reads the weights"),
+        Entry("fsdp_activation_checkpointing", False, "LLaMA-Factory does gradient checkpointing itself"),
     )
     title = f"Shards over all {layout.world_size} GPUs"
     return Section(title=title, entries=(Entry("fsdp_config", entries=entries),))

@@ -184,7 +184,7 @@ FAULTS = (
         affects=lambda spec, layout: layout.distributed_optimizer,
         when="a distributed optimizer",
         what="with {package} the first checkpoint ends in 'TypeError: can only join an iterable', as mcore_adapter"
-        " answers True in place of torch, where a list is wanted now",
+        " returns True where torch now expects a list",
         remedy="",
         source="mcore_adapter 8eb27cc, patcher.py; PyTorch issue 187432",
     ),
@@ -198,8 +198,8 @@ FAULTS = (
         # With as many micro-batches as stages, all are in the warm-up phase, whose sends are waited for.
         affects=lambda spec, layout: layout.vpp > 1 and layout.gradient_accumulation_steps > layout.pp,
         when="vpp > 1",
-        what="{package} frees the output of a stage while it is being sent, which is NaN or a wrong loss wherever"
-        " PyTorch does not happen to keep it",
+        what="{package} frees the output of a stage while it is being sent, which gives NaN or a wrong loss"
+        " unless PyTorch happens to keep it",
         remedy="take a layout with vpp 1, or overlap_p2p_comm: false with pp above 2",
         source="Megatron-LM PR 4047, issue 1586",
     ),
@@ -251,7 +251,7 @@ FAULTS = (
         layout_key="ep",
         affects=lambda spec, layout: _experts(spec) and layout.ep > 1 and layout.tp > 1,
         when="ep > 1 with tp > 1",
-        what="{package} leaves experts out of the gradient norm, so that it reads too low and gradients are clipped"
+        what="{package} leaves experts out of the gradient norm, so that the norm is too low and gradients are clipped"
         " less",
         remedy="take a layout with tp 1 or ep 1",
         source="Megatron-LM PR 5916",

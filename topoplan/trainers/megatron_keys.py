@@ -98,27 +98,27 @@ def in_full(value: Write) -> Write:
 DEGREES = by_key(
     Row(TP, "tp"),
     Row(PP, "pp"),
-    Row(VPP, "vpp", _virtual_stages, "model chunks a GPU", lambda _, layout: layout.vpp if layout.vpp > 1 else None),
+    Row(VPP, "vpp", _virtual_stages, "model chunks per GPU", lambda _, layout: layout.vpp if layout.vpp > 1 else None),
     Row(SPLIT, "pipeline_layout", _pipeline_layout),
     Row(CP, "cp"),
     Row(
         EP,
         "ep",
-        comment="carved out of the data-parallel ranks",
+        comment="uses the data-parallel ranks",
         write=lambda spec, layout: layout.ep if facts_of(spec.model).is_moe else None,
     ),
     Row(
         ETP,
         "etp",
         lambda reading, key: reading.keys.degree(key) if reading.is_moe else 1,
-        "unset it is 1, not TP",
+        "the default is 1, not TP",
         expert_tensor,
     ),
     Row(
         SP,
         "sequence_parallel",
         lambda reading, key: reading.parts["tp"] > 1 and reading.keys.flag(key),
-        lambda _, layout: "norms split along the sequence, inside a TP group" if layout.tp > 1 else "needs TP > 1",
+        lambda _, layout: "splits norms along the sequence within a TP group" if layout.tp > 1 else "needs TP > 1",
     ),
 )
 MEMORY = by_key(
@@ -130,12 +130,12 @@ MEMORY = by_key(
     ),
     Row("recompute_method", write=in_full(lambda _, layout: layout.recompute.method or "uniform")),
     Row("recompute_num_layers", write=in_full(lambda _, layout: layout.recompute.num_layers or 1)),
-    Row("recompute_modules", comment="recomputed in backward instead of kept", write=modules),
+    Row("recompute_modules", comment="recomputed in backward instead of saved", write=modules),
     Row(
-        "use_distributed_optimizer", "distributed_optimizer", flag, "optimizer state split over the ranks of dp and cp"
+        "use_distributed_optimizer", "distributed_optimizer", flag, "optimizer states sharded over the dp and cp ranks"
     ),
-    Row("overlap_grad_reduce", "overlap_grad_reduce", flag, "gradients are sent during backward"),
-    Row("overlap_param_gather", "overlap_param_gather", flag, "parameters arrive during forward"),
+    Row("overlap_grad_reduce", "overlap_grad_reduce", flag, "gradients are reduced during backward"),
+    Row("overlap_param_gather", "overlap_param_gather", flag, "parameters are gathered during forward"),
     Row(
         "optimizer_cpu_offload",
         write=lambda _, layout: layout.optimizer_offload_fraction > 0 or None,
@@ -145,14 +145,14 @@ MEMORY = by_key(
         "optimizer_offload_fraction",
         "optimizer_offload_fraction",
         lambda reading, key: reading.keys.fraction(key) if reading.keys.flag("optimizer_cpu_offload") else 0.0,
-        "of the optimizer state, in host memory",
+        "fraction of the optimizer states in host memory",
         lambda _, layout: float(layout.optimizer_offload_fraction) or None,
     ),
     Row(
         "moe_expert_capacity_factor",
         "moe_expert_capacity_factor",
         lambda reading, key: reading.keys.positive(key),
-        "an expert drops tokens beyond so many times the average",
+        "an expert drops tokens beyond this multiple of the average",
         show=lambda _, layout: layout.moe_expert_capacity_factor,
     ),
 )

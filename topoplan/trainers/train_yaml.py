@@ -15,7 +15,7 @@ OUTPUT_TITLE = "Checkpoints and logs"
 """Title of the section that begins with output_dir."""
 
 
-DDP_TIMEOUT = Entry("ddp_timeout", DDP_TIMEOUT_S, "seconds: enough for tokenising, short enough to end a hang")
+DDP_TIMEOUT = Entry("ddp_timeout", DDP_TIMEOUT_S, "seconds: enough for tokenization, and ends a hang")
 
 
 def head(spec: Spec, layout: Layout, what: str) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def head(spec: Spec, layout: Layout, what: str) -> tuple[str, ...]:
     return (
         f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}",
         f"For {what}.",
-        "Relative paths start at the directory in which the node scripts start the trainer.",
+        "Relative paths are relative to the directory in which the node scripts start the trainer.",
     )
 
 
@@ -38,7 +38,7 @@ def output_section(steps: int | None, *further: Entry, first: Sequence[Entry] = 
         *first,
         Entry("save_strategy", "steps"),
         Entry("save_steps", save_steps(steps)),
-        Entry("save_total_limit", 2, "older ones of this run are removed"),
+        Entry("save_total_limit", 2, "older checkpoints of this run are deleted"),
         *further,
     )
     return Section(title=OUTPUT_TITLE, entries=entries)
@@ -73,7 +73,7 @@ def _with_output_dir(sections: list[Section], user: Mapping[str, Any], name: str
     entry = Entry(
         "output_dir",
         f"saves/{name}",
-        "of this plan only: a checkpoint found there is resumed unasked; on storage that all nodes share",
+        "for this plan only, on shared storage; a checkpoint found there is resumed automatically",
     )
     return [
         section._replace(entries=(entry, *section.entries)) if section.title == OUTPUT_TITLE else section

@@ -19,7 +19,7 @@ WARMUP_FRACTION = 0.03
 DDP_TIMEOUT_S = 7200
 SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 """Value for accelerator_config; otherwise transformers `trainer.py` runs all but the last micro-batch in no_sync."""
-WHY_SYNC = "each micro batch's gradients go to their shards; else each GPU sums whole ones"
+WHY_SYNC = "reduces gradients to their shards after each micro batch; otherwise each GPU accumulates full gradients"
 _WARMUP_STEPS_WHEN_UNKNOWN = 20
 _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
@@ -71,11 +71,11 @@ def slow_precision(spec: Spec) -> Iterator[str]:
     """Warn if another precision is faster on this card."""
     gpu = spec.cluster.gpu
     if gpu.architecture == "volta" and spec.job.precision == "bf16":
-        yield f"{gpu.name} has no bf16 units: precision fp16 is the faster one"
+        yield f"{gpu.name} has no bf16 units: precision fp16 is faster"
 
 
 def why_accumulation(spec: Spec, layout: Layout) -> str:
     """Return the equation by which gradient accumulation gives the batch size."""
     batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
     what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
-    return f"micro batch * this * dp {layout.dp} = {batch} {what} a step"
+    return f"micro batch * this * dp {layout.dp} = {batch} {what} per step"

@@ -43,7 +43,7 @@ def test_a_bundle_has_all_its_files_and_is_always_the_same(backend: str) -> None
     assert bundle(**BACKENDS[backend]) == files
     for name in own:
         assert f"`{name}`" in files["README.md"]
-        assert f"{name} is not beside this script" in files["node-00.sh"]
+        assert f"{name} is missing or empty in $bundle_dir" in files["node-00.sh"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -117,7 +117,7 @@ def test_plan_json_names_no_trainer_where_it_is_the_usual_one() -> None:
 
 def test_the_readme_says_what_runs_and_how_to_install_it() -> None:
     readme = bundle(**BACKENDS["deepspeed"])["README.md"]
-    assert "A run of LLaMA-Factory on DeepSpeed ZeRO-3, laid out" in readme
+    assert "A training run of LLaMA-Factory on DeepSpeed ZeRO-3, planned" in readme
     assert "pip install llamafactory==0.9.5 deepspeed\n" in readme
     assert "adapter" not in readme
     assert "Megatron" not in readme

@@ -32,7 +32,7 @@ def test_packing_is_said_where_the_trainer_reads_it() -> None:
     assert values(job={"packing": True})["packing"] is True
     assert comments(job={"packing": False})["packing"] == "padded so"
     assert "packing" not in values(job={"stage": "pt", "packing": True})  # it would cost one token per sequence
-    assert any("cost a token" in note for note in section(job={"stage": "pt", "packing": True}).notes)
+    assert any("lose a token" in note for note in section(job={"stage": "pt", "packing": True}).notes)
     assert values(job={"stage": "pt", "packing": False})["packing"] is False
     assert "packing" not in values(job={"stage": "dpo"})
 

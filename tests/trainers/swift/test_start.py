@@ -142,7 +142,7 @@ def test_without_samples_the_script_says_so(tmp_path: Path) -> None:
     bundle = make_node(tmp_path, job={"dataset": None})
     started = start(bundle / "node-01.sh", tmp_path / "probe")
     assert started.code == 2
-    assert "no data set is named; set dataset in train.yaml" in started.stderr
+    assert "no data set is configured; set dataset in train.yaml" in started.stderr
     bundle = make_node(tmp_path / "other", job={"dataset": "nowhere.jsonl"})
     started = start(bundle / "node-01.sh", tmp_path / "probe")
     assert "no data set at nowhere.jsonl" in started.stderr

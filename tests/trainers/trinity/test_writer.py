@@ -153,10 +153,10 @@ def test_a_run_starts_ray_and_the_launcher_and_ends_both(tmp_path: Path) -> None
 
 def test_a_checkpoint_that_the_run_would_go_on_from_is_told(tmp_path: Path) -> None:
     done = run_head(tmp_path / "one", "", earlier="global_step_625")
-    assert (done.returncode, "goes on from" in done.stderr) == (0, False)
+    assert (done.returncode, "resumes from" in done.stderr) == (0, False)
     done = run_head(tmp_path / "two", "", earlier="global_step_625", noted="625")
     assert done.returncode == 0
-    assert re.search(r"node-00\.sh: the trainer goes on from .*/global_step_625\n", done.stderr)
+    assert re.search(r"node-00\.sh: the trainer resumes from .*/global_step_625\n", done.stderr)
 
 
 @pytest.mark.parametrize("what", ["Error in Trainer", "Trainer failed"])

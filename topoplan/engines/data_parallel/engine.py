@@ -92,8 +92,8 @@ class DataParallel(Engine):
             return []
         # ms-swift docs/source_en/Megatron-SWIFT/Quick-start.md, with transformers below 5.
         return [
-            "each expert is gathered by itself: published for Qwen3-30B-A3B on 16 A800, 91.2 s a step under ZeRO-3 and"
-            " 9.6 under Megatron"
+            "each expert is gathered separately: published for Qwen3-30B-A3B on 16 A800, 91.2 s per step under ZeRO-3"
+            " and 9.6 under Megatron"
         ]
 
     def assumptions(self, case: Case, layout: Layout) -> list[str]:

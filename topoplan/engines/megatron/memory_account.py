@@ -103,7 +103,7 @@ def _parameters(case: Case, layout: Layout, states: StageStates) -> Term:
         found += [_weight(Weight(name, n, "replicated"), n, 1, source_of(stage_parameters)) for name, n in parts if n]
     held = states.parameters
     facts = {"dense": held.dense, "expert": held.expert, "frozen": held.frozen}
-    words = f"cut by tp {layout.tp}, ep {layout.ep}, etp {layout.etp}"
+    words = f"sharded by tp {layout.tp}, ep {layout.ep}, etp {layout.etp}"
     return sum_of("parameters of a rank", found, source_of(stage_parameters), "elements", facts=facts, what=words)
 
 

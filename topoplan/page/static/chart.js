@@ -57,7 +57,7 @@ function axes(x, y, width, height) {
       s("text", { class: "muted", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, text),
     ]),
     ...x.ticks.map(([value, text]) => s("text", { class: "muted", x: x(value), y: height - 26, "text-anchor": "middle" }, text)),
-    s("text", { class: "muted", x: width - RIGHT, y: height - 8, "text-anchor": "end" }, "tokens/s a GPU: faster to the right"),
+    s("text", { class: "muted", x: width - RIGHT, y: height - 8, "text-anchor": "end" }, "tokens/s per GPU: faster to the right"),
     s("text", { class: "muted", x: 4, y: 12 }, "GiB of the card"),
   ].flat();
 }
@@ -121,5 +121,5 @@ function names(plans, { chosen, other, safe }, x, y, width) {
 
 export function sentence(plan, label) {
   const tags = plan.tags?.length ? `; ${plan.tags.join(", ")}` : "";
-  return `${label}: ${fixed(plan.memory.device_gib, 1)} of ${fixed(plan.memory.capacity_gib, 1)} GiB, ${seconds(plan.time.step_s)} a step ${plan.band}, ${significant(plan.tokens_per_s_per_gpu)} tokens/s a GPU${tags}`;
+  return `${label}: ${fixed(plan.memory.device_gib, 1)} of ${fixed(plan.memory.capacity_gib, 1)} GiB, ${seconds(plan.time.step_s)} per step ${plan.band}, ${significant(plan.tokens_per_s_per_gpu)} tokens/s per GPU${tags}`;
 }

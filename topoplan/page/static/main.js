@@ -54,7 +54,7 @@ function answer(page) {
       figure("A step", seconds(best.time.step_s)), figure("How sure", best.band),
       time && figure("Hours", hours(time.hours)), time && figure("GPU hours", hours(time.gpu_hours)),
       figure("Of the card", `${fixed(best.memory.device_gib, 1)} of ${fixed(best.memory.capacity_gib, 1)} GiB`),
-      figure("Tokens/s a GPU", fixed(best.tokens_per_s_per_gpu, 0))),
+      figure("Tokens/s per GPU", fixed(best.tokens_per_s_per_gpu, 0))),
     further.length > 0 && h("div", { class: "pasted" }, further.map(furtherLine)),
     counts && h("p", { class: "muted" }, `${counts}.`),
     notes.length > 0 && h("details", {}, h("summary", {}, `What is assumed, and what else there is (${notes.length})`), h("ul", {}, notes.map((text) => h("li", {}, text)))),

@@ -49,7 +49,7 @@ function difference(plan, other, label, otherLabel) {
   const time = other.time.step_s - plan.time.step_s, size = other.memory.device_gib - plan.memory.device_gib;
   const changes = paired(terms(plan.time.parts_s), terms(other.time.parts_s)).map(([one, two]) => ({ name: (one || two).name, more: (two?.value || 0) - (one?.value || 0) }));
   const largest = changes.sort((one, two) => Math.abs(two.more) - Math.abs(one.more)).slice(0, 3).filter(({ more }) => Math.abs(more) > 1e-6);
-  return h("p", { id: "difference" }, `The other, ${otherLabel}, against the picked one, ${label}: ${signed(time, seconds)} a step and ${signed(size * GIB, bytes)}. `,
+  return h("p", { id: "difference" }, `The other plan, ${otherLabel}, compared with the picked one, ${label}: ${signed(time, seconds)} per step and ${signed(size * GIB, bytes)}. `,
     largest.length && `Most of the time: ${largest.map(({ name, more }) => `${name} ${signed(more, seconds)}`).join(", ")}. `, "Below: picked | other, and what the other has more.");
 }
 

@@ -30,13 +30,13 @@ export function filterFields(plans, filters, change) {
 
 export function table(plans, { labels, chosen, other, pick, compare }) {
   const timed = plans.some((plan) => plan.job_time);
-  const head = ["Pick", "Compare", "Place", "Plan", "GiB", "Step", "Band", "Tokens/s a GPU", "MFU", ...(timed ? ["Hours", "GPU hours"] : []), "Mind"];
+  const head = ["Pick", "Compare", "Place", "Plan", "GiB", "Step", "Band", "Tokens/s per GPU", "MFU", ...(timed ? ["Hours", "GPU hours"] : []), "Warnings"];
   const choice = (name, plan, checked, act) => h("input", {
     type: name === "pick" ? "radio" : "checkbox", name, id: `${name}-${plan.id}`, checked, onchange: (event) => act(event.target.checked ? plan.id : null),
     "aria-label": `${name === "pick" ? "Pick" : "Compare with"} plan ${plan.rank}, ${labels[plan.id]}`, disabled: name === "compare" && plan.id === chosen,
   });
   return h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Table of plans" }, h("table", {},
-    h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Plan", "Mind"].includes(name) && "text" }, name)))),
+    h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col", class: ["Plan", "Warnings"].includes(name) && "text" }, name)))),
     h("tbody", {}, plans.map((plan) => h("tr", { class: plan.id === chosen && "chosen" },
       h("td", {}, choice("pick", plan, plan.id === chosen, pick)),
       h("td", {}, choice("compare", plan, plan.id === other, compare)),

@@ -43,8 +43,8 @@ resume=()
 """Bash code that must precede `launcher`."""
 
 RESUME = """\
-start the same again. The script names the last whole checkpoint in `output_dir` to the trainer, which skips
-  the samples that it has seen."""
+start it again in the same way. The script passes the last complete checkpoint in `output_dir` to the
+  trainer, which skips the samples that it has already seen."""
 
 CHECKPOINTS = Checkpoints(takes_any=True)
 """transformers/trainer.py, _save_checkpoint writes trainer_state.json last, on the first rank, after all others have
@@ -53,21 +53,21 @@ written their parts; hparams/parser.py uses get_last_checkpoint, which picks the
 CACHING_ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF",
     value="expandable_segments:True",
-    reason="less fragmentation; llamafactory-cli sets it too",
+    reason="reduces fragmentation; llamafactory-cli sets it too",
 )
 
 RECORD_VRAM = EnvVar(
     name="RECORD_VRAM",
     value="1",
-    reason="trainer_log.jsonl then has the memory too, which `topoplan calibrate` learns from",
+    reason="adds memory to trainer_log.jsonl, for `topoplan calibrate`",
 )
 
 VERSIONS = Versions(
     title="LLaMA-Factory",
     bounds={
-        "mcore_adapter": (">=0.10.dev0", "0.0.1 is another project of that name on PyPI"),
+        "mcore_adapter": (">=0.10.dev0", "0.0.1 on PyPI is an unrelated project of the same name"),
         # mcore_adapter 8eb27cc pyproject.toml: megatron-core>=0.15.0,<0.19.0
-        "megatron-core": (">=0.15,<0.19", "mcore_adapter is written for megatron-core from 0.15 to 0.18"),
+        "megatron-core": (">=0.15,<0.19", "mcore_adapter supports megatron-core 0.15 to 0.18"),
     },
     tried=lambda: {"megatron-core": (releases()[0].megatron_core, "0.18.2")},
 )
@@ -88,8 +88,8 @@ def usual_warnings(spec: Spec) -> Iterator[str]:
     job = spec.job
     if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
         yield (
-            f"the trainer takes no files as data sets: enter {job.dataset} in dataset_info.json and set job.dataset to"
-            " the name there"
+            f"the trainer does not accept files as data sets: add {job.dataset} to dataset_info.json, and set"
+            " job.dataset to its name there"
         )
     if job.template is not None and (missing := missing_template(job.template)):
         yield missing

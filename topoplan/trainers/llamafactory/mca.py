@@ -39,19 +39,19 @@ from topoplan.trainers.traits import MCA
 
 _START = (
     """\
-# The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.
-# exec, so that signals reach torchrun, which ends its workers.
+# torchrun starts the launcher module directly: `llamafactory-cli train` would start another torchrun in each process.
+# exec, so that signals reach torchrun, which stops its workers.
 """
     + RESUME_FROM
 )
 
 _NO_RESUME = """\
-the adapter cannot resume from the checkpoints of this layout (torch_dist, since etp differs from tp).
-  Generate again with the last one as `model_name_or_path` under `job.trainer`, or set that and another `output_dir` in
-  `train.yaml` and in the scripts. The weights are kept; the optimizer and the data start afresh."""
+the adapter cannot resume from the checkpoints of this layout (torch_dist, because etp differs from tp).
+  Generate the bundle again with the last checkpoint as `model_name_or_path` under `job.trainer`, or set it and another
+  `output_dir` in `train.yaml` and in the scripts. The weights are kept; optimizer and data start from scratch."""
 _PROGRESS = """\
-From then on every step prints a line with `loss`, `grad_norm` and
-`token_per_sec_per_gpu`, and `trainer_log.jsonl` in `output_dir` has the time that is left."""
+Then every step prints a line with `loss`, `grad_norm` and
+`token_per_sec_per_gpu`, and `trainer_log.jsonl` in `output_dir` shows the remaining time."""
 
 
 def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
@@ -68,8 +68,8 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         environment=_environment(spec.cluster, layout),
         model_files=("config.json", "mca_config.json"),
         refuses_quantized=(
-            "The adapter has no place for the scales of quantized weights, and ends at the first one.",
-            "are quantized, and the trainer reads none such; convert them to bf16, or take an unquantized model",
+            "The adapter does not know the scales of quantized weights, and fails at the first one.",
+            "are quantized, which the trainer cannot read; convert them to bf16, or use an unquantized model",
         ),
         checkpoint=checkpoint_size(spec, layout, values),
         checkpoints=CHECKPOINTS._replace(resumable=can_resume),
@@ -94,10 +94,10 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
 
 
 def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
-    found = [EnvVar(name="USE_MCA", value="1", reason="LLaMA-Factory trains with Megatron-core, through mcore_adapter")]
+    found = [EnvVar(name="USE_MCA", value="1", reason="train with Megatron-core, through mcore_adapter")]
     if cluster.gpu.architecture != "blackwell" and (layout.tp > 1 or layout.cp > 1):
         # Megatron-LM asserts this in training/arguments.py, which the adapter bypasses.
-        reason = "kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it"
+        reason = "runs kernels in launch order, which the overlap of TP and CP needs before Blackwell"
         found.append(EnvVar(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason))
     return (*found, RECORD_VRAM, CACHING_ALLOCATOR)
 
@@ -108,9 +108,9 @@ def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bo
         packages="LLaMA-Factory, megatron-core, Transformer Engine and\n"
         "   [mcore_adapter](https://github.com/alibaba/ROLL/tree/main/mcore_adapter)",
         install=install_commands(requirements),
-        model_note="The adapter does not read hub ids.",
+        model_note="The adapter cannot load hub ids.",
         data_note="This trainer reads samples in order, so shuffle them beforehand."
-        " It fills the last batch of an epoch from the start.",
+        " It fills up the last batch of an epoch with the first samples.",
         dataset_entry=dataset_entry(spec.job, spec.model),
         progress=_PROGRESS,
         resume=RESUME if can_resume else _NO_RESUME,

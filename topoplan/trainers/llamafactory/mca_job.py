@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 
 
 def _why_method(_: Spec, layout: Layout) -> str:
-    block = "; the parser's own list says recompute, Megatron says block" if layout.recompute.method == "block" else ""
-    return f"full needs method and number together{block}"
+    block = "; the parser's help says recompute, Megatron expects block" if layout.recompute.method == "block" else ""
+    return f"full needs both method and number of layers{block}"
 
 
 def _why_gather(spec: Spec, layout: Layout) -> str:
     if layout.overlap_param_gather or spec.job.trainer.get("save_strategy") != "no":
-        return "parameters arrive during forward; needs both above"
-    return "the model at the end would be in part that of the step before"
+        return "gathers parameters during forward; needs both above"
+    return "with overlap, the final model would partly be that of the previous step"
 
 
 ROWS = by_key(
     *DEGREES.values(),
-    with_comment(SPLIT, "uneven stages; the adapter takes them in this form only"),
+    with_comment(SPLIT, "uneven stages; the adapter accepts only this form"),
     Row(
         ETP,
         "etp",
         # MLM model_parallel_config.py: None takes tensor_model_parallel_size.
         lambda reading, key: (reading.keys.count(key) or reading.parts["tp"]) if reading.is_moe else 1,
-        lambda _, layout: "unset it follows TP" + ("" if layout.etp == layout.tp else "; checkpoints are torch_dist"),
+        lambda _, layout: "the default is TP" + ("" if layout.etp == layout.tp else "; checkpoints are torch_dist"),
         lambda spec, layout: expert_tensor(spec, layout) if layout.tp > 1 or layout.etp > 1 else None,
         expert_tensor,
     ),
@@ -77,7 +77,7 @@ ROWS = by_key(
     *MEMORY.values(),
     with_comment(
         "recompute_granularity",
-        lambda _, layout: "only the input of each layer is kept" if layout.recompute.granularity == "full" else "",
+        lambda _, layout: "keeps only the input of each layer" if layout.recompute.granularity == "full" else "",
     ),
     with_comment("recompute_method", _why_method),
     with_comment("overlap_param_gather", _why_gather),
@@ -86,7 +86,7 @@ ROWS = by_key(
         "grad_reduce_in_fp32",
         # training_args.py: bf16 enables it.
         lambda reading, key: reading.keys.flag("bf16") or reading.keys.flag(key),
-        "unset, fp16 sums gradients in fp16",
+        "by default, fp16 reduces gradients in fp16",
         lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
         nothing,
     ),
@@ -94,7 +94,7 @@ ROWS = by_key(
         "cross_entropy_loss_fusion",
         "cross_entropy_fusion",
         lambda reading, key: reading.keys.flag(key) and reading.parts["tp"] == 1,  # its help: only with TP 1
-        "takes effect with TP 1 only",
+        "effective only with TP 1",
         lambda _, layout: layout.cross_entropy_fusion or None,
         nothing,
     ),

@@ -28,8 +28,8 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     found = [*_weights(spec), *caveats(spec, layout)]
     if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
         found.append(
-            "job.samples is not in the spec (--set samples=N), so the steps of warm-up are a guess: a run that has no"
-            " more steps than these ends in an assertion of Megatron's scheduler"
+            "job.samples is not in the spec (--set samples=N), so the number of warm-up steps is a guess: Megatron's"
+            " scheduler fails an assertion if the run has no more steps than that"
         )
     pad = pad_multiple(MCA.padding, job)
     if job.seq_len % pad:
@@ -45,8 +45,8 @@ def _weights(spec: Spec) -> Iterator[str]:
     in_fp8 = model.model_type == "deepseek_v3" and model.name.startswith("deepseek-ai/")
     if model.config_path is None and (in_fp8 or _QUANTIZED.search(model.name)):
         yield (
-            f"the weights of {model.name} are published quantized, and the adapter reads none with scales beside them:"
-            " convert them to bf16, and name the directory as model"
+            f"the published weights of {model.name} are quantized, and the adapter cannot read weights with scales:"
+            " convert them to bf16, and set model to their directory"
         )
 
 
@@ -57,24 +57,24 @@ def caveats(spec: Spec, layout: Layout) -> Iterator[str]:
     if model.model_type == "qwen3_next":
         # models/qwen3_next/__init__.py, constant_mca_config; megatron-core 0.16 transformer_config.py.
         yield (
-            f"{adapter} calls a setting of qwen3_next linear_attention_type, which is experimental_attention_variant in"
-            " megatron-core 0.16, and ends in a TypeError: change the word in its models/qwen3_next/__init__.py"
+            f"{adapter} sets linear_attention_type for qwen3_next, which is experimental_attention_variant in"
+            " megatron-core 0.16, and fails with a TypeError: rename it in its models/qwen3_next/__init__.py"
         )
     if not resumable(spec, layout):
         yield (
-            f"checkpoints are torch_dist where etp differs from tp, and {adapter} cannot resume a run from one: to go"
-            " on from its weights, name it as model_name_or_path, with an output_dir of its own"
+            f"checkpoints have the format torch_dist because etp differs from tp, and {adapter} cannot resume from"
+            " those: to continue from the weights of one, set model_name_or_path to it, and another output_dir"
         )
     if not can_export(spec, layout):
         yield (
-            f"no Hugging Face weights are saved, as {adapter} ends in a TypeError where it would export experts with"
-            " etp other than tp: afterwards, `python -c 'from mcore_adapter.models.converter.post_converter import"
-            ' convert_checkpoint_to_hf as convert; convert("CHECKPOINT", "OUT", low_mem=False)\'` makes them of a'
-            " checkpoint"
+            f"no Hugging Face weights are saved, because {adapter} fails with a TypeError when it exports experts with"
+            " etp other than tp: convert a checkpoint afterwards with `python -c 'from"
+            " mcore_adapter.models.converter.post_converter import convert_checkpoint_to_hf as convert;"
+            ' convert("CHECKPOINT", "OUT", low_mem=False)\'`'
         )
     if model.model_type in _FUSED_EXPERTS and layout.ep > 1 and layout.etp > 1:
         # models/converter/model_converter.py, _convert_moe_weight_with_allgather.
         yield (
-            f"{adapter} gathers the experts of {model.model_type} over ep and not over etp {layout.etp}: the Hugging"
-            " Face weights that it saves lack parts; pin etp 1, or convert them from the Megatron ones"
+            f"{adapter} gathers the experts of {model.model_type} over ep but not over etp {layout.etp}, so the Hugging"
+            " Face weights that it saves are incomplete: pin etp 1, or convert them from the Megatron checkpoint"
         )

@@ -55,7 +55,7 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
         _model_section(spec),
         data_section(
             spec,
-            "read in order, never shuffled by this trainer",
+            "read in order; this trainer does not shuffle",
             padded="padded; with expert parallelism always to cutoff_len" if is_moe else PADDED,
         ),
         _training_section(spec, layout, steps),
@@ -67,16 +67,16 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
 
 
 def _model_section(spec: Spec) -> Section:
-    method = [Entry("finetuning_type", "full", "the only one that the Megatron trainer implements")]
+    method = [Entry("finetuning_type", "full", "the only method that the Megatron trainer implements")]
     if layers := spec.job.mtp_num_layers:
-        why = "multi-token prediction is trained too; the adapter's default drops it"
+        why = "trains multi-token prediction too; the adapter's default drops it"
         method.append(Entry("mtp_num_layers", layers, why))
-    where = "a directory on every node: the adapter reads no hub ids"
+    where = "a directory on every node; the adapter cannot load hub ids"
     return model_section(spec, FREEZABLE_MODEL_TYPES, where, *method)
 
 
 def _training_section(spec: Spec, layout: Layout, steps: int | None) -> Section:
-    warmup, why = warmup_steps(steps), "a guess, to be fewer than the steps"
+    warmup, why = warmup_steps(steps), "a guess; must be fewer than all steps"
     if steps is not None:
         # Megatron's scheduler asserts that warm-up takes fewer than all steps (core/optimizer_param_scheduler.py).
         warmup, why = min(warmup, steps - 1), f"3% of {steps} steps"
@@ -87,7 +87,7 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
     precision, architecture = spec.job.precision, spec.cluster.gpu.architecture
     if precision == "fp16":
         return [Entry("fp16", True), *entries(ROWS, ["accumulate_allreduce_grads_in_fp32"], spec, layout)]
-    bf16 = Entry("bf16", True, "gradients are then summed in fp32")
+    bf16 = Entry("bf16", True, "gradients are accumulated and reduced in fp32")
     if precision == "bf16":
         return [bf16]
     recipe = FP8_RECIPES.get(architecture)
@@ -97,8 +97,8 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
             where="job.precision",
             expected="expected bf16, fp8 on Hopper (blockwise), or fp8 or mxfp8 on Blackwell",
         )
-    kept = "fp8 alone" if layout.fp8_param else "bf16"
-    why = f"what the adapter tests on {architecture.capitalize()}"
+    kept = "fp8 only" if layout.fp8_param else "bf16"
+    why = f"the recipe that the adapter tests on {architecture.capitalize()}"
     return [
         bf16,
         Entry("fp8", "e4m3", f"matrix multiplications only; weights stay in {kept}"),
@@ -110,16 +110,16 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
 def _layout_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     lines = entries(ROWS, LAYOUT_KEYS, spec, layout)
     if evaluates(user):
-        why = "as planned for training; unset it would be 8"
+        why = "as in training; the default is 8"
         lines.append(Entry("per_device_eval_batch_size", layout.micro_batch_size, why))
     alone = layout.tp * layout.pp * layout.cp == 1
-    name = f"Layout: dp {layout.dp}, one GPU a replica" if alone else title(layout)
+    name = f"Layout: dp {layout.dp}, one GPU per replica" if alone else title(layout)
     return Section(title=name, entries=tuple(lines))
 
 
 def _memory_section(spec: Spec, layout: Layout) -> Section:
     none = layout.recompute.granularity == "none"
-    notes = ("recompute_granularity: left out, nothing is recomputed",) if none else ()
+    notes = ("recompute_granularity: not set, nothing is recomputed",) if none else ()
     return Section(title="Memory", entries=tuple(entries(ROWS, MEMORY_KEYS, spec, layout)), notes=notes)
 
 
@@ -129,14 +129,14 @@ def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Secti
     if local:
         lines.append(Entry("transformer_impl", "local", "Transformer Engine has no kernels for Volta"))
     if is_gated(spec.model):
-        lines.append(Entry("bias_activation_fusion", True, "SwiGLU in one kernel"))
+        lines.append(Entry("bias_activation_fusion", True, "fused SwiGLU kernel"))
     lines.append(Entry("apply_rope_fusion", *_rope_fusion(spec.model, layout, local=local)))
     lines += entries(ROWS, ["cross_entropy_loss_fusion"], spec, layout)
     if facts_of(spec.model).is_moe:
-        lines.append(Entry(DISPATCHER, "alltoall", "the default sends every token everywhere"))
-        lines.append(Entry("moe_grouped_gemm", not local, "one launch for all experts of a GPU"))
+        lines.append(Entry(DISPATCHER, "alltoall", "the default, allgather, sends every token to every rank"))
+        lines.append(Entry("moe_grouped_gemm", not local, "one kernel for all experts of a GPU"))
     elif user.get("variable_seq_lengths"):
-        why = "variable_seq_lengths is refused with the default, in dense models too"
+        why = "the default is refused with variable_seq_lengths, even for dense models"
         lines.append(Entry(DISPATCHER, "alltoall", why))
     return Section(title="Speed", entries=tuple(lines))
 
@@ -144,23 +144,23 @@ def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Secti
 def _rope_fusion(model: Model, layout: Layout, *, local: bool) -> tuple[bool, str]:
     """Whether Megatron-core and Transformer Engine can fuse rotary embeddings for this model, and the reason."""
     if local:
-        return False, "the kernel is Transformer Engine's"
+        return False, "the kernel is part of Transformer Engine"
     if any(isinstance(layer.attention, LatentAttention) for layer in model.layers):
         # MLATransformerConfig.__post_init__: "apply_rope_fusion for MLA only works with YARN RoPE"; experimental there.
-        return False, "latent attention has it as an experiment, and for YaRN only"
+        return False, "experimental for latent attention, and only with YaRN"
     if model.vision is not None and layout.micro_batch_size > 1:
         # rope_utils.apply_rotary_pos_emb falls back with a warning at every call, "an error in v0.16".
-        return False, "the kernel has no mRoPE for micro batches above 1"
-    return True, "rotary embedding in one kernel"
+        return False, "the kernel does not support mRoPE with micro batches above 1"
+    return True, "fused rotary embedding kernel"
 
 
 def _output_section(spec: Spec, layout: Layout, steps: int | None, user: Mapping[str, Any]) -> Section:
     exports = can_export(spec, layout)
-    fails = "with this layout the export fails; README.md has another way"
+    fails = "the export fails with this layout; see README.md"
     return output_section(
         steps,
-        Entry("save_hf_model", exports, "Hugging Face weights too, for vLLM and the like" if exports else fails),
+        Entry("save_hf_model", exports, "also save Hugging Face weights, for vLLM and others" if exports else fails),
         *evaluation_entries(user, steps),
         Entry("logging_steps", 1),
-        Entry("report_to", "none", "tensorboard works; wandb would be dropped unsaid"),
+        Entry("report_to", "none", "tensorboard works; wandb is silently ignored"),
     )

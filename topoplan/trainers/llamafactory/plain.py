@@ -36,21 +36,22 @@ from topoplan.trainers.trainer import ReadmeWords, TrainerRun, TrainingPath
 from topoplan.trainers.traits import SHARDED
 
 _START = """\
-# The launcher module in each process: `llamafactory-cli train` would start another torchrun in it.
-# exec, so that signals reach torchrun, which ends its workers.
+# torchrun starts the launcher module directly: `llamafactory-cli train` would start another torchrun in each process.
+# exec, so that signals reach torchrun, which stops its workers.
 """
 _DEEPSPEED_START = """\
-# The launcher module in each process: `llamafactory-cli train` would start another torchrun in it. The trainer looks
-# for ds_config.json from its working directory: the words behind train.yaml win over it, and are YAML again.
-# exec, so that signals reach torchrun, which ends its workers.
+# torchrun starts the launcher module directly: `llamafactory-cli train` would start another torchrun in each process.
+# The arguments after train.yaml override its keys and are parsed as YAML: without them, the trainer would look for
+# ds_config.json in its working directory. exec, so that signals reach torchrun, which stops its workers.
 """
 _ACCELERATE_START = """\
-# accelerate sets what its file says in the environment of torchrun, which it becomes. The launcher module in each
-# process: `llamafactory-cli train` would start another torchrun in it. exec, so that signals reach it.
+# accelerate turns its configuration into environment variables and runs torchrun in its own process, which starts the
+# launcher module directly: `llamafactory-cli train` would start another torchrun in each process. exec, so that signals
+# reach it.
 """
 _PROGRESS = """\
-From then on every step prints a line with `loss` and `grad_norm`, and
-`trainer_log.jsonl` in `output_dir` has the time that is left."""
+Then every step prints a line with `loss` and `grad_norm`, and
+`trainer_log.jsonl` in `output_dir` shows the remaining time."""
 
 _NAMES = {"deepspeed": "DeepSpeed", "bitsandbytes": "bitsandbytes", "liger-kernel": "Liger kernels"}
 """Packages that not every run needs, with their names in the README."""
@@ -71,8 +72,8 @@ def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerR
         refuses_quantized=None
         if values.get("finetuning_type") == "lora"
         else (
-            "Weights that are quantized cannot be trained themselves.",
-            "are quantized, and only adapters (LoRA) are trained beside such; take an unquantized model",
+            "Quantized weights cannot be trained.",
+            "are quantized, so only adapters (LoRA) can be trained on them; use an unquantized model",
         ),
         checkpoint=plain_checkpoint_size(spec, layout, values),
         checkpoints=CHECKPOINTS,
@@ -96,7 +97,7 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
 
 def _environment(layout: Layout) -> tuple[EnvVar, ...]:
     found = [
-        EnvVar(name="USE_MCA", value="0", reason="LLaMA-Factory's own trainer, whatever the shell has"),
+        EnvVar(name="USE_MCA", value="0", reason="train without Megatron-core, whatever the shell sets"),
         RECORD_VRAM,
     ]
     if layout.expandable_segments:
@@ -108,8 +109,10 @@ def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -
     words = ["LLaMA-Factory", *(_NAMES[one.package.name] for one in requirements if one.package.name in _NAMES)]
     engine = _ENGINES.get(layout.backend, f"DeepSpeed ZeRO-{layout.zero_stage}")
     files = {
-        "deepspeed": ((deepspeed_file.FILE, "DeepSpeed's settings; `auto` is filled in from `train.yaml`"),),
-        "fsdp2": ((fsdp_file.ACCELERATE_FILE, "accelerate's settings for FSDP2"),),
+        "deepspeed": (
+            (deepspeed_file.FILE, "DeepSpeed's configuration; `auto` values are filled in from `train.yaml`"),
+        ),
+        "fsdp2": ((fsdp_file.ACCELERATE_FILE, "accelerate's configuration for FSDP2"),),
     }
     return ReadmeWords(
         engine=f"LLaMA-Factory on {engine}",

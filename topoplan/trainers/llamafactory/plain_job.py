@@ -73,11 +73,11 @@ def _presets(layout: Layout) -> tuple[str, str]:
 def _why_accumulation(spec: Spec, layout: Layout) -> str:
     batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
     what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
-    return f"micro batch * this * {layout.dp} GPUs = {batch} {what} a step"
+    return f"micro batch * this * {layout.dp} GPUs = {batch} {what} per step"
 
 
 def _why_checkpointing(_: Spec, layout: Layout) -> str:
-    again = "each layer is computed again in backward; LLaMA-Factory's default"
+    again = "each layer is recomputed in backward; LLaMA-Factory's default"
     return "activations are kept" if layout.recompute.granularity == "none" else again
 
 
@@ -90,7 +90,7 @@ ROWS = by_key(
         "enable_liger_kernel",
         LIGER_MODEL_TYPES,
         lambda keys: keys.value("stage") == "dpo",
-        "the logits are never whole in memory",
+        "the full logits are never in memory",
     ),
     replace(ALLOCATOR_ROW, read=_allocates),
 )

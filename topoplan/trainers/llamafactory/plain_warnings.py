@@ -14,6 +14,6 @@ def support_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
     job = spec.job
     yield from usual_warnings(spec)
     if layout.backend == "fsdp2" and job.finetuning == "lora" and not job.pure_bf16:
-        yield "accelerate keeps FSDP2's shards in fp32, those of the frozen weights too; pure_bf16 keeps them in bf16"
+        yield "accelerate keeps FSDP2's shards in fp32, also those of frozen weights; pure_bf16 keeps them in bf16"
     if layout.offload_optimizer and spec.cluster.nodes > 1:
-        yield "offload builds DeepSpeed's CPU Adam with a compiler when it starts: have a CUDA toolkit on every node"
+        yield "offload compiles DeepSpeed's CPU Adam at start-up: every node needs a compiler and a CUDA toolkit"

@@ -66,7 +66,7 @@ def written_keys(spec: Spec, layout: Layout) -> dict[str, Any]:
 
 def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Section]:
     steps = training_steps(spec.job, user.get("max_steps"))
-    why = "a guess: the spec has no samples" if steps is None else f"3% of {steps} steps"
+    why = "a guess, because the spec has no samples" if steps is None else f"3% of {steps} steps"
     where = "a directory on every node"
     further = (*_precision_entries(spec.job, layout), _optimizer_entry(spec.job, layout))
     return [
@@ -89,61 +89,61 @@ def _method_entries(job: Job) -> list[Entry]:
         return [Entry("finetuning_type", "full")]
     if job.finetuning == "freeze":
         layers = job.freeze_trainable_layers
-        which = f"the {'last' if layers > 0 else 'first'} {abs(layers)} layers are trained, and nothing else"
+        which = f"only the {'last' if layers > 0 else 'first'} {abs(layers)} layers are trained"
         return [Entry("finetuning_type", "freeze"), Entry("freeze_trainable_layers", layers, which)]
     target = ",".join(job.lora_target)
     lines = [
         Entry("finetuning_type", "lora"),
-        Entry("lora_rank", job.lora_rank or 8, "lora_alpha is twice this unless it is set"),
-        Entry("lora_target", target, "every linear layer but the output layer" if target == "all" else ""),
+        Entry("lora_rank", job.lora_rank or 8, "lora_alpha is twice this by default"),
+        Entry("lora_target", target, "every linear layer except the output layer" if target == "all" else ""),
     ]
     if job.finetuning == "qlora":
         bits = job.quantization_bit or 4
         lines.append(Entry("quantization_bit", bits, "each rank quantizes the bf16 weights when it loads them"))
         lines.append(Entry("quantization_method", "bnb"))
         if bits == 4:
-            why = "the scales of the blocks are quantized too: 0.37 bits less a weight"
+            why = "also quantizes the scales of the blocks: saves 0.37 bits per weight"
             lines.append(Entry("double_quantization", True, why))
     return lines
 
 
 def _precision_entries(job: Job, layout: Layout) -> list[Entry]:
     if job.pure_bf16:
-        return [Entry("pure_bf16", True, "weights, gradients and Adam's moments in bf16; no fp32 copy")]
+        return [Entry("pure_bf16", True, "weights, gradients and Adam's moments in bf16, without an fp32 copy")]
     kept = {
-        "ddp": "computed in it; what is trained is kept in fp32",
-        "deepspeed": "weights and gradients; DeepSpeed keeps its copy in fp32",
-        "fsdp2": "gathered weights and activations; the shards stay in fp32",
+        "ddp": "for computation; trained weights are kept in fp32",
+        "deepspeed": "for weights and gradients; DeepSpeed keeps master weights in fp32",
+        "fsdp2": "for gathered weights and activations; shards are kept in fp32",
     }
     return [Entry(job.precision, True, kept[layout.backend])]
 
 
 def _optimizer_entry(job: Job, layout: Layout) -> Entry:
     if layout.offload_optimizer:
-        why = "DeepSpeed's CPU Adam takes its place, with these settings"
+        why = "replaced by DeepSpeed's CPU Adam with the same settings"
     elif job.optimizer == "adamw_8bit":
-        why = "both moments in 8 bits (bitsandbytes)"
+        why = "8-bit moments (bitsandbytes)"
     else:
-        why = "one kernel, without temporary copies"
+        why = "a single kernel, without temporary copies"
     return Entry("optim", OPTIMIZERS[job.optimizer], why)
 
 
 def _layout_section(spec: Spec, layout: Layout) -> Section:
     lines = entries(ROWS, ("per_device_train_batch_size", "gradient_accumulation_steps"), spec, layout)
     notes: tuple[str, ...] = ()
-    title = f"Layout: a whole model on each of {layout.dp} GPUs"
+    title = f"Layout: a full model on each of {layout.dp} GPUs"
     if layout.backend == "deepspeed":
-        why = "beside this file: the node scripts give its whole path"
+        why = "next to this file; the node scripts pass its absolute path"
         lines.append(Entry("deepspeed", deepspeed_file.FILE, why))
         title = f"Layout: ZeRO-{layout.zero_stage} over {layout.dp} GPUs"
     elif layout.backend == "fsdp2":
         lines += entries(ROWS, ["accelerator_config"], spec, layout)
-        notes = (f"FSDP2 is in {fsdp_file.ACCELERATE_FILE}, from which the node scripts start each process",)
+        notes = (f"FSDP2 is configured in {fsdp_file.ACCELERATE_FILE}, which the node scripts pass to accelerate",)
         title = f"Layout: FSDP2 over {layout.dp} GPUs"
     return Section(title=title, entries=tuple(lines), notes=notes)
 
 
 def _memory_section(spec: Spec, layout: Layout) -> Section:
     lines = entries(ROWS, ("disable_gradient_checkpointing", "enable_liger_kernel"), spec, layout)
-    lines.insert(1, Entry("flash_attn", "auto", "PyTorch's own; fa2 needs the package flash-attn"))
+    lines.insert(1, Entry("flash_attn", "auto", "PyTorch's attention; fa2 needs the package flash-attn"))
     return Section(title="Memory", entries=tuple(lines))

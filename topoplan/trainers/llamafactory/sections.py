@@ -13,7 +13,7 @@ from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 from topoplan.trainers.usual import loaders, save_steps, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
-PADDED = "padded to the longest"
+PADDED = "padded to the longest sample of the batch"
 """How unpacked samples are padded."""
 
 
@@ -43,7 +43,7 @@ def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Sect
         Entry("num_train_epochs", float(spec.job.epochs)),
         Entry("learning_rate", float(spec.job.learning_rate)),
         Entry("lr_scheduler_type", "cosine"),
-        Entry("warmup_steps", warmup, f"{why}; a whole number, for transformers 4 and 5"),
+        Entry("warmup_steps", warmup, f"{why}; an integer works with transformers 4 and 5"),
         *further,
         DDP_TIMEOUT,
     )
@@ -54,38 +54,40 @@ def evaluation_entries(user: Mapping[str, Any], steps: int | None) -> list[Entry
     """Return how often a run evaluates, if the user's keys enable evaluation without saying when."""
     if user.get("eval_strategy") != "steps":
         return []
-    return [Entry("eval_steps", save_steps(steps), "unset it follows logging_steps: after every step")]
+    return [Entry("eval_steps", save_steps(steps), "the default, logging_steps, would evaluate after every step")]
 
 
 def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
     """Return the section; `order` says how samples are read, `padded` how unpacked ones are padded."""
     job, model = spec.job, spec.model
     notes: list[str] = []
-    comment = "a name in dataset_info.json; the spec has none" if job.dataset is None else order
+    comment = "a name in dataset_info.json; none in the spec" if job.dataset is None else order
     entries = [
         Entry("dataset", DATASET_TO_FILL_IN if job.dataset is None else job.dataset, comment),
-        Entry("dataset_dir", job.dataset_dir or "data", "holds dataset_info.json"),
+        Entry("dataset_dir", job.dataset_dir or "data", "directory of dataset_info.json"),
     ]
     template = job.template or default_template(model.name, model.model_type)
     if template is not None:
-        entries.append(Entry("template", template, "" if job.template else "LLaMA-Factory's choice for this model"))
+        entries.append(Entry("template", template, "" if job.template else "LLaMA-Factory's template for this model"))
     else:
-        notes.append("template: not in the spec and not known for this model; the tokenizer's own is parsed instead")
-    entries.append(Entry("cutoff_len", job.seq_len, "the seq_len that was planned for"))
+        notes.append("template: not in the spec and not known for this model; the tokenizer's chat template is used")
+    entries.append(Entry("cutoff_len", job.seq_len, "seq_len of the plan"))
     if job.stage == "pt" and job.packing:
         # DataArguments.__post_init__ subtracts one from cutoff_len for an explicit `packing: true`. Stage pt's default
         # is applied later, and run_pt adds the token that the shift of the labels uses up.
-        notes.append("packing: on by default in stage pt; written here it would cost a token of each sequence")
+        notes.append("packing: on by default in stage pt; if set explicitly, each sequence would lose a token")
     elif job.stage == "pt":
-        entries.append(Entry("packing", False, "stage pt packs unless told not to"))
+        entries.append(Entry("packing", False, "stage pt packs by default"))
     elif job.stage == "sft":
         entries.append(
-            Entry("packing", job.packing, "samples share sequences; longer ones are cut" if job.packing else padded)
+            Entry(
+                "packing", job.packing, "several samples per sequence; longer ones are cut" if job.packing else padded
+            )
         )
     if model.vision is not None:
-        entries.append(Entry("image_max_pixels", job.image_max_pixels, "larger ones are scaled down"))
+        entries.append(Entry("image_max_pixels", job.image_max_pixels, "larger images are scaled down"))
     entries += [
-        Entry("preprocessing_num_workers", workers(spec.cluster), "processes that tokenise, once on each node"),
-        Entry("dataloader_num_workers", loaders(spec.cluster), "a GPU"),
+        Entry("preprocessing_num_workers", workers(spec.cluster), "tokenization processes, on each node"),
+        Entry("dataloader_num_workers", loaders(spec.cluster), "per GPU"),
     ]
     return Section(title="Data", entries=tuple(entries), notes=tuple(notes))

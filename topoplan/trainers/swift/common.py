@@ -51,7 +51,7 @@ def model_entries(spec: Spec) -> list[Entry]:
     """Return entries for the location of the model."""
     return [
         Entry("model", model_directory(spec.model), "a directory on every node"),
-        Entry("check_model", False, "else ModelScope is asked whether there is a newer one"),
+        Entry("check_model", False, "otherwise ModelScope is asked for a newer version"),
     ]
 
 
@@ -73,7 +73,7 @@ def freeze_entries(spec: Spec) -> list[Entry]:
         return []
     return [
         Entry("freeze_vit", job.freeze_vision_tower),
-        Entry("freeze_aligner", job.freeze_multi_modal_projector, "what projects images to tokens"),
+        Entry("freeze_aligner", job.freeze_multi_modal_projector, "the projector from images to tokens"),
         Entry("freeze_llm", job.freeze_language_model),
     ]
 
@@ -83,11 +83,11 @@ def adapter_entries(job: Job) -> list[Entry]:
     rank, every = job.lora_rank or LORA_RANK, "all" in job.lora_target
     return [
         Entry("lora_rank", rank),
-        Entry("lora_alpha", 4 * rank, "four times the rank, as ms-swift has it by default"),
+        Entry("lora_alpha", 4 * rank, "four times the rank, as in ms-swift's defaults"),
         Entry(
             "target_modules",
             ["all-linear"] if every else list(job.lora_target),
-            "every linear layer but the output layer" if every else "",
+            "every linear layer except the output layer" if every else "",
         ),
     ]
 
@@ -95,29 +95,29 @@ def adapter_entries(job: Job) -> list[Entry]:
 def data_section(spec: Spec, *, unpacked: str) -> Section:
     """Return the section on samples, their length and data workers; `unpacked` describes samples without packing."""
     job, sees = spec.job, spec.model.vision is not None
-    cut = ("right", "cut, as planned; the default drops longer samples")
+    cut = ("right", "cuts longer samples, as planned; the default drops them")
     if sees:
-        cut = ("delete", "a cut would keep all of a sample's image tokens")
-    packs = "samples share sequences, and attend to their own alone" if job.packing else unpacked
+        cut = ("delete", "drops longer samples, because cutting keeps all image tokens")
+    packs = "several samples per sequence, with attention within each sample" if job.packing else unpacked
     entries = [
         Entry(
             "dataset",
             dataset_value(job),
-            "" if samples_of(job) else "a file of samples or a hub id; the spec has none",
+            "" if samples_of(job) else "a file of samples or a hub id; none in the spec",
         ),
-        Entry("load_from_cache_file", True, "tokenised samples are kept for the next start"),
-        Entry("max_length", job.seq_len, "the seq_len that was planned for"),
+        Entry("load_from_cache_file", True, "keeps tokenized samples for the next start"),
+        Entry("max_length", job.seq_len, "seq_len of the plan"),
         Entry("truncation_strategy", *cut),
         Entry("packing", job.packing, packs),
         *([Entry("max_pixels", job.image_max_pixels, "larger images are scaled down")] if sees else ()),
-        Entry("dataset_num_proc", workers(spec.cluster), "processes that tokenise"),
-        Entry("dataloader_num_workers", loaders(spec.cluster), "a GPU"),
+        Entry("dataset_num_proc", workers(spec.cluster), "tokenization processes"),
+        Entry("dataloader_num_workers", loaders(spec.cluster), "per GPU"),
     ]
     return Section(title="Data", entries=tuple(entries))
 
 
 def output_section(steps: int | None, *further: Entry) -> Section:
     """Return the section on where and how often the run is saved; output_dir is put in front of it."""
-    why = "else output_dir gets a directory named by the time of each start"
+    why = "otherwise each start adds a directory named after its time to output_dir"
     first = [Entry("add_version", False, why)]
     return train_yaml.output_section(steps, *further, Entry("logging_steps", 1), first=first)

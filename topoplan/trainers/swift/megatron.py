@@ -74,34 +74,34 @@ def megatron_files(spec: Spec, layout: Layout) -> TrainerFiles:
 def _sections(spec: Spec, layout: Layout) -> list[Section]:
     iterations = spec.job.trainer.get("train_iters")
     steps = megatron_steps(spec.job, iterations if isinstance(iterations, int) else None)
-    saved = "adapters as PEFT has them" if spec.job.finetuning == "lora" else "Hugging Face weights"
+    saved = "adapters in PEFT's format" if spec.job.finetuning == "lora" else "Hugging Face weights"
     memory_keys = (*MEMORY_KEYS, "gradient_accumulation_fusion", "use_precision_aware_optimizer", *DTYPE_KEYS)
     memory = entries(ROWS, memory_keys, spec, layout)
     return [
         _model_section(spec, layout),
-        data_section(spec, unpacked="those of a micro batch lie end to end (padding_free)"),
+        data_section(spec, unpacked="the samples of a micro batch are concatenated (padding_free)"),
         _training_section(spec, steps),
         Section(title=title(layout), entries=tuple(entries(ROWS, LAYOUT_KEYS, spec, layout))),
         Section(title="Memory", entries=tuple(memory)),
         _speed_section(spec, layout),
         output_section(
             steps,
-            Entry("save_safetensors", True, f"{saved} beside Megatron's, to serve them"),
-            Entry("no_save_optim", False, "to go on from a checkpoint"),
+            Entry("save_safetensors", True, f"also saves {saved}, for inference"),
+            Entry("no_save_optim", False, "needed to resume from a checkpoint"),
         ),
     ]
 
 
 def _model_section(spec: Spec, layout: Layout) -> Section:
     job = spec.job
-    lines = [*model_entries(spec), Entry("tuner_type", job.finetuning, "train_type until ms-swift 3")]
+    lines = [*model_entries(spec), Entry("tuner_type", job.finetuning, "train_type in ms-swift 3 and earlier")]
     if job.finetuning == "lora":
         lines += adapter_entries(job)
-        lines.append(Entry("lora_dropout", DROPOUT, "ms-swift's default; 0 takes less memory"))
-        lines.append(Entry("merge_lora", False, "else every checkpoint has the whole model too, merged"))
+        lines.append(Entry("lora_dropout", DROPOUT, "ms-swift's default; 0 needs less memory"))
+        lines.append(Entry("merge_lora", False, "otherwise every checkpoint also contains the whole merged model"))
     lines += _precision_entries(spec, layout)
     if job.mtp_num_layers:
-        lines.append(Entry("mtp_num_layers", job.mtp_num_layers, "multi-token prediction is trained too"))
+        lines.append(Entry("mtp_num_layers", job.mtp_num_layers, "trains multi-token prediction too"))
     return Section(title="Model and method", entries=(*lines, *freeze_entries(spec)))
 
 
@@ -110,14 +110,14 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
     if precision == "fp16":
         accumulate = entries(ROWS, ["accumulate_allreduce_grads_in_fp32"], spec, layout)
         return [Entry("torch_dtype", "float16"), *accumulate]
-    lines = [Entry("torch_dtype", "bfloat16", "gradients are then summed in fp32")]
+    lines = [Entry("torch_dtype", "bfloat16", "gradients are accumulated and reduced in fp32")]
     if precision == "nvfp4":
         lines += [Entry("fp4_format", "e2m1"), Entry("fp4_recipe", "nvfp4")]
     elif precision != "bf16":
-        kept, recipe = "fp8 alone" if layout.fp8_param else "bf16", FP8_RECIPES[architecture]
+        kept, recipe = "fp8 only" if layout.fp8_param else "bf16", FP8_RECIPES[architecture]
         lines += [
             Entry("fp8_format", "e4m3", f"matrix multiplications only; weights stay in {kept}"),
-            Entry("fp8_recipe", recipe, f"scales by block, as {architecture.capitalize()} has them"),
+            Entry("fp8_recipe", recipe, f"scaling of {architecture.capitalize()}"),
             *entries(ROWS, ["fp8_param_gather"], spec, layout),
         ]
     return lines
@@ -128,7 +128,7 @@ def _training_section(spec: Spec, steps: int | None) -> Section:
     if job.epochs == int(job.epochs) or steps is None:
         length = Entry("num_train_epochs", int(job.epochs))
     else:
-        length = Entry("train_iters", steps, f"{job.epochs:g} epochs: num_train_epochs takes whole ones")
+        length = Entry("train_iters", steps, f"{job.epochs:g} epochs; num_train_epochs must be an integer")
     lines = (
         length,
         Entry("lr", float(job.learning_rate)),
@@ -146,15 +146,15 @@ def _speed_section(spec: Spec, layout: Layout) -> Section:
         dispatcher: Any = dispatcher_of(case_with(spec, TRAITS[layout.backend]), layout)
         lines.append(Entry(DISPATCHER, dispatcher))
         if dispatcher == "flex":
-            lines.append(Entry("moe_enable_deepep", True, "what the flex dispatcher sends with"))
-        lines.append(Entry("moe_grouped_gemm", True, "one launch for all experts of a GPU"))
+            lines.append(Entry("moe_enable_deepep", True, "the communication library of the flex dispatcher"))
+        lines.append(Entry("moe_grouped_gemm", True, "one kernel for all experts of a GPU"))
     return Section(title="Speed", entries=tuple(lines))
 
 
 def _rope_fusion(model: Model) -> tuple[bool, str]:
     """Whether RoPE fusion is supported, and why. docs/Megatron-SWIFT: not supported with MLA, mrope and others."""
     if any(isinstance(layer.attention, LatentAttention) for layer in model.layers):
-        return False, "not for latent attention"
+        return False, "not supported for latent attention"
     if model.vision is not None:
-        return False, "not for positions in three dimensions"
-    return True, "rotary embedding in one kernel; off by default"
+        return False, "not supported for mRoPE"
+    return True, "fused rotary embedding kernel; off by default"

@@ -126,7 +126,7 @@ def _recomputes_modules(_: Spec, layout: Layout) -> list[str] | None:
 
 
 def _why_granularity(_: Spec, layout: Layout) -> str:
-    why = {"full": "needs method and number of layers with it", "none": "unset, core attention would be recomputed"}
+    why = {"full": "needs both method and number of layers", "none": "the default recomputes core attention"}
     return why.get(layout.recompute.granularity, "")
 
 
@@ -137,7 +137,7 @@ ROWS = by_key(
         write=lambda spec, layout: None if layout.pipeline_layout else DEGREES[VPP].value(spec, layout),
         show=DEGREES[VPP].value,
     ),
-    with_comment(SPLIT, "uneven stages; virtual stages are counted from it"),
+    with_comment(SPLIT, "uneven stages; also determines the number of virtual stages"),
     Row("micro_batch_size", "micro_batch_size"),
     Row(
         "global_batch_size",
@@ -158,7 +158,7 @@ ROWS = by_key(
         "accumulate_allreduce_grads_in_fp32",
         "grad_reduce_in_fp32",
         _sums_in_fp32,
-        "unset, fp16 sums gradients in fp16",
+        "by default, fp16 reduces gradients in fp16",
         lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
         nothing,
     ),
@@ -166,7 +166,7 @@ ROWS = by_key(
         "cross_entropy_loss_fusion",
         "cross_entropy_fusion",
         flag,
-        lambda _, layout: "" if layout.cross_entropy_fusion else "on by default; planned without",
+        lambda _, layout: "" if layout.cross_entropy_fusion else "on by default; the plan assumes off",
         show=nothing,
     ),
     Row(
@@ -180,7 +180,7 @@ ROWS = by_key(
         "gradient_accumulation_fusion",
         "gradient_accumulation_fusion",
         flag,
-        "on by default where apex is installed; planned without",
+        "on by default if apex is installed; the plan assumes off",
         lambda _, layout: None if layout.gradient_accumulation_fusion else False,
         nothing,
     ),
@@ -189,19 +189,19 @@ ROWS = by_key(
         "precision_aware_optimizer",
         flag,
         lambda _, layout: (
-            "the path that offload runs on" if layout.optimizer_offload_fraction > 0 else "Transformer Engine's Adam"
+            "required by offload" if layout.optimizer_offload_fraction > 0 else "Transformer Engine's Adam"
         ),
         # Megatron-LM training/arguments.py asserts it, which ms-swift bypasses.
         lambda _, layout: layout.precision_aware_optimizer or layout.optimizer_offload_fraction > 0 or None,
         nothing,
     ),
     *(
-        Row(key, key, _dtype, "of Transformer Engine's Adam; fp32 by default", _low(key), nothing)
+        Row(key, key, _dtype, "for Transformer Engine's Adam; fp32 by default", _low(key), nothing)
         for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     ),
     Row(
         "main_grads_dtype",
-        comment="gradients are summed in bf16; needs the precision-aware optimizer",
+        comment="gradients are accumulated in bf16; needs the precision-aware optimizer",
         write=lambda spec, layout: "bf16" if spec.job.precision != "fp16" and not layout.grad_reduce_in_fp32 else None,
         show=nothing,
     ),
@@ -215,7 +215,7 @@ ROWS = by_key(
         "attention_backend",
         "attention_backend",
         _attention_backend,
-        "cuDNN's kernel; flash-attn's by default",
+        "cuDNN's kernel; the default is flash-attn",
         lambda _, layout: "fused" if layout.attention_backend == "fused" else None,
         nothing,
     ),

@@ -73,7 +73,7 @@ def _warnings(user: Mapping[str, Any]) -> list[str]:
 def _sections(spec: Spec, layout: Layout, steps: int | None) -> list[Section]:
     return [
         _model_section(spec, layout),
-        data_section(spec, unpacked="padded to the longest of a micro batch"),
+        data_section(spec, unpacked="padded to the longest sample of a micro batch"),
         _training_section(spec),
         _layout_section(spec, layout),
         Section(
@@ -90,7 +90,7 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
     quantized = "; quantized below" if job.finetuning == "qlora" else ""
     lines = [
         *model_entries(spec),
-        Entry("tuner_type", "lora" if adapters else "full", f"train_type until ms-swift 3{quantized}"),
+        Entry("tuner_type", "lora" if adapters else "full", f"train_type in ms-swift 3 and earlier{quantized}"),
         *_dtype_entries(job, layout),
     ]
     if job.finetuning == "freeze":
@@ -101,7 +101,7 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
         lines += _quantization_entries(job, layout)
     lines += freeze_entries(spec)
     if spec.cluster.gpu.architecture in ("volta", "turing"):
-        lines.append(Entry("attn_impl", "sdpa", "FlashAttention 2 starts at Ampere"))
+        lines.append(Entry("attn_impl", "sdpa", "FlashAttention 2 needs Ampere or newer"))
     else:
         needs = "packing and sequence parallelism need it" if job.packing or layout.ulysses > 1 else "as predicted"
         lines.append(Entry("attn_impl", "flash_attn", needs))
@@ -112,24 +112,24 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
     """Return entries for the dtypes of loaded weights and of computation."""
     half = "float16" if job.precision == "fp16" else "bfloat16"
     if job.pure_bf16:
-        dtype, comment = half, "of weights, gradients and Adam's moments"
+        dtype, comment = half, "for weights, gradients and Adam's moments"
     elif layout.backend == "deepspeed":
-        dtype, comment = half, "DeepSpeed keeps fp32 copies of what is trained"
+        dtype, comment = half, "DeepSpeed keeps fp32 copies of trained weights"
     elif layout.backend == "fsdp2":
-        dtype, comment = half, "as loaded; accelerate makes what is trained fp32"
+        dtype, comment = half, "when loaded; accelerate converts trained weights to fp32"
     elif job.finetuning == "full":
-        dtype, comment = "float32", "DDP trains what is loaded: in bfloat16, Adam's moments would be too"
+        dtype, comment = "float32", "DDP trains the loaded weights: with bfloat16, Adam's moments would be bfloat16 too"
     else:
-        dtype, comment = half, "of the frozen weights; PEFT makes adapters fp32"
+        dtype, comment = half, "for the frozen weights; PEFT creates adapters in fp32"
     # base_args/model_args.py, _init_mixed_precision: if unset, float32 weights enable fp16.
     autocast = job.precision == "bf16" and not job.pure_bf16
     lines = [
         Entry("torch_dtype", dtype, comment),
-        Entry("bf16", autocast, "no autocast: there is nothing in fp32" if job.pure_bf16 else ""),
+        Entry("bf16", autocast, "no autocast, because nothing is in fp32" if job.pure_bf16 else ""),
         Entry("fp16", job.precision == "fp16"),
     ]
     if job.pure_bf16 and job.finetuning in ("lora", "qlora"):
-        lines.append(Entry("lora_dtype", half, "PEFT would make adapters fp32"))
+        lines.append(Entry("lora_dtype", half, "PEFT would create adapters in fp32"))
     return lines
 
 
@@ -139,7 +139,7 @@ def _layer_entries(spec: Spec) -> list[Entry]:
     layers = trained_layers(spec.model, count)
     which = f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers"
     return [
-        Entry("freeze_parameters_ratio", 1.0, "everything, but for what the next line names"),
+        Entry("freeze_parameters_ratio", 1.0, "freezes all parameters except those of the next line"),
         Entry("trainable_parameters_regex", trained_layers_regex(spec.model, count), which),
     ]
 
@@ -147,14 +147,14 @@ def _layer_entries(spec: Spec) -> list[Entry]:
 def _quantization_entries(job: Job, layout: Layout) -> list[Entry]:
     bits = job.quantization_bit or 4
     lines = [
-        Entry("quant_method", "bnb", "bitsandbytes, while the weights are loaded"),
-        Entry("quant_bits", bits, "NF4, its scales quantized again" if bits == 4 else ""),
+        Entry("quant_method", "bnb", "bitsandbytes, when the weights are loaded"),
+        Entry("quant_bits", bits, "NF4 with double quantization" if bits == 4 else ""),
     ]
     if bits == 4:
         half = "float16" if job.precision == "fp16" else "bfloat16"
-        lines.append(Entry("bnb_4bit_compute_dtype", half, "of the products"))
+        lines.append(Entry("bnb_4bit_compute_dtype", half, "for matrix multiplications"))
         if layout.backend == "fsdp2" or layout.zero_stage == 3:
-            lines.append(Entry("bnb_4bit_quant_storage", half, "packed in floats: integers are not sharded"))
+            lines.append(Entry("bnb_4bit_quant_storage", half, "packed as floats, because integers are not sharded"))
     return lines
 
 
@@ -168,14 +168,14 @@ def _training_section(spec: Spec) -> Section:
         DDP_TIMEOUT,
     ]
     if job.optimizer == "adamw_8bit":
-        lines.append(Entry("optim", "adamw_8bit", "bitsandbytes: two moments in 8 bits"))
+        lines.append(Entry("optim", "adamw_8bit", "8-bit moments (bitsandbytes)"))
     return Section(title="Training", entries=tuple(lines))
 
 
 def _layout_section(spec: Spec, layout: Layout) -> Section:
     batch = ("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size")
     lines = entries(ROWS, batch, spec, layout)
-    beside = "lies beside this file; the node scripts name it by its whole path"
+    beside = "the node scripts pass its absolute path"
     if layout.backend == "deepspeed":
         lines.append(Entry("deepspeed", DEEPSPEED_FILE, f"ZeRO-{layout.zero_stage}; {beside}"))
     elif layout.backend == "fsdp2":

@@ -109,7 +109,7 @@ def _why_checkpointing(_: Spec, layout: Layout) -> str:
     if layout.recompute.granularity != "full":
         return "on by default"
     in_file = layout.backend == "fsdp2"
-    return "fsdp.json has it: activation_checkpointing" if in_file else "only the input of each layer is kept"
+    return "set in fsdp.json: activation_checkpointing" if in_file else "keeps only the input of each layer"
 
 
 _SHARDING = by_key(*sharding_rows(_presets))
@@ -143,12 +143,15 @@ ROWS = by_key(
         "sequence_parallel_size",
         "ulysses",
         _ulysses,
-        "Ulysses: so many GPUs share a sequence, by its heads in attention",
+        "Ulysses: GPUs that share a sequence; attention is split by heads",
         lambda _, layout: layout.ulysses if layout.ulysses > 1 else None,
         lambda _, layout: layout.ulysses,
     ),
     liger_row(
-        "use_liger_kernel", LIGER_MODEL_TYPES, _own_loss, "the loss from hidden states, without the logits as a whole"
+        "use_liger_kernel",
+        LIGER_MODEL_TYPES,
+        _own_loss,
+        "the loss is computed from hidden states, without the full logits",
     ),
     Row("experts_impl", "experts_impl", _experts, "needs transformers 5"),
     ALLOCATOR_ROW,

@@ -54,8 +54,8 @@ def trinity_files(spec: Spec, layout: Layout) -> TrainerFiles:
     head = (
         f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}",
         f"For Trinity-RFT {TRINITY} with verl {VERL}.",
-        "Relative paths start at the directory in which the node scripts start the trainer.",
-        "The blocks model and trainer serve a reinforcement-learning run with as many GPUs for its trainer as well.",
+        "Relative paths are relative to the directory in which the node scripts start the trainer.",
+        "The blocks model and trainer also suit a reinforcement-learning run with as many GPUs for its trainer.",
     )
     return TrainerFiles(
         files={MAIN_FILE: mapping_text(head, _sections(document, _reasons(spec, layout)))},
@@ -152,28 +152,30 @@ def _reasons(spec: Spec, layout: Layout) -> dict[str, str]:
     gpus = f"{layout.world_size} GPUs"
     return {
         "mode": "no explorer: all GPUs train",
-        "continue_from_checkpoint": "a checkpoint of this name is resumed unasked",
-        "algorithm.optimizer.lr_warmup_steps": "3% of the steps" if job.samples else "a guess: the spec has no samples",
+        "continue_from_checkpoint": "a checkpoint of this name is resumed automatically",
+        "algorithm.optimizer.lr_warmup_steps": "3% of the steps"
+        if job.samples
+        else "a guess, because the spec has no samples",
         "model.model_path": "a directory on every node",
-        "model.max_model_len": "samples that are longer stop the run: leave them out",
-        "model.rope_scaling.rope_theta": "of the model's config.json; the node scripts read it",
-        "model.rope_scaling": f"YaRN: {job.seq_len:,} tokens, and the model's own context is {own:,}",
+        "model.max_model_len": "longer samples stop the run: remove them from the data set",
+        "model.rope_scaling.rope_theta": "from the model's config.json, read by the node scripts",
+        "model.rope_scaling": f"YaRN: {job.seq_len:,} tokens; the model's own context is {own:,}",
         "buffer.train_batch_size": f"dp {layout.dp} x {job.global_batch_size // layout.dp} sequences",
         "buffer.trainer_input.experience_buffer.path": "a directory, or a dataset id of the hub"
         if job.dataset
-        else "a directory, or a dataset id of the hub; the spec has none",
-        "trainer.trainer_strategy": f"FSDP2 over {gpus}, fp32 shards, bf16 in compute",
+        else "to be filled in: a directory, or a dataset id of the hub (the spec has no dataset)",
+        "trainer.trainer_strategy": f"FSDP2 over {gpus}, fp32 shards, bf16 computation",
         "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.fsdp_size": "shards in a node, copies across nodes",
         "trainer.ulysses_sequence_parallel_size": f"dp is {gpus} / {layout.ulysses} = {layout.dp}",
-        "trainer.max_token_len_per_gpu": f"{layout.micro_batch_size} x {job.seq_len} / {layout.ulysses}; unset it is"
+        "trainer.max_token_len_per_gpu": f"{layout.micro_batch_size} x {job.seq_len} / {layout.ulysses}; the default is"
         " twice the longest sequence",
         "trainer.offload_policy": "parameters, gradients and optimizer in host memory"
         if layout.offload
         else "all on the GPUs",
-        "trainer.save_hf_checkpoint": "the whole model would be gathered; `trinity convert` makes one later"
+        "trainer.save_hf_checkpoint": "would gather the whole model; `trinity convert` creates one later"
         if layout.offload
         else "at the end",
-        "synchronizer.sync_interval": "nobody waits for the weights",
+        "synchronizer.sync_interval": "no explorer waits for weights",
     }
 
 
@@ -181,17 +183,18 @@ def _warnings(spec: Spec, layout: Layout) -> Iterator[str]:
     if rope_scaling(spec.model, spec.job.seq_len) is not None:
         own = spec.model.max_position_embeddings
         yield (
-            f"Sequences of {spec.job.seq_len:,} tokens are beyond the model's own {own:,}: positions are scaled with"
-            f" YaRN, which Trinity-RFT {TRINITY} hands to the trainer only with verl below 0.8; the node scripts check"
+            f"Sequences of {spec.job.seq_len:,} tokens exceed the model's own {own:,}: positions are scaled with YaRN,"
+            f" which Trinity-RFT {TRINITY} passes to the trainer only with verl below 0.8; the node scripts check"
             " that."
         )
     cores, gpus = spec.cluster.cpu_cores, spec.cluster.gpus_per_node
     if cores is not None and cores < _CORES_A_GPU * gpus:
         yield (
-            f"verl asks Ray for {_CORES_A_GPU} CPU cores a GPU, and waits for them: a node has {cores} for {gpus} GPUs."
+            f"verl requests {_CORES_A_GPU} CPU cores per GPU from Ray and waits for them, but a node has {cores} for"
+            f" {gpus} GPUs."
         )
     if layout.micro_batch_size * spec.job.seq_len % layout.ulysses:
-        yield "The tokens of a micro batch do not divide by the Ulysses degree; verl pads them."
+        yield "The tokens of a micro batch are not divisible by the Ulysses degree; verl pads them."
 
 
 # The user's keys -----------------------------------------------------------------------------------------------------

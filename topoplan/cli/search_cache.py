@@ -29,7 +29,7 @@ _MOST_KEPT_BYTES, _MOST_DOCUMENT_BYTES = 2**20, 32 * 2**20
 _GZIP = 16 + zlib.MAX_WBITS
 
 
-class KeptSearches:
+class SearchCache:
     """A cache of complete searches by their question, in memory and in a directory if it is usable."""
 
     def __init__(self, directory: Path | None, how: str = "") -> None:
@@ -40,15 +40,15 @@ class KeptSearches:
 
     def find(self, spec: Spec) -> Ranking | None:
         """Return the cached ranking of a spec, or None."""
-        whole = self._find(spec, _question(spec))
-        return whole or (self._find(spec, _question(spec, self._how)) if self._how else None)
+        whole = self._find(spec, _cache_key(spec))
+        return whole or (self._find(spec, _cache_key(spec, self._how)) if self._how else None)
 
-    def _find(self, spec: Spec, question: str) -> Ranking | None:
+    def _find(self, spec: Spec, key: str) -> Ranking | None:
         from topoplan.planner.kept import from_json
 
-        packed = self._own.get(question) or (_read(self._directory / _name(question)) if self._directory else None)
+        packed = self._own.get(key) or (_read(self._directory / _name(key)) if self._directory else None)
         document = None if packed is None else _unpacked(packed)
-        return None if document is None else from_json(document, spec, question)
+        return None if document is None else from_json(document, spec, key)
 
     def keep(self, ranking: Ranking) -> None:
         """Cache a search, if it is complete."""
@@ -56,15 +56,15 @@ class KeptSearches:
 
         if ranking.searched < 1.0:
             return
-        question = _question(ranking.spec, self._how)
+        key = _cache_key(ranking.spec, self._how)
         packer = zlib.compressobj(wbits=_GZIP)
-        packed = packer.compress(to_json(ranking, question)) + packer.flush()
+        packed = packer.compress(to_json(ranking, key)) + packer.flush()
         if len(packed) > _MOST_KEPT_BYTES:
             return
-        self._own[question] = packed
+        self._own[key] = packed
         if self._directory:
             with suppress(OSError):  # a full disk or a read-only home: the search is repeated next time
-                _write(self._directory, _name(question), packed)
+                _write(self._directory, _name(key), packed)
                 _drop_oldest(self._directory)
 
 
@@ -78,7 +78,7 @@ def searches_directory() -> Path | None:
     return base / "topoplan" / "searches" if _code() else None
 
 
-def _question(spec: Spec, how: str = "") -> str:
+def _cache_key(spec: Spec, how: str = "") -> str:
     """Return a hash of everything that the answer depends on; the repr of a spec covers all of its values."""
     versions = (topoplan.__version__, sys.version, version("networkx"))
     return sha256(f"{versions}\n{_code()}\n{how}{spec!r}".encode()).hexdigest()
@@ -113,8 +113,8 @@ def _states() -> Iterator[tuple[str, int, int, int]]:
                     yield entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _name(question: str) -> str:
-    return f"{question}.json.gz"
+def _name(key: str) -> str:
+    return f"{key}.json.gz"
 
 
 def _read(path: Path) -> bytes | None:

@@ -16,9 +16,9 @@ import pytest
 import topoplan
 from tests.cli.conftest import Cli
 from tests.reading.setups import FULL_YAML
-from topoplan.cli import kept_searches
-from topoplan.cli.kept_searches import KeptSearches, searches_directory
+from topoplan.cli import search_cache
 from topoplan.cli.search import search, searches
+from topoplan.cli.search_cache import SearchCache, searches_directory
 from topoplan.planner import search as searching
 from topoplan.planner.search import rank
 from topoplan.specs.load import load_spec
@@ -191,11 +191,11 @@ def test_a_change_of_version_or_code_is_another_question(
 
     def changed(when_s: float) -> None:
         os.utime(module, (when_s, when_s))
-        kept_searches._code.cache_clear()
+        search_cache._code.cache_clear()
         search(load_spec(spec_file), fresh=False)
 
     monkeypatch.setattr(topoplan, "__path__", [str(tmp_path / "package")])
-    monkeypatch.setattr(kept_searches, "STARTED_S", module.stat().st_ctime + 60)
+    monkeypatch.setattr(search_cache, "STARTED_S", module.stat().st_ctime + 60)
     try:
         for when_s, count in ((1000.0, 1), (1000.5, 2), (1000.5, 3)):
             changed(when_s)  # setting the modification time updates the change time of the file system
@@ -205,21 +205,21 @@ def test_a_change_of_version_or_code_is_another_question(
         monkeypatch.setattr(topoplan, "__version__", "0.1.1")
         search(load_spec(spec_file), fresh=False)
         assert len(searched) == 4
-        monkeypatch.setattr(kept_searches, "version", lambda name: "99.0")
+        monkeypatch.setattr(search_cache, "version", lambda name: "99.0")
         search(load_spec(spec_file), fresh=False)
         assert len(searched) == 5
         # Files newer than the program: it is unknown which version was imported.
-        monkeypatch.setattr(kept_searches, "STARTED_S", module.stat().st_ctime)
-        kept_searches._code.cache_clear()
+        monkeypatch.setattr(search_cache, "STARTED_S", module.stat().st_ctime)
+        search_cache._code.cache_clear()
         assert searches_directory() is None
     finally:
         monkeypatch.undo()
-        kept_searches._code.cache_clear()
+        search_cache._code.cache_clear()
 
 
 def test_part_of_a_search_is_not_kept(kept: Path, spec_file: Path) -> None:
     for stop in (1, 3):
-        KeptSearches(kept).keep(rank(load_spec(spec_file), progress=lambda done, total, stop=stop: done >= stop))
+        SearchCache(kept).keep(rank(load_spec(spec_file), progress=lambda done, total, stop=stop: done >= stop))
     assert not kept.exists()
 
 
@@ -300,15 +300,15 @@ def test_where_nothing_can_be_kept_everything_is_searched(
 
 
 def test_the_oldest_make_room(kept: Path, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, ranking = KeptSearches(kept), rank(load_spec(spec_file))
+    store, ranking = SearchCache(kept), rank(load_spec(spec_file))
     specs = [load_spec(spec_file, overrides=(f"epochs={epochs}",)) for epochs in range(1, 5)]
     for age, spec in enumerate(specs):
         store.keep(replace(ranking, spec=spec))
         for file in kept.iterdir():
             os.utime(file, (file.stat().st_mtime - 100,) * 2)
         if age == 0:
-            monkeypatch.setattr(kept_searches, "MOST_BYTES", 2.5 * next(kept.iterdir()).stat().st_size)
-    found = [KeptSearches(kept).find(spec) is not None for spec in specs]
+            monkeypatch.setattr(search_cache, "MOST_BYTES", 2.5 * next(kept.iterdir()).stat().st_size)
+    found = [SearchCache(kept).find(spec) is not None for spec in specs]
     assert found == [False, False, True, True]
 
 
@@ -316,14 +316,14 @@ WRITER = """\
 import sys
 from dataclasses import replace
 from pathlib import Path
-from topoplan.cli.kept_searches import KeptSearches
+from topoplan.cli.search_cache import SearchCache
 from topoplan.planner.search import rank
 from topoplan.specs.load import load_spec
 spec = load_spec(sys.argv[1])
-ranking, store = rank(spec), KeptSearches(Path(sys.argv[2]))
+ranking, store = rank(spec), SearchCache(Path(sys.argv[2]))
 for _ in range(20):
     store.keep(ranking)
-    assert KeptSearches(Path(sys.argv[2])).find(spec) is not None
+    assert SearchCache(Path(sys.argv[2])).find(spec) is not None
 """
 
 
