@@ -26,16 +26,6 @@ CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
 MISSED: set[str] = {  # faults that are not found yet
     "reported-ds-zeropp-in-an-old-release",
-    "drawn-lf-colon-behind-an-option",
-    "drawn-lf-columns-named-by-the-data",
-    "drawn-lf-loss-that-trl-dropped",
-    "drawn-roll-experts-and-tensors-without-sequences",
-    "drawn-swift-batch-found-automatically",
-    "drawn-swift-device-map-of-eight",
-    "drawn-swift-exo-without-smoothing",
-    "drawn-swift-fsdp-in-the-old-form",
-    "drawn-swift-special-tokens-gone",
-    "drawn-swift-stages-of-a-layout",
 }
 FALSE: set[str] = set()  # sound, and found fault with
 # What is true of a sound set of files with versions that it does not name.

@@ -22,7 +22,7 @@ _MOST_JSON_CHARS = 20_000
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
 """Quotes in a word `key='text'`, which OmegaConf.from_cli removes because it reads the value as YAML."""
-_OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
+_OPTION = re.compile(r"--?[A-Za-z][\w.:-]*(?:=.*)?", re.DOTALL)
 
 
 def launches(script: Script, recognizers: Recognizers) -> Iterator[Launch]:

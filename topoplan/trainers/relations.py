@@ -405,6 +405,7 @@ _FUNCTIONS: Functions = {
     "is_name": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(?:[-.]\w+)*", value) is not None,
     "is_word": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*", value) is not None,
     "number": lambda value, place: float(_items(value)[place]),
+    "count": lambda value, part: str(value).count(part),
     "is_whole": lambda value: isinstance(value, int) or str(value).isdecimal(),
     "is_whole_number": lambda value: float(value).is_integer(),
 }

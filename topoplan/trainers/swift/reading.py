@@ -48,7 +48,7 @@ SWIFT = Recognizer(
     programs=r"swift|swift\.cli\.(?!_megatron\.).*",
     program_substring="swift",
     takes_deepspeed=True,
-    text_keys=("system",),
+    text_keys=("system", "new_special_tokens"),
 )
 MEGATRON = Recognizer(
     trainer="swift-megatron",
@@ -60,5 +60,5 @@ MEGATRON = Recognizer(
     methods=_METHODS,
     programs=r"megatron|swift\.cli\._megatron\..*",
     program_substring="megatron",
-    text_keys=("system",),
+    text_keys=("system", "new_special_tokens"),
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from topoplan.errors import InputError, nearest
+from topoplan.errors import InputError, listed, nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.named_files import find, is_relative
 from topoplan.reading.setup import Configuration
@@ -22,6 +22,13 @@ from topoplan.units import shown
 
 INFO = "dataset_info.json"
 _PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+_COLUMNS = frozenset(
+    [
+        *("prompt", "query", "response", "history", "messages", "system", "tools"),
+        *("images", "videos", "audios", "chosen", "rejected", "kto_tag"),
+    ]
+)
+"""Keys of `columns` that DatasetAttr.join reads."""
 _IN_PAIRS = ("rm", "dpo")
 _OWN = {
     True: (
@@ -49,7 +56,7 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
     for key in ("dataset", "eval_dataset"):
         for name in filter(None, (one.strip() for one in (words(configuration, key) or "").split(","))):
             if name in known:
-                yield from _entry(configuration, key, name, known[name], info.parent)
+                yield from _entry(configuration, key, name, known[name], info)
             elif "$" not in name:
                 remedy = nearest(name, known)
                 yield RULES["llamafactory-undefined-dataset"].at(
@@ -77,9 +84,13 @@ def _read(info: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _entry(configuration: Configuration, key: str, name: str, entry: Any, directory: Path) -> Iterator[Finding]:
+def _entry(configuration: Configuration, key: str, name: str, entry: Any, info: Path) -> Iterator[Finding]:
     if not isinstance(entry, dict):
         return
+    columns, directory = entry.get("columns"), info.parent
+    if isinstance(columns, dict) and (unknown := [one for one in columns if one not in _COLUMNS]):
+        rule = RULES["llamafactory-undefined-dataset.columns"]
+        yield rule.at(configuration, key, name=shown(name), info=str(info), unknown=listed([*map(shown, unknown)]))
     file, is_elsewhere = entry.get("file_name"), any(place in entry for place in _PLACES)
     if isinstance(file, str) and not is_elsewhere and not is_there(below(directory, file)):
         rule = RULES["llamafactory-undefined-dataset.file"]
