@@ -42,7 +42,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class FittingChange:
     """A change of the machine or the job that makes the job fit."""
 
     change: str
@@ -116,21 +116,23 @@ def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
 # What would fit ------------------------------------------------------------------------------------------------------
 
 
-def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
+def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> Iterator[FittingChange]:
     """Search for changes that make a job fit: more host memory, adapters instead of full weights, more GPUs."""
     spec = translation.spec
     part, job = spec.cluster, spec.job
     with_host = replace(spec, cluster=replace(part, host_memory_bytes=_MOST_HOST_BYTES))
     if plan := best_of(translation, search, with_host).nearest:
-        yield Way(change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory per node", plan=plan)
+        yield FittingChange(
+            change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory per node", plan=plan
+        )
     if job.finetuning in ("full", "freeze"):
         with_adapters = replace(spec, job=replace(job, finetuning="lora", pure_bf16=False))
         if plan := best_of(translation, search, with_adapters).nearest:
-            yield Way(change=f"with LoRA of rank {job.lora_rank or 8}", plan=plan)
+            yield FittingChange(change=f"with LoRA of rank {job.lora_rank or 8}", plan=plan)
     yield from _on_more_gpus(translation, cluster, search)
 
 
-def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
+def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) -> Iterator[FittingChange]:
     """Yield the fewest GPUs on which a layout fits at the same batch per GPU, first of the configuration's backend."""
     spec = translation.spec
     each = spec.job.global_batch_size // max(1, translation.layout.dp)
@@ -142,7 +144,7 @@ def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) ->
             found = best_of(translation, search, replace(spec, cluster=bigger, job=job), backends=backends).plan
             if found is not None:
                 gpus = f"{bigger.world_size} of these GPUs ({bigger.nodes} x {bigger.gpus_per_node})"
-                yield Way(change=f"on {gpus}", plan=found)
+                yield FittingChange(change=f"on {gpus}", plan=found)
                 return
 
 
@@ -158,7 +160,7 @@ def _larger(cluster: Cluster, part: Cluster) -> Iterator[Cluster]:
         yield replace(part, nodes=nodes, gpus_per_node=whole, nvlink_domain_gpus=domain, hosts=())
 
 
-def sentence(ways: Sequence[Way]) -> str:
+def sentence(ways: Sequence[FittingChange]) -> str:
     """Return the ways to fit as a sentence."""
     words = []
     for way in ways:

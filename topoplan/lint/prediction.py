@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from topoplan.lint.best import Way, any_samples
+from topoplan.lint.best import FittingChange, any_samples
 from topoplan.lint.translate import Translation
 from topoplan.planner.plan import Plan
 from topoplan.reading.rules import read_rules
@@ -40,7 +40,7 @@ class Prediction:
     """None if no layout fits."""
     best_of_backend: Plan | None = None
     """The best plan of the configuration's own backend."""
-    fixes: tuple[Way, ...] = ()
+    fixes: tuple[FittingChange, ...] = ()
     """If nothing fits: changes with which the job would."""
     is_reported: bool = False
     """True if a finding says why there is no plan."""

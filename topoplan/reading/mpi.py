@@ -20,14 +20,14 @@ _MAPPED = re.compile(r"ppr:(\d+):node(?::.*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class MpiProcesses:
     """Numbers of processes; None if the options do not give one, or the shell expands it."""
 
     count: int | None = None
     per_node: int | None = None
 
 
-def mpi_of(launch: Launch) -> Started | None:
+def mpi_of(launch: Launch) -> MpiProcesses | None:
     """Return what the mpirun of a command starts; None if it has none."""
     words = launch.words_of(*MPI)
     if words is None:
@@ -43,7 +43,7 @@ def mpi_of(launch: Launch) -> Started | None:
             per_node = 1
         elif match := _MAPPED.fullmatch(word.removeprefix("--map-by=")):
             per_node = int(match[1][:6])
-    return Started(count=count, per_node=per_node)
+    return MpiProcesses(count=count, per_node=per_node)
 
 
 def _whole(text: str) -> int | None:
