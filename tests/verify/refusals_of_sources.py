@@ -120,6 +120,9 @@ def rows() -> Iterator[tuple[str, frozenset[str]]]:
                     for _ in range(3):  # named values may use other named values
                         reads |= {inner for one in reads & values.keys() for inner in values[one]}
                     yield f"{path.name}: {row['what'].replace('KEY', key)}", reads
+        for section in ("needs", "excludes"):
+            for first, others in document.get(section, {}).items():
+                yield from ((f"{path.name}: {first} {section} {other}", words(f"{first} {other}")) for other in others)
 
 
 def words(text: str) -> frozenset[str]:
