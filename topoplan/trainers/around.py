@@ -32,7 +32,7 @@ NAMES_AROUND = frozenset(
     [
         *_OF_THE_MODEL,
         *("nodes", "processes_per_node", "world", "path", "command", "starter", "method", "is_piece", "environment"),
-        *("zero_stage", "fsdp_states", "gpu", "architecture"),
+        *("zero_stage", "fsdp_states", "gpu", "architecture", "versions"),
     ]
 )
 
@@ -58,6 +58,7 @@ def context_of(setup: Setup, configuration: Configuration) -> Mapping[str, Any]:
         "is_piece": not setup.is_complete(configuration)
         or (launch is not None and configuration.from_command and _is_open(launch)),
     }
+    found |= {f"versions.{package}": version for package, version in setup.versions.items()}
     found |= {f"env.{one.name}": one.value for one in (launch.variables if launch else ())}
     model = model_at_hand(setup.named_model(configuration), configuration.part)
     if model is None:

@@ -23,7 +23,7 @@ that need no words of their own: what a condition is refused without, and with w
 is a Python expression over keys (`block.key` inside a block), values, and the facts about launch and model that
 `context_of` gives. Its logic is three-valued: what only the shell or the machine knows is unknown, and so is everything
 that depends on it. `each` selects blocks by patterns (`rewards.*`), whose keys `when` calls `it.key`. `env.NAME` is an
-environment variable that the script sets for the command.
+environment variable that the script sets for the command, and `versions.PACKAGE` the version that the files state.
 
 `shared = ["megatron_core.toml"]` includes the rows, values and names of tables that several trainers build on, by their
 path from this directory. With `shared_within`, the keys in those rows are looked up in the named blocks.
@@ -46,6 +46,8 @@ from functools import lru_cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
+
+from packaging.version import Version
 
 from topoplan.catalog import key_list
 from topoplan.errors import nearest
@@ -401,10 +403,12 @@ _FUNCTIONS: Functions = {
     "others": lambda items, known: [one for one in items if one not in known],
     "ends_in": lambda items, names: [one for one in items if str(one).rpartition(".")[2] in names],
     "last_parts": lambda items: [str(one).rpartition(".")[2] for one in items],
-    "nearest": lambda value, names: f"; {close}" if (close := nearest(str(value), names)) else "",
+    "nearest": lambda value, names: f"; {close}" if (close := nearest(str((_items(value) or [""])[0]), names)) else "",
     "is_name": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(?:[-.]\w+)*", value) is not None,
     "is_word": lambda value: isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*", value) is not None,
     "number": lambda value, place: float(_items(value)[place]),
+    "before": lambda version, other: Version(version) < Version(other),
+    "split": lambda value, mark: str(value).split(mark),
     "count": lambda value, part: str(value).count(part),
     "is_whole": lambda value: isinstance(value, int) or str(value).isdecimal(),
     "is_whole_number": lambda value: float(value).is_integer(),
