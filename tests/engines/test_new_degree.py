@@ -77,7 +77,7 @@ def new_degree(monkeypatch: pytest.MonkeyPatch) -> None:
     rings: Engine = Rings()
     monkeypatch.setitem(registry._ENGINE_OF, "fsdp2", rings)
     for module in (trainers, search):
-        monkeypatch.setattr(module, "is_for_others", lambda spec, layout: True)
+        monkeypatch.setattr(module, "is_for_others", lambda spec, backend: True)
 
 
 @pytest.fixture

@@ -18,7 +18,12 @@ USUAL = {"megatron": MEGATRON, "mca": MCA, **SHARDED}
 def test_most_trainers_do_as_is_usual_behind_a_backend(trainer: str | None, backend: str) -> None:
     own = PACKED_APART if trainer == "swift" else USUAL
     usual = FINE_TUNING if trainer and backend == "megatron" else own.get(backend, USUAL[backend])
-    assert traits_of(backend, trainer) is usual
+    assert traits_of(replace(small_spec(), trainer=trainer), backend) is usual
+
+
+def test_adapters_are_predicted_as_the_trainer_computes_that_writes_their_files() -> None:
+    spec = small_spec(finetuning="lora")
+    assert traits_of(spec, "megatron") is traits_of(replace(spec, trainer="swift"), "megatron") is FINE_TUNING
 
 
 def test_trinity_has_its_own_loss_padding_and_optimizer() -> None:

@@ -132,7 +132,7 @@ class _Search:
 
     def refusal(self, layout: Layout) -> Broken | None:
         """Return why no trainer can run a layout, or None."""
-        return None if is_for_others(self.spec, layout) else broken_by(self.spec, layout, self.verdict(layout))
+        return None if is_for_others(self.spec, layout.backend) else broken_by(self.spec, layout, self.verdict(layout))
 
     def limit_s(self) -> float:
         """Return the step time in seconds above which a layout is behind the best one, whatever else speaks for it."""

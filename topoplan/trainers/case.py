@@ -9,4 +9,4 @@ from topoplan.trainers.registry import traits_of
 
 def case_of(spec: Spec, backend: str) -> Case:
     """Return the case of a spec under a backend: the spec with the traits of the backend's trainer."""
-    return case_with(spec, traits_of(backend, spec.trainer))
+    return case_with(spec, traits_of(spec, backend))

@@ -107,14 +107,11 @@ def training_path_of(backend: str, name: str | None = None) -> TrainingPath:
     return path
 
 
-def traits_of(backend: str, name: str | None) -> Traits:
-    """Return how a backend's trainer computes; `name` selects among trainers that share the backend.
-
-    Without a trainer, the backend megatron means Megatron-LM's own training loop.
-    """
-    if name is None and backend == MEGATRON.name:
+def traits_of(spec: Spec, backend: str) -> Traits:
+    """Return how the trainer of a spec computes under a backend; without one, the trainer that `is_for_others` says."""
+    if is_for_others(spec, backend):
         return MEGATRON
-    return training_path_of(backend, name).traits[backend]
+    return training_path_of(backend, spec.trainer).traits[backend]
 
 
 def steps_of(job: Job, backend: str, name: str | None) -> int | None:
@@ -200,12 +197,13 @@ def caveats_of(spec: Spec, layout: Layout, trainer: Trainer | None) -> tuple[str
     )
 
 
-def is_for_others(spec: Spec, layout: Layout) -> bool:
-    """Whether a layout may be predicted for a trainer that no files are written for.
+def is_for_others(spec: Spec, backend: str) -> bool:
+    """Whether layouts of a backend may be predicted for a trainer that no files are written for.
 
-    This holds for full fine-tuning with Megatron-LM's layouts; adapters are predicted as in ms-swift.
+    This holds for full fine-tuning with Megatron-LM's layouts, which are then predicted for its own training loop;
+    adapters are predicted as in ms-swift.
     """
-    return spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full"
+    return spec.trainer is None and backend == MEGATRON.name and spec.job.finetuning == "full"
 
 
 def broken_by(spec: Spec, layout: Layout, said: TrainerChoice) -> Broken | None:
@@ -220,7 +218,7 @@ def broken_by(spec: Spec, layout: Layout, said: TrainerChoice) -> Broken | None:
 
 def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:
     """Return why no trainer can run a layout and what would help; None if one can."""
-    if is_for_others(spec, layout):
+    if is_for_others(spec, layout.backend):
         return None
     return broken_by(spec, layout, choose_trainer(spec, layout, spec.trainer))
 
