@@ -107,6 +107,31 @@ def test_the_job_is_what_the_file_means(tmp_path: Path, text: str, name: str, mo
     assert {key: found["job"].get(key) for key in keys} == keys
 
 
+ON_BOTH = "--lora_alpha 8 --weight_decay 0.05 --hub_token hf_abc --output_dir out"
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        # `megatron sft` has no warmup_ratio, and one of its plans may be the best.
+        ("swift sft --warmup_ratio 0.1 --tuner_type lora", {"trainer": {"lora_alpha": 8, "weight_decay": 0.05}}),
+        (
+            "megatron sft --lr 3e-5 --max_epochs 2 --lr_warmup_fraction 0.1 --lora_dropout no --train_type lora",
+            {
+                "trainer": {"lr_warmup_fraction": 0.1, "lora_alpha": 8, "weight_decay": 0.05},
+                **{"learning_rate": 3e-5, "epochs": 2.0},
+            },
+        ),
+    ],
+)
+def test_what_ms_swift_is_told_beside_the_layout_goes_with_the_job(
+    tmp_path: Path, command: str, keys: dict[str, Any]
+) -> None:
+    text = f"NPROC_PER_NODE=8 {command} --model Qwen/Qwen3-8B --dataset a --max_length 4096 {ON_BOTH}\n"
+    found = job(tmp_path, text, "train.sh").source.data["job"]
+    assert {key: found.get(key) for key in keys} == keys
+
+
 RLHF = "swift rlhf --model Qwen/Qwen3-8B --dataset a --max_length 4096 --tuner_type full --deepspeed zero3"
 ON_MEGATRON = "megatron rlhf --model Qwen/Qwen3-8B --dataset a --max_length 4096 --tensor_model_parallel_size 8"
 

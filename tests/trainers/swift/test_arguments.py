@@ -11,8 +11,8 @@ from topoplan.errors import InputError, LayoutError, SpecError
 from topoplan.specs.spec import Spec
 from topoplan.trainers.swift.arguments import (
     _OF_LLAMAFACTORY,
-    _OF_THE_JOB,
     COMMANDS,
+    OF_THE_JOB,
     Command,
     arguments_of,
     oldest_version,
@@ -53,8 +53,8 @@ def test_no_old_name_is_one_of_the_present() -> None:
 def test_what_a_message_advises_can_be_written() -> None:
     either = {name for command in COMMANDS for name in arguments_of(command).types}
     assert {advice.removeprefix("write ") for advice in _OF_LLAMAFACTORY.values() if advice[:5] == "write"} <= either
-    assert set(_OF_THE_JOB) <= either
-    assert {key for key in _OF_THE_JOB.values() if not hasattr(JOB, key)} == set()
+    assert set(OF_THE_JOB) <= either
+    assert {key for key in OF_THE_JOB.values() if not hasattr(JOB, key)} == set()
     # Otherwise the advice would never be given.
     assert not set(_OF_LLAMAFACTORY) & set(arguments_of("megatron sft").types)
 

@@ -17,6 +17,7 @@ from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
+from topoplan.trainers.megatron_keys import EMBEDDING, FIRST, LAST, LOSS
 from topoplan.trainers.user_keys import check_user_keys
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
@@ -25,7 +26,7 @@ COMMANDS: tuple[Command, ...] = ("swift sft", "swift rlhf", "megatron sft")
 
 _FROM_TRANSFORMERS = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
 
-_OF_THE_JOB = {
+OF_THE_JOB = {
     "bf16": "precision",
     "fp16": "precision",
     "fp4_format": "precision",
@@ -64,6 +65,26 @@ _OF_LLAMAFACTORY = {
     "val_size": "write split_dataset_ratio",
 }
 """What to write in place of LLaMA-Factory's keys that have another name in ms-swift."""
+
+DECIDED: Mapping[str, tuple[str, ...]] = {
+    "swift sft": (
+        *("tuner_type", "torch_dtype", "bf16", "fp16", "freeze_vit", "freeze_aligner", "freeze_llm", "lora_rank"),
+        *("target_modules", "quant_method", "quant_bits", "freeze_parameters_ratio", "trainable_parameters_regex"),
+        *("bnb_4bit_quant_storage", "max_length", "packing", "max_pixels", "num_train_epochs", "optim"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size", "deepspeed", "fsdp"),
+        *("gradient_checkpointing", "use_liger_kernel", "add_version", "deepspeed_autotp_size", "device_map"),
+        *("experts_impl", "fsdp_config", "zero_hpz_partition_size", "max_epochs", "optimizer", "use_galore"),
+    ),
+    "megatron sft": (
+        *("tuner_type", "torch_dtype", "bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "mtp_num_layers"),
+        *("freeze_vit", "freeze_aligner"),
+        *("freeze_llm", "max_length", "packing", "max_pixels", "num_train_epochs", FIRST, LAST),
+        *(EMBEDDING, LOSS, "use_megatron_fsdp", "moe_enable_deepep", "optimizer"),
+        *("add_version", "bridge_backend", "lora_rank", "target_modules", "target_regex", "modules_to_save"),
+        *("lora_bias", "lora_dtype"),
+    ),
+}
+"""Command -> arguments that predictions assume or that the scripts rely on, besides those that express a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +154,18 @@ def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> 
         return _checked(name, value, command, where)
 
     fixed = {name: (value,) for name, value in decided.items()}
-    return check_user_keys(spec, spec.job.trainer, check, fixed, _OF_THE_JOB, left_out="leaves it out")
+    return check_user_keys(spec, spec.job.trainer, check, fixed, OF_THE_JOB, left_out="leaves it out")
+
+
+def accepted(name: str, value: Any, command: Command) -> Any:
+    """Return a user's value of an argument, converted to its type; None if the command refuses name or value."""
+    if any(secrets_in({name: value})):
+        return None
+    try:
+        _check_name(name, command, "")
+        return _checked(name, value, command, "")
+    except SpecError:
+        return None
 
 
 def _check_name(name: str, command: Command, where: str) -> None:

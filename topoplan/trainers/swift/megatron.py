@@ -16,10 +16,10 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
-from topoplan.trainers.megatron_keys import DISPATCHER, EMBEDDING, FIRST, LAST, LOSS, MEMORY_KEYS, title
+from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title
 from topoplan.trainers.shared_refusals import FP8_RECIPES
 from topoplan.trainers.steps import megatron_steps
-from topoplan.trainers.swift.arguments import user_arguments
+from topoplan.trainers.swift.arguments import DECIDED, user_arguments
 from topoplan.trainers.swift.common import (
     adapter_entries,
     data_section,
@@ -36,16 +36,6 @@ from topoplan.trainers.traits import FINE_TUNING, MCA
 from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
-_DECIDED = (
-    *ROWS,
-    *("tuner_type", "torch_dtype", "bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "mtp_num_layers"),
-    *("freeze_vit", "freeze_aligner"),
-    *("freeze_llm", "max_length", "packing", "max_pixels", "num_train_epochs", FIRST, LAST),
-    *(EMBEDDING, LOSS, "use_megatron_fsdp", "moe_enable_deepep", "optimizer"),
-    *("add_version", "bridge_backend", "lora_rank", "target_modules", "target_regex", "modules_to_save", "lora_bias"),
-    "lora_dtype",
-)
-"""Arguments that predictions assume or that the scripts rely on."""
 _SPEED_KEYS = (
     *("overlap_grad_reduce", "overlap_param_gather", "attention_backend", "tp_comm_overlap"),
     *("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
@@ -60,7 +50,7 @@ def megatron_files(spec: Spec, layout: Layout) -> TrainerFiles:
     """Write a layout's train.yaml."""
     sections = _sections(spec, layout)
     ours = values_of(sections)
-    user = user_arguments(spec, "megatron sft", {name: ours.get(name) for name in _DECIDED})
+    user = user_arguments(spec, "megatron sft", {name: ours.get(name) for name in (*ROWS, *DECIDED["megatron sft"])})
     return trainer_files(
         spec,
         layout,

@@ -34,6 +34,7 @@ from topoplan.trainers.megatron_keys import (
     with_comment,
 )
 from topoplan.trainers.swift import grpo
+from topoplan.trainers.swift.carried import carried
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
@@ -312,6 +313,7 @@ CODEC = Codec(
     view=grpo.with_answers,
     layout=_layout,
     job=_job,
+    carries=lambda keys, job: carried(keys, job, rows=ROWS, commands=("megatron sft",)),
     tells_faults=True,  # for LLaMA-Factory, they are reported even without a cluster
     assumptions=_assumptions,
 )

@@ -13,7 +13,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
 from topoplan.trainers.steps import training_steps
-from topoplan.trainers.swift.arguments import user_arguments
+from topoplan.trainers.swift.arguments import DECIDED, user_arguments
 from topoplan.trainers.swift.common import (
     adapter_entries,
     data_section,
@@ -30,16 +30,6 @@ from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
-_DECIDED = (
-    *("tuner_type", "torch_dtype", "bf16", "fp16", "freeze_vit", "freeze_aligner", "freeze_llm", "lora_rank"),
-    *("target_modules", "quant_method", "quant_bits", "freeze_parameters_ratio", "trainable_parameters_regex"),
-    *("bnb_4bit_quant_storage", "max_length", "packing", "max_pixels", "num_train_epochs", "optim"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size", "deepspeed", "fsdp"),
-    *("gradient_checkpointing", "use_liger_kernel", "add_version", "deepspeed_autotp_size", "device_map"),
-    *("experts_impl", "fsdp_config", "zero_hpz_partition_size", "max_epochs", "optimizer", "use_galore"),
-)
-"""Arguments that predictions assume or that the scripts rely on."""
-
 
 def sft_files(spec: Spec, layout: Layout) -> TrainerFiles:
     """Write a layout's train.yaml, and the file for DeepSpeed or FSDP2."""
@@ -47,7 +37,7 @@ def sft_files(spec: Spec, layout: Layout) -> TrainerFiles:
     steps = training_steps(spec.job, max_steps if isinstance(max_steps, int) else None)
     sections = _sections(spec, layout, steps)
     ours = values_of(sections)
-    decided = {name: ours.get(name) for name in _DECIDED}
+    decided = {name: ours.get(name) for name in DECIDED["swift sft"]}
     if "accelerator_config" in ours:
         decided["accelerator_config"] = ours["accelerator_config"]
     user = user_arguments(spec, "swift sft", decided)

@@ -29,7 +29,10 @@ from topoplan.trainers.data_parallel import (
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
 from topoplan.trainers.swift import grpo
+from topoplan.trainers.swift.arguments import Command
+from topoplan.trainers.swift.carried import carried
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
+from topoplan.trainers.swift.megatron_job import ROWS as MEGATRON_ROWS
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
 from topoplan.trainers.usual import why_accumulation
 
@@ -224,6 +227,12 @@ def _layers_of(keys: Keys, model: Model) -> int | None:
     return next((count for count, regex in wanted if written == (1, regex)), None)
 
 
+def _carried(keys: Keys, job: Job) -> Mapping[str, Any]:
+    """Return what goes along with the job: all that `swift sft` and, but for QLoRA, `megatron sft` accept."""
+    both: tuple[Command, ...] = ("swift sft", "megatron sft")
+    return carried(keys, job, rows={**MEGATRON_ROWS, **ROWS}, commands=both[: 1 if job.finetuning == "qlora" else 2])
+
+
 CODEC = Codec(
     reads="swift",
     rows=ROWS,
@@ -234,6 +243,7 @@ CODEC = Codec(
     view=grpo.with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
+    carries=_carried,
     tells_faults=True,
     assumptions=lambda reading, *_: grpo.assumptions(reading),
 )
