@@ -55,6 +55,13 @@ def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
     assert padded / packed == pytest.approx(32, rel=0.05)
 
 
+def test_packing_is_recommended_without_padding_too_if_it_saves_much() -> None:
+    short = notes(spec_of({128: 90_000}, epochs=1.0), tp=8)
+    assert "samples are much shorter than seq_len: packing: true would save" in short
+    assert "a step then learns from 2,000 samples in place of 64" in short
+    assert "packing: true" not in notes(spec_of({4000: 90_000}, epochs=1.0), tp=8)
+
+
 def test_a_layout_is_held_to_the_rules_of_its_own_engine() -> None:
     # Megatron's rules do not know Ulysses, and would miss half of the GPUs.
     spec = spec_of({64: 90_000, 4096: 10_000}, epochs=1.0)

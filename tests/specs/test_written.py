@@ -1,5 +1,6 @@
 """A written spec is read back as the same spec."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -64,3 +65,18 @@ def test_what_is_assumed_stays_assumed_and_is_shown() -> None:
     assert again.assumed == ("nvlink_bandwidth", "ib_bandwidth", "nics_per_node")
     uncommented = load_spec(parse_source(text.replace("# ib_bandwidth: 400", "ib_bandwidth: 100"), name="written"))
     assert uncommented.cluster.nic_bytes_per_s == 100e9 / 8
+
+
+def test_samples_that_are_counted_from_the_data_set_are_not_written(tmp_path: Path) -> None:
+    data = tmp_path / "mine.jsonl"
+    turns = [{"role": "user", "content": "word " * 50}, {"role": "assistant", "content": "answer " * 20}]
+    data.write_text((json.dumps({"messages": turns}) + "\n") * 100)
+    given = [f"dataset={data}", "model=Qwen/Qwen3-8B"]
+    spec = load_spec("cluster_specs/h100-4x8.yaml", overrides=[*given, "samples=null"])
+    text = spec_text(spec)
+    assert spec.job.samples == 100
+    assert "samples:" not in text
+    packed = load_spec(parse_source(text, name="written"), overrides=["packing=true"])
+    assert packed.job.samples is not None
+    assert packed.job.samples < 10  # packed sequences, not samples
+    assert "samples: 70 " in spec_text(load_spec("cluster_specs/h100-4x8.yaml", overrides=[*given, "samples=70"]))

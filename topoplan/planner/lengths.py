@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from topoplan.engines.registry import engine_of
 from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, keeps_samples_apart, load_of
@@ -15,6 +16,8 @@ from topoplan.trainers.case import case_of
 
 _MUCH = 0.5
 """Fraction of padding above which packing is recommended."""
+_SAVES = 1 / 3
+"""Fraction of the training time that packing has to save for it to be recommended where there is less padding."""
 
 
 def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
@@ -28,8 +31,8 @@ def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
     cut = lengths.share_above(job.seq_len)
     if cut and not (job.packs and job.stage == "pt"):
         notes.append(f"{_some(cut)} of the sequences are longer than seq_len {job.seq_len:,} and are cut to it")
-    if plan.padding_share > _MUCH and not job.packing and job.stage != "dpo":
-        notes.append(f"more than half of the work is padding: set packing: true{_gain(spec, plan)}")
+    if not job.packing and job.stage != "dpo":
+        notes += _packing_note(spec, plan, plan.padding_share)
     if spec.model.vision and job.images_per_sequence and lengths.rule:
         notes.append("the data set has no images: set images_per_sequence: 0")
     return tuple(notes)
@@ -73,27 +76,54 @@ def _some(share: float) -> str:
     return f"{share:.0%}" if share >= 0.01 or not share else "less than 1%"
 
 
-def _gain(spec: Spec, plan: Plan) -> str:
-    """Return what the job would take with packed samples under the plan's layout, if that layout can be used."""
+def _packing_note(spec: Spec, plan: Plan, padding_share: float) -> Iterator[str]:
+    """Yield advice to pack the samples where much of the work is padding, or where packing saves much time."""
+    packed = _packed(spec, plan)
+    gain, saved = "", 0.0
+    if packed is not None:
+        gain = f"; with this layout {_hours(packed.hours)} in place of {_hours(packed.unpacked_hours)}"
+        saved = 1.0 - packed.hours / packed.unpacked_hours
+    if padding_share > _MUCH:
+        yield f"more than half of the work is padding: set packing: true{gain}"
+    elif packed is not None and saved > _SAVES:
+        yield (
+            f"samples are much shorter than seq_len: packing: true would save {saved:.0%} of the training{gain}; a step"
+            f" then learns from {packed.samples_per_step:,.0f} samples in place of {spec.job.global_batch_size:,}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packed:
+    """The steps of a job with and without packing, under the same layout."""
+
+    hours: float
+    unpacked_hours: float
+    samples_per_step: float
+
+
+def _packed(spec: Spec, plan: Plan) -> _Packed | None:
+    """Return what the job would take with packed samples under the plan's layout; None if it cannot be used."""
     job, lengths = spec.job, spec.job.lengths
     if lengths is None or job.samples is None:
-        return ""
+        return None
     there = replace(job, packing=True, lengths=replace(lengths, samples=job.samples))
     packing = there.packed
     if packing is None or packing.sequences < job.global_batch_size:
-        return ""
+        return None
     then = replace(spec, job=replace(there, samples=packing.sequences))
     case = case_of(then, plan.layout.backend)
     if engine_of(plan.layout.backend).verdict(case, plan.layout, searched=True):
-        return ""
+        return None
     memory = memory_of(case, plan.layout)
     if not memory.fits:
-        return ""
+        return None
     packed_s = plan_of(then, case, plan.layout, memory).time.step_s * packing.sequences
-    hours = [
-        seconds / job.global_batch_size * job.epochs / 3600 for seconds in (packed_s, plan.time.step_s * job.samples)
-    ]
-    return f"; with this layout {_hours(hours[0])} instead of {_hours(hours[1])}"
+    each = job.epochs / job.global_batch_size / 3600
+    return _Packed(
+        hours=packed_s * each,
+        unpacked_hours=plan.time.step_s * job.samples * each,
+        samples_per_step=job.samples / packing.sequences * job.global_batch_size,
+    )
 
 
 def _hours(value: float) -> str:

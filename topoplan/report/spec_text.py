@@ -49,7 +49,7 @@ def _job_lines(spec: Spec) -> Iterator[str]:
     for key, value in keys.items():
         yield from _value_lines(JobForm, key, value, indent="  ")
     for key, value in _OFFERED.items():
-        if key not in keys:
+        if key not in keys and (key != "samples" or spec.job.lengths is None):
             yield "# " + _line(JobForm, key, value, indent="  ")
 
 

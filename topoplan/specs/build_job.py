@@ -29,7 +29,14 @@ def build_job(document: Document, cluster: Cluster, model: Model, form: JobForm,
     if not document.has("job", "learning_rate"):
         job = replace(job, learning_rate=usual_learning_rate(job.finetuning, job.stage))
     if lengths is not None and job.samples is None:
-        job = replace(job, samples=_sequences_of(document, job, lengths))
+        sequences = sequences_of(job, lengths)
+        if sequences < 1:
+            document.fail(
+                ("job", "seq_len"),
+                f"{lengths.samples} samples of {lengths.source} fill no sequence of {job.seq_len} tokens",
+                remedy="lower seq_len, or take more data",
+            )
+        job = replace(job, samples=sequences)
     _check_precision(document, job, cluster.gpu)
     _check_something_trained(document, job, model)
     _check_tuner(document, job, model)
@@ -38,8 +45,11 @@ def build_job(document: Document, cluster: Cluster, model: Model, form: JobForm,
     return job
 
 
-def _sequences_of(document: Document, job: Job, lengths: Lengths) -> int:
-    """Return the sequences (packed ones with packing) in one epoch, after the trainer's val_size is held out."""
+def sequences_of(job: Job, lengths: Lengths) -> int:
+    """Return the sequences (packed ones with packing) in one epoch, after the trainer's val_size is held out.
+
+    It is below 1 if nothing is left.
+    """
     held_back = job.trainer.get("val_size")
     rest = lengths.samples
     if isinstance(held_back, int | float) and held_back > 0:
@@ -47,12 +57,6 @@ def _sequences_of(document: Document, job: Job, lengths: Lengths) -> int:
     if rest > 0:
         packing = replace(job, lengths=replace(lengths, samples=rest)).packed
         rest = packing.sequences if packing else rest
-    if rest < 1:
-        document.fail(
-            ("job", "seq_len"),
-            f"{lengths.samples} samples of {lengths.source} fill no sequence of {job.seq_len} tokens",
-            remedy="lower seq_len, or take more data",
-        )
     return rest
 
 

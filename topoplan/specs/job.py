@@ -46,8 +46,8 @@ class Job:
         "Pre-training, supervised fine-tuning or direct preference optimization.", default="sft"
     )
     dataset: Annotated[str | None, Text(meaning="names with commas between them")] = key(
-        "Data sets by their names in dataset_info.json, with commas. When their JSON files are on this machine, the "
-        "lengths of their samples are read; so are those of a .json or .jsonl file given here."
+        "Data sets by their names in dataset_info.json, with commas, or a .json or .jsonl file. The lengths of samples "
+        "are read from files on this machine."
     )
     dataset_dir: Annotated[str | None, Text(meaning="a path")] = key("Directory of dataset_info.json, on every node.")
     template: Annotated[str | None, Text(pattern=r"[A-Za-z0-9._-]+", meaning="a template's name")] = key(

@@ -11,6 +11,7 @@ from typing import Any
 from topoplan import catalog
 from topoplan.specs import known
 from topoplan.specs.build_cluster import usual_sockets
+from topoplan.specs.build_job import sequences_of
 from topoplan.specs.cluster import USUAL_STORAGE_BYTES_PER_S, Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job, usual_learning_rate
@@ -27,13 +28,15 @@ _TERA = 1e12
 
 
 def job_keys(job: Job) -> dict[str, Any]:
-    """Return the keys of the job. Lengths read from the data set are left out, to be read again."""
+    """Return the keys of the job. Lengths read from the data set, and their number, are left out, to be read again."""
     written = {name: getattr(job, name) for name in ALWAYS}
     implied = {
         "packing": job.stage == "pt",
         "learning_rate": usual_learning_rate(job.finetuning, job.stage),
         "lengths": None,
     }
+    if job.lengths is not None and job.lengths.rule:
+        implied["samples"] = sequences_of(job, job.lengths)
     for own in fields(Job):
         value = getattr(job, own.name)
         if own.name not in written and value != implied.get(own.name, _default(own)) and own.name != "lengths":
