@@ -45,6 +45,48 @@ def test_a_cluster_can_be_said_in_options(cli: Cli, train: Path) -> None:
     assert "- assumed, as usual for machines with h100-sxm-80gb: 8 GPUs per node, " in said
 
 
+ZERO = "model_name_or_path: Qwen/Qwen2.5-32B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: full\n\
+deepspeed: z3.json\ntemplate: qwen\ndataset: mine\ncutoff_len: 16384\noutput_dir: saves\nbf16: true\n\
+per_device_train_batch_size: 2\ngradient_accumulation_steps: 2\n"
+
+
+@pytest.fixture
+def too_large(tmp_path: Path) -> list[Path]:
+    """A job that does not fit on two nodes, and the script that starts it on them."""
+    (tmp_path / "zero.yaml").write_text(ZERO)
+    stage = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}
+    batch = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    (tmp_path / "z3.json").write_text(json.dumps(stage | batch))
+    script = "NNODES=2 NODE_RANK=0 MASTER_ADDR=a MASTER_PORT=29500 FORCE_TORCHRUN=1 llamafactory-cli train zero.yaml\n"
+    (tmp_path / "run.sh").write_text(script)
+    return [tmp_path / name for name in ("run.sh", "zero.yaml", "z3.json")]
+
+
+def test_the_command_says_how_many_machines_there_are(cli: Cli, too_large: list[Path]) -> None:
+    found = cli("check", *too_large, "--gpu", "a100-sxm-80gb").out
+    assert "on a100-sxm-80gb-2x8, 2 x 8 a100-sxm-80gb" in " ".join(found.split())
+    assert "launch-other-cluster" not in found
+    one = cli("check", *too_large, "--gpu", "a100-sxm-80gb", "--nodes", "1").out
+    assert "[launch-other-cluster]" in one
+
+
+def test_what_does_not_fit_is_told_the_least_change_and_the_next_command(cli: Cli, too_large: list[Path]) -> None:
+    shown = cli("check", *too_large, "--gpu", "a100-sxm-80gb").out
+    found = " ".join(shown.split())
+    assert "fits zero3-dp16-mbs1-full-liger: set per_device_train_batch_size: 1" in found
+    assert "enable_liger_kernel: true" in found
+    (following,) = [line for line in shown.splitlines() if line.startswith("Next  topoplan generate ")]
+    assert "--gpu a100-sxm-80gb --nodes 2 --job" in following
+    words = following.split()[2:]
+    assert cli(*words, "-o", too_large[0].parent / "bundle").code == 0
+
+
+def test_without_a_cluster_it_says_how_to_learn_whether_a_job_fits(cli: Cli, train: Path) -> None:
+    words = "--gpu NAME --nodes N, or --cluster SPEC, adds whether it fits"
+    assert words in cli("check", train).out
+    assert words not in cli("check", train, "--gpu", "h100", "--nodes", "4").out
+
+
 def test_a_model_can_be_named_for_a_path_that_says_nothing(cli: Cli, train: Path) -> None:
     train.write_text(FULL_YAML.replace("Qwen/Qwen3-VL-8B-Instruct", "/data/final"))
     assert "not predicted" in cli("check", train, "--cluster", CLUSTER).out

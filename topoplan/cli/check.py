@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,8 +13,10 @@ from topoplan.cli.completion import models
 from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
 
 if TYPE_CHECKING:
+    from topoplan.lint.check import Checked
     from topoplan.lint.finding_filter import FindingFilter
     from topoplan.lint.prediction_target import PredictionTarget
+    from topoplan.specs.cluster import Cluster
 
 Format = Literal["text", "json", "github", "sarif"]
 Form = Annotated[
@@ -63,12 +67,17 @@ def check(
         raise InputError(f"is not for --json, which has a form of its own: {form}", where="--format")
     against = _against(cluster, of_cluster, model, seq_len, fresh=no_cache)
     choice = FindingFilter(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
-    _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
+    checked = _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
+    if form == "text" and not as_json:
+        _print_next(checked, replace(of_cluster, model=model), cluster)
+    if checked.count("error"):
+        raise typer.Exit(1)
 
 
 def _check(
     files: list[str], against: PredictionTarget, choice: FindingFilter, *, fix: bool, force: bool, form: Format
-) -> None:
+) -> Checked:
+    """Check the files and print what was found. Returns the last check: with `fix`, that of the corrected copies."""
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.lint.check import check as check_files
     from topoplan.lint.check import corrections
@@ -91,8 +100,29 @@ def _check(
         print_checked(stdout_console(), checked, correctable=0 if fix else corrections(checked))
         if fixed is not None:
             print_fixed(stdout_console(), checked, fixed)
-    if (fixed.after if fixed else checked).count("error"):
-        raise typer.Exit(1)
+    return fixed.after if fixed else checked
+
+
+def _print_next(checked: Checked, said: SpecOptions, cluster: str | None) -> None:
+    """Print what to type next: to predict the files, or to write those of a better plan."""
+    from shlex import join
+
+    from topoplan.cli.output import stdout_console
+    from topoplan.report.check import better_plan
+    from topoplan.report.tables import paragraph
+
+    if checked.cluster is None:
+        if checked.setup.complete_configurations and not checked.setup.bundles:
+            how = "--gpu NAME --nodes N, or --cluster SPEC, adds whether it fits, how fast it is, and the best plan."
+            paragraph(stdout_console(), how, style="dim")
+        return
+    file, plan = better_plan(checked) or ("", None)
+    if plan is not None and Path(file).is_file():
+        if cluster is None and said.nodes is None and checked.cluster.nodes > 1:
+            said = replace(said, nodes=str(checked.cluster.nodes))
+        words = replace(said, job=file).words(cluster)
+        command = join(["topoplan", "generate", *words, "--backend", plan.layout.backend, "--plan", plan.id])
+        stdout_console().print(f"\nNext  {command}", soft_wrap=True, highlight=False)
 
 
 def _against(
@@ -112,8 +142,13 @@ def _against(
         return PredictionTarget(model=model, seq_len=seq_len)
     return PredictionTarget(
         cluster=said.read_cluster(cluster),
+        cluster_of_nodes=None if cluster is not None or said.nodes is not None else partial(_with_nodes, said),
         model=model,
         seq_len=seq_len,
         profile=None if said.profile is None else read_profile(said.profile),
         search=partial(search, fresh=fresh, best_only=True),
     )
+
+
+def _with_nodes(said: SpecOptions, nodes: int) -> Cluster:
+    return replace(said, nodes=str(nodes)).read_cluster(None)

@@ -68,8 +68,9 @@ def best_of(
         cluster = replace(cluster, host_memory_bytes=_MOST_HOST_BYTES)
     found: dict[str, Plan] = {}
     reason = ""
-    for backend in backends or backends_of(translation):
-        pinned = _pinned(translation, spec, backend)
+    for backend, pinned in _pinned_specs(translation, spec, backends or backends_of(translation)):
+        if backend in found:
+            continue
         try:
             wide = replace(any_samples(pinned), cluster=cluster, trainer=_trainer(translation, backend))
             if plans := search(wide).plans:
@@ -94,6 +95,19 @@ def _trainer(translation: Translation, backend: str) -> str | None:
 def any_samples(spec: Spec) -> Spec:
     """Return the spec without a number of samples: too few of them should not limit layouts, and are reported apart."""
     return replace(spec, job=replace(spec.job, samples=None))
+
+
+def _pinned_specs(translation: Translation, spec: Spec, backends: Sequence[str]) -> Iterator[tuple[str, Spec]]:
+    """Yield the spec for a search of each backend, and one with Liger's kernels for where the own backend has no plan.
+
+    They are one key of the file, which often saves more memory than any other, but take a package that may be missing.
+    """
+    for backend in backends:
+        pinned = _pinned(translation, spec, backend)
+        yield backend, pinned
+        if backend == translation.layout.backend and pinned.job.pin.get("fused_linear_cross_entropy") is False:
+            pin = {**pinned.job.pin, "fused_linear_cross_entropy": True}
+            yield backend, replace(pinned, job=replace(pinned.job, pin=pin))
 
 
 def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:

@@ -90,6 +90,7 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
         logs=logs,
         unread=(*setup.unread, *unread),
     )
+    against = against.sized_for(setup)
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)
     return check_setup(setup, against, choice)
@@ -131,6 +132,7 @@ def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter =
 def fix(checked: Checked, against: PredictionTarget) -> Fixed:
     """Return corrected copies of what was checked, applying every edit that its findings carry."""
     wanted, setup = _corrected(checked)
+    against = against.sized_for(checked.setup)
     return Fixed(copies=wanted, after=check_setup(setup, against, checked.choice) if wanted else checked)
 
 

@@ -117,6 +117,23 @@ def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -
         _print_prediction(console, list(same))
 
 
+def better_plan(checked: Checked) -> tuple[str, Plan] | None:
+    """Return a file, and a better plan that files can be written for from it; None if there is not just one such file.
+
+    That is the best plan, or the best of the own backend if the file's trainer has the job run by no other.
+    """
+    if len(checked.predictions) != 1 or checked.setup.bundles:
+        return None
+    (found,) = checked.predictions
+    part, best, translation = found.configuration.part, found.best, found.translation
+    if best is not None and translation is not None:
+        pinned = translation.spec.job.pin.get("backend", best.layout.backend)
+        best = best if pinned == best.layout.backend else found.best_of_backend
+    if best is None or part.label or part.file or (found.plan is not None and found.plan.id == best.id):
+        return None
+    return part.name, best
+
+
 def _file_order(checked: Checked, finding: Finding) -> int:
     names = [part.name for part in checked.setup.parts]
     return names.index(finding.part.name) if finding.part.name in names else len(names)
