@@ -29,7 +29,7 @@ def test_without_any_it_says_so(cli: Cli) -> None:
 def test_they_come_by_time_with_what_was_last_seen(cli: Cli) -> None:
     make("b-1", "2030-01-02T08:30:00.000+00:00", state="failed", code=137)
     make("a-2", "2030-01-03T00:00:00.000+00:00", hosts=9, state="running")
-    lines = [line.split() for line in cli("runs").out.splitlines()[2:]]
+    lines = [line.split() for line in cli("runs").out.splitlines()[2:4]]
     assert lines == [
         ["b-1", "2030-01-02", "08:30", "2", "failed,", "exit", "code", "137", "h0,", "h1"],
         ["a-2", "2030-01-03", "00:00", "9", "running", "h0", "...", "h8"],

@@ -24,7 +24,8 @@ H100, A4090 = "h100-sxm-80gb", "rtx4090-24gb"
             {"gpu": "h100", "nodes": 1},
             "8 GPUs per node, NVLink of 900GB/s per GPU; if the GPUs communicate over PCIe, set nvlink_bandwidth: none",
         ),
-        ({"gpu": A4090, "nodes": 1, "gpus_per_node": 4}, "no NVLink"),
+        ({"gpu": A4090, "nodes": 1, "gpus_per_node": 4}, "no NVLink (PCIe of 31.5GB/s each way)"),
+        ({"gpu": A4090, "nodes": 1, "gpus_per_node": 4, "pcie_bandwidth": "12GB/s"}, "no NVLink"),
     ],
 )
 def test_they_are_named_with_their_machine(keys: dict[str, object], note: str) -> None:

@@ -139,7 +139,10 @@ def test_logs_without_memory_change_nothing_about_it() -> None:
     ("changes", "message"),
     [
         ({"writer": "swift"}, "is a log of ms-swift, and the plan is written for LLaMA-Factory"),
-        ({"writer": "verl"}, "is a log of Trinity-RFT, and the plan is written for LLaMA-Factory"),
+        (
+            {"writer": "verl"},
+            "is a log of verl, as Trinity-RFT writes it, .*; give --trainer trinity",
+        ),
         ({"batch": 512}, "has 512 sequences per step, and the job 64"),
         ({"step_s": 100.0}, "a step took 100 s, and"),
     ],

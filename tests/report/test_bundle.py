@@ -1,10 +1,12 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from tests.samples import make_plan, make_spec
 from topoplan.report.bundle import bundle_to_dict, print_bundle
+from topoplan.specs.cluster import Host
 
 FILES = [Path("out dir") / name for name in ("README.md", "hosts.json", "node-00.sh", "node-01.sh", "plan.json")]
 
@@ -35,6 +37,16 @@ def test_with_a_job_script_the_next_command_submits_it() -> None:
         console, make_spec(), make_plan(), "llamafactory", Path("out dir"), [*FILES, Path("out dir/job.sbatch")], ()
     )
     assert stream.getvalue().endswith("\n  less 'out dir/README.md'\n  sbatch 'out dir/job.sbatch'\n")
+
+
+def test_with_hosts_in_the_spec_the_next_command_launches_it() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, color_system=None, highlight=False)
+    hosts = tuple(Host(address=f"node{number}") for number in range(4))
+    spec = make_spec()
+    spec = replace(spec, cluster=replace(spec.cluster, hosts=hosts))
+    print_bundle(console, spec, make_plan(), "llamafactory", Path("out dir"), FILES, ())
+    assert stream.getvalue().endswith("\n  less 'out dir/README.md'\n  topoplan launch 'out dir'\n")
 
 
 def test_the_json_twin_has_a_schema_and_the_files() -> None:

@@ -103,15 +103,22 @@ class TestFindingOne:
 
     @pytest.mark.parametrize(
         ("reference", "run_id"),
-        [("last", "qwen-30"), ("qwen-3", "qwen-3"), ("qwen-30", "qwen-30"), ("l", "llama-1"), ("llama-1", "llama-1")],
+        [
+            ("last", "qwen-30"),
+            ("qwen-3", "qwen-3"),
+            ("qwen-30", "qwen-30"),
+            ("l", "llama-1"),
+            ("llama-1", "llama-1"),
+            ("-1", "llama-1"),
+        ],
     )
-    def test_by_id_beginning_or_time(self, reference: str, run_id: str) -> None:
+    def test_by_id_a_part_of_it_or_time(self, reference: str, run_id: str) -> None:
         assert record.load(reference).run_id == run_id
 
     @pytest.mark.parametrize(
         ("reference", "message"),
         [
-            ("q", r"^2 runs begin with 'q': qwen-3, qwen-30; give more of the id$"),
+            ("q", r"^2 runs have 'q' in their id: qwen-3, qwen-30; give more of the id$"),
             ("qwen-4", r"^no run 'qwen-4'; did you mean 'qwen-3'\?$"),
             ("zzz", r"^no run 'zzz'; see `topoplan runs`$"),
             ("../runs/qwen-3", "^no run"),

@@ -11,9 +11,11 @@ def machine_note(cluster: Cluster) -> str:
     if not cluster.assumed:
         return ""
     nvlink, nics = cluster.nvlink_bytes_per_s, cluster.nics_per_node
+    is_usual = cluster.pcie_bytes_per_s == cluster.gpu.pcie_bytes_per_s
+    pcie = f" (PCIe of {format_byte_rate(cluster.pcie_bytes_per_s)} each way)" if is_usual else ""
     words = {
         "gpus_per_node": f"{cluster.gpus_per_node} GPUs per node",
-        "nvlink_bandwidth": f"NVLink of {format_byte_rate(2 * nvlink)} per GPU" if nvlink else "no NVLink",
+        "nvlink_bandwidth": f"NVLink of {format_byte_rate(2 * nvlink)} per GPU" if nvlink else f"no NVLink{pcie}",
         "ib_bandwidth": f"NICs of {format_bit_rate(cluster.nic_bytes_per_s)}",
         "nics_per_node": f"{nics} NIC{'s' if nics > 1 else ''} per node",
     }

@@ -176,9 +176,10 @@ def _refuse_other(lesson: Lesson, first: Spec) -> None:
         raise InputError(what, where=logged.name, remedy="calibrate each kind of GPU by itself")
     writers = WRITTEN_BY.get(logged.writer, (logged.writer,))
     if trainer and logged.writer and trainer not in writers:
-        known = listed([trainer_named(name).title for name in writers], "or")
+        titles = listed([trainer_named(name).title for name in writers], "or")
+        known = f"{logged.writer}, as {titles} writes it" if logged.writer in WRITTEN_BY else titles
         what = f"is a log of {known}, and the plan is written for {trainer_named(trainer).title}"
-        raise InputError(what, where=logged.name, remedy="give --trainer, or the bundle that ran")
+        raise InputError(what, where=logged.name, remedy=f"give --trainer {writers[0]}, or the bundle that ran")
     batch = spec.job.global_batch_size
     if logged.batch not in (None, batch):
         what = f"has {logged.batch} sequences per step, and the job {batch}"

@@ -70,9 +70,11 @@ def print_bundle(
 
 
 def starts(spec: Spec, files: Sequence[Path]) -> list[str]:
-    """Return the shell command that starts a bundle, by its job script or by hand."""
+    """Return the shell command that starts a bundle: its job script, `launch` where it names hosts, or by hand."""
     if job_scripts := [file for file in files if file.match("*.sbatch")]:
         return [f"sbatch {shlex.quote(str(job_scripts[0]))}"]
+    if spec.cluster.hosts and (listed := [file for file in files if file.name == "hosts.json"]):
+        return [f"topoplan launch {shlex.quote(str(listed[0].parent))}"]
     # Without hosts in the spec, the scripts need the address of the first node.
     unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts
     address = "MASTER_ADDR=10.0.0.1 " if unknown else ""

@@ -46,7 +46,7 @@ def _attention_kind(attention: object) -> str:
 
 def print_models(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
     """Print one row per model."""
-    table = table_of("name", "type", right=("size", "context"), last=("kind",), whole=2)
+    table = table_of("name", "type", right=("size", "context"), last=("kind",), whole=1)
     for entry in entries:
         context = entry["max_position_embeddings"]
         table.add_row(

@@ -41,6 +41,9 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
                 run.run_id, run.created[:16].replace("T", " "), str(len(run.nodes)), f"{run.state}{code}", _hosts(run)
             )
         console.print(table)
+        paragraph(
+            console, "`runs status`, `logs`, `attach` and `stop` take any part of an id that no other has.", style="dim"
+        )
     bullets(console, [f"{run.run_id}: {run.trouble}" for run in good if run.trouble])
     bullets(console, [f"{run.run_id}: {run.why}" for run in bad])
 

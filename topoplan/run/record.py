@@ -300,7 +300,7 @@ def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunReco
 
 
 def load(reference: str = LAST) -> RunRecord:
-    """Return the record of the run with the given id, unique id prefix, or `last`.
+    """Return the record of the run with the given id, a part of it that no other run has, or `last`.
 
     Raises:
         InputError: no run matches, several do, or the record cannot be used.
@@ -316,11 +316,12 @@ def load(reference: str = LAST) -> RunRecord:
     if reference in ids:
         return _read(reference)
     found = [one for one in ids if reference and one.startswith(reference)]
+    found = found or [one for one in ids if reference and reference in one]
     if len(found) == 1:
         return _read(found[0])
     if found:
         named = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-        raise InputError(f"{len(found)} runs begin with {reference!r}: {named}", remedy="give more of the id")
+        raise InputError(f"{len(found)} runs have {reference!r} in their id: {named}", remedy="give more of the id")
     raise InputError(f"no run {reference!r}", remedy=nearest(reference, ids) or "see `topoplan runs`")
 
 

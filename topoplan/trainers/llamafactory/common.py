@@ -88,8 +88,8 @@ def usual_warnings(spec: Spec) -> Iterator[str]:
     job = spec.job
     if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
         yield (
-            f"the trainer does not accept files as data sets: add {job.dataset} to dataset_info.json, and set"
-            " job.dataset to its name there"
+            f"the trainer does not accept files as data sets: add {job.dataset} to dataset_info.json, as the bundle's"
+            " README.md shows"
         )
     if job.template is not None and (missing := missing_template(job.template)):
         yield missing
