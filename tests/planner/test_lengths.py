@@ -58,7 +58,7 @@ def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
 def test_packing_is_recommended_without_padding_too_if_it_saves_much() -> None:
     short = notes(spec_of({128: 90_000}, epochs=1.0), tp=8)
     assert "samples are much shorter than seq_len: packing: true would save" in short
-    assert "a step then learns from 2,000 samples in place of 64" in short
+    assert "a step then learns from 2,000 samples instead of 64" in short
     assert "packing: true" not in notes(spec_of({4000: 90_000}, epochs=1.0), tp=8)
 
 

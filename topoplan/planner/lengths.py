@@ -81,14 +81,14 @@ def _packing_note(spec: Spec, plan: Plan, padding_share: float) -> Iterator[str]
     packed = _packed(spec, plan)
     gain, saved = "", 0.0
     if packed is not None:
-        gain = f"; with this layout {_hours(packed.hours)} in place of {_hours(packed.unpacked_hours)}"
+        gain = f"; with this layout {_hours(packed.hours)} instead of {_hours(packed.unpacked_hours)}"
         saved = 1.0 - packed.hours / packed.unpacked_hours
     if padding_share > _MUCH:
         yield f"more than half of the work is padding: set packing: true{gain}"
     elif packed is not None and saved > _SAVES:
         yield (
             f"samples are much shorter than seq_len: packing: true would save {saved:.0%} of the training{gain}; a step"
-            f" then learns from {packed.samples_per_step:,.0f} samples in place of {spec.job.global_batch_size:,}"
+            f" then learns from {packed.samples_per_step:,.0f} samples instead of {spec.job.global_batch_size:,}"
         )
 
 
