@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -511,9 +511,12 @@ class Bed:
         self._state.write_text(json.dumps(left))
 
 
-def under_way(bed: Bed, name: str) -> list[str]:
-    """Return what a host runs for clients, present or gone: sshd sessions and programs of ours, but no jobs."""
-    lines = bed.processes(name).values()
+def under_way(bed: Bed, name: str, before: Collection[int] = ()) -> list[str]:
+    """Return what a host runs for clients, present or gone: sshd sessions and programs of ours, but no jobs.
+
+    `before` are process ids that do not count.
+    """
+    lines = [line for pid, line in bed.processes(name).items() if pid not in before]
     sessions = [line for line in lines if line.startswith("sshd") and "[listener]" not in line]
     return sessions + [line for line in lines if "--norc" in line]
 

@@ -174,7 +174,7 @@ class Hosts:
                 stopped = stop_node(
                     connection, node.run_dir, started=node.started, grace_s=grace_s, deadline_s=grace_s + LIMIT_S
                 )
-                assert stopped.is_over
+                assert stopped.is_over, stopped
 
     def jobs(self) -> dict[str, list[str]]:
         """Return the processes on the hosts except sshd and what it runs for clients that look."""

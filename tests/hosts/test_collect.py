@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ class TestThisMachine:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         assert found.port_range == (int(low), int(high))
         assert found.clock_s is not None
-        assert abs(found.clock_s - Path("/proc/self/stat").stat().st_mtime) < 600
+        assert abs(found.clock_s - time.time()) < 600
         assert found.versions["python"] == sys.version.split()[0]
         assert [route.address for route in found.routes] == ["127.0.0.1", "localhost"]
         assert found.routes[0].resolved == ("127.0.0.1",)

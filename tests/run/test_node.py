@@ -189,6 +189,7 @@ class TestAJob:
                 start_node(connection, run_dir=place, script="n.sh", environment={}, deadline_s=60)
                 print(place, flush=True)
             """)
+        before = set(bed.processes("alpha"))  # earlier tests have left commands that go on for a while
         batches, size = 6, 8
         places = [f"{home}-{number}" for number in range(batches * size)]
         for place in places:
@@ -202,7 +203,7 @@ class TestAJob:
                     process.stdout.readline()
                 time.sleep(0.02 + 0.017 * batch)
                 process.send_signal(signal.SIGKILL)
-        assert eventually(lambda: not under_way(bed, "alpha"))
+        assert eventually(lambda: not under_way(bed, "alpha", before)), under_way(bed, "alpha", before)
         recorded = [place for place in places if Path(place, ".topoplan", "started.json").exists()]
         assert recorded
         assert eventually(lambda: all(Path(place, "ran").exists() for place in recorded))

@@ -277,6 +277,12 @@ class TestWhatMayBeOfIt:
         assert (said["gpus_unseen"], said["left"]) == ("9", "")
 
 
+SLOW_MV = """#!/bin/bash
+[[ "$1" == */starting ]] || for ((end = SECONDS + {seconds}; SECONDS < end; )); do :; done
+exec /bin/mv "$@"
+"""
+
+
 class TestStop:
     def test_ends_a_job_that_does_as_it_is_told_long_before_the_grace_is_over(self, host: Host) -> None:
         host.start("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.02; done")
@@ -296,6 +302,19 @@ class TestStop:
         said = host.stop(grace_s=0.5)
         assert (said["left"], said["code"]) == ("", "137")
         assert time.monotonic() - began > 0.45
+
+    @pytest.mark.parametrize(("seconds", "code"), [(2, "137"), (600, "")])
+    def test_leaves_the_first_process_some_time_to_record_the_end(
+        self, host: Host, tmp_path: Path, seconds: int, code: str
+    ) -> None:
+        """On a busy machine, what it starts for that takes seconds."""
+        slow = instead(tmp_path / "bin")
+        (tmp_path / "bin" / "mv").write_text(SLOW_MV.format(seconds=seconds))
+        (tmp_path / "bin" / "mv").chmod(0o755)
+        host.try_to_start("trap '' TERM; echo up; while :; do sleep 0.02; done", env=slow)
+        assert eventually(lambda: host.log() == b"up\n")
+        said = host.stop(grace_s=0)
+        assert (said["left"], said["code"]) == ("", code)
 
     def test_finds_what_left_the_session_or_dropped_its_environment(self, host: Host) -> None:
         host.start(

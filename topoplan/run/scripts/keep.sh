@@ -28,8 +28,8 @@ if [ "$peers" ] && command -v "$python" >/dev/null; then
     )
 fi
 code=$?
-# 143: it was ended before the script began.
-if [ "$code" -ne 143 ]; then
+# 143, 137: it was ended before the script began.
+if [ "$code" -ne 143 ] && [ "$code" -ne 137 ]; then
     (
         eval "$environment"
         unset environment

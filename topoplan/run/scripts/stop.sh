@@ -65,22 +65,26 @@ tell() {
         signal TERM && signal CONT
     done
 }
-# Kills all but the first process, as long as it is there: it can still record how the script ended, for which it gets
-# most of the time. Its group is stopped before, so that nobody in it starts another or ends; the processes of other
-# groups have no time to.
+# Kills all but the first process, as long as it is there: it can still record how the script ended, for which it and
+# its `mv` get most of the time. Its group is stopped before, so that nobody in it starts another or ends; the processes
+# of other groups have no time to.
+records() {
+    look_at "$pid" && [ "$its_parent" = "$keeper" ] && { IFS= read -r called <"/proc/$pid/comm"; } 2>/dev/null &&
+        [ "$called" = mv ]
+}
 end() {
     keeper=none
-    if { [ "$rounds" -le 3 ] || [ "$((end_cs - time_cs))" -gt "$((settle_cs / 5))" ]; } && leads; then
+    if [ "$last" -eq 0 ] && leads; then
         keeper=$leader group=$leader
         signal_group STOP
         see
     fi
     for one in $left; do
         apart "$one"
-        [ "$pid" != "$keeper" ] || continue
+        [ "$pid" != "$keeper" ] && ! records || continue
         [ "$group" != 0 ] && [ "$group" != "$keeper" ] && signal_group KILL || signal KILL
     done
-    [ "$keeper" = none ] || kill -s CONT "$keeper"
+    [ "$keeper" = none ] || kill -s CONT -- "-$keeper"
     for again in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
         sleep 0.02
         [ "$keeper" != none ] && leads || break
@@ -108,10 +112,11 @@ while [ -n "$left" ] && [ "$time_cs" -lt "$end_cs" ]; do
     see
     now
 done
-end_cs=$((time_cs + settle_cs)) rounds=0
-# On a busy machine a single round may take that long.
-while [ -n "$left" ] && { [ "$rounds" -lt 6 ] || [ "$time_cs" -lt "$end_cs" ]; }; do
+end_cs=$((time_cs + settle_cs)) spare_cs=$((time_cs + settle_cs * 4 / 5)) rounds=0 last=0
+# On a busy machine a single round may take that long: a few spare the first process, and a few do not.
+while [ -n "$left" ] && { [ "$last" -lt 3 ] || [ "$time_cs" -lt "$end_cs" ]; }; do
     rounds=$((rounds + 1))
+    [ "$rounds" -le 3 ] || [ "$time_cs" -lt "$spare_cs" ] || last=$((last + 1))
     end
     see
     now
