@@ -81,7 +81,7 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     if not (probe / "argv").exists():
         return Started(code=process.returncode, stderr=stderr, argv=[], env={}, cwd="")
     assert int((probe / "pid").read_text()) == process.pid, "the script did not exec"
@@ -492,7 +492,7 @@ def test_sigterm_to_the_script_reaches_the_trainer(tmp_path: Path) -> None:
     process = subprocess.Popen(["bash", str(bundle / "node-00.sh")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
-    assert process.wait(timeout=20) == 42
+    assert process.wait(timeout=300) == 42
     process.stdout.close()
 
 

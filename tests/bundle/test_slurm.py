@@ -273,7 +273,7 @@ def submit(
         **(env or {}),
     }
     command = ["bash", str(spool / "slurm_script"), *arguments]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
 
 
 def ready_bundle(root: Path, place: str = "bundle", **what: Any) -> Path:

@@ -46,7 +46,7 @@ def ran(
         [shell, "-s", *collect_arguments(wanted)],
         input=script.encode(),
         capture_output=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PATH": path, **environment},
     )
     assert done.returncode == 0, done.stderr

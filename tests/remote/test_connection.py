@@ -256,11 +256,14 @@ class TestAConnectionThatBreaks:
             bed.restart("beta")
             assert collected(stream)[2].lost is not None
 
-    def test_for_two_seconds_only_loses_nothing(self, cables: Bed) -> None:
+    def test_for_two_seconds_only_loses_nothing(self, cables: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", LIMIT_S)  # the cut may last longer on a busy machine
+        monkeypatch.setattr("topoplan.remote.wire._SSH_SILENT_S", LIMIT_S)
         with connect(cables.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
             stream = connection.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
-            assert next(stream.read(LIMIT_S)) == Chunk(source="stdout", data=b"1\n")
+            first = next(stream.read(LIMIT_S))
+            assert isinstance(first, Chunk)
             cables.cut("beta")
             time.sleep(1.5)
             cables.heal("beta")
-            assert collected(stream)[0].split() == [b"%d" % number for number in range(2, 7)]
+            assert (first.data + collected(stream)[0]).split() == [b"%d" % number for number in range(1, 7)]

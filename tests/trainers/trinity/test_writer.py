@@ -138,7 +138,7 @@ def run_head(
     (saves / earlier).mkdir(parents=True)
     (saves / "latest_checkpointed_iteration.txt").write_text(noted)
     script = ["bash", str(root / "bundle" / "node-00.sh")]
-    return subprocess.run(script, env=words, text=True, capture_output=True, check=False, timeout=60)
+    return subprocess.run(script, env=words, text=True, capture_output=True, check=False, timeout=300)
 
 
 def test_a_run_starts_ray_and_the_launcher_and_ends_both(tmp_path: Path) -> None:
