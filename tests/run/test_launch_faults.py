@@ -165,7 +165,7 @@ class TestAJobThatFails:
                 listener.kill()
         hosts.assert_nothing_is_left()
         assert (ran.failure.node, ran.outcome.code) == ("node-00", 2)
-        assert "is taken on this machine" in ran.failure.tail[-1]
+        assert "is in use on this machine" in ran.failure.tail[-1]
 
     def test_ends_when_a_disk_fills_up_during_the_run(self, hosts: Hosts) -> None:
         hosts.does(LONG, three="yes topoplan | head -c 3000000 || exit 5")
