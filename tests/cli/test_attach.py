@@ -126,4 +126,4 @@ def test_what_still_runs_after_a_failure_is_stopped_unless_asked_not_to(
     live.wait_for(["ended"])
     noted = record.load()
     assert (noted.state, noted.code, noted.reason) == ("failed", 9, "node-01: ended with exit code 9")
-    assert "topoplan: this run has failed before: node-01: ended with exit code 9\n" in cli("attach").err
+    assert "topoplan: this run failed earlier: node-01: ended with exit code 9\n" in cli("attach").err

@@ -85,4 +85,4 @@ def test_the_runs_of_this_machine_are_logs_too(cli: Cli, tmp_path: Path, monkeyp
     shown = " ".join(cli("calibrate", "--runs").out.split())
     assert "1 log with " in shown
     assert "run b-2 is left out: " in shown
-    assert "is the bundle of another run now" in shown
+    assert "is now the bundle of another run" in shown

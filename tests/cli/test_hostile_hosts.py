@@ -121,7 +121,7 @@ def test_what_hosts_say_of_themselves(evil: tuple[Bed, Path], bundle: Path, cli:
     finally:
         bashrc.write_text(good)
     assert_harmless(shown)
-    assert "it ran no script of ours" in shown.err
+    assert "it did not run topoplan's script" in shown.err
 
 
 def test_jobs_and_their_end(evil: tuple[Bed, Path], bundle: Path, cli: Cli) -> None:

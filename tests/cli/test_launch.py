@@ -83,7 +83,7 @@ def test_a_dry_run_says_which_secrets_are_set_and_a_launch_without_one_is_refuse
     ("options", "words"),
     [
         (["--exclude", "10.0.0.3"], "3 of 4 hosts (without 10.0.0.3)"),
-        (["--nodes", "7"], "is none of the bundle's hosts"),
+        (["--nodes", "7"], "is not one of the bundle's hosts"),
         (["--grace", "-1"], "--grace"),
         (["--retries", "2", "--detach"], "--retries: nobody is there to start it again; leave out --detach"),
         (["--lost-host-after", "30"], "--lost-host-after: '30' is no time; expected one such as 90s, 30min or 2h"),

@@ -71,9 +71,9 @@ def test_ends_a_run_whose_directories_were_deleted(cli: Cli, live: LiveRun) -> N
         live.wait_for_log(node.node, b"up\n")
         shutil.rmtree(node.run_dir)
     shown = " ".join(cli("status").out.split())
-    assert shown.count("running; its run directory is not there") == 2
+    assert shown.count("running; its run directory is missing") == 2
     shown = " ".join(cli("stop").out.split())
-    assert shown.count("stopped; its run directory is not there") == 2
+    assert shown.count("stopped; its run directory is missing") == 2
     assert shown.endswith("live-1: nothing of it is left running.")
     assert jobs(live) == []
     assert record.load().state == "stopped"
@@ -87,7 +87,7 @@ def test_names_what_may_be_left_and_leaves_it_alone(cli: Cli, live: LiveRun) -> 
     shown = cli("stop")
     words = " ".join(shown.out.split())
     assert shown.code == 1
-    assert "nothing was running; may be of it: process " in words
+    assert "nothing was running; may belong to the run: process " in words
     assert "(sleep 640), started " in words
     assert "holds a file of this run open; check with `ps -fp " in words
     assert "what is known to belong to it has ended" in words

@@ -88,7 +88,7 @@ def test_trials_of_slurm_are_a_job_from_which_it_goes_on(cli: Cli, with_hosts: P
         (plan, pytest.approx(4.0, rel=0.01)),
         (other, None),
     ]
-    assert document["trials"][1]["why"] == "too few steps came before it was ended"
+    assert document["trials"][1]["why"] == "too few steps completed before it was stopped"
     assert document["gpu_hours"] == pytest.approx(2 * 90 * 8 / 3600)
     assert other not in [one["plan"] for one in document["ahead"]]
     assert document["why"] == "queued"

@@ -88,7 +88,7 @@ class TestAskHosts:
             cables.restart("alpha")
         error = found.failed["alpha"]
         assert isinstance(error, HostError)
-        assert (error.problem, error.what) == ("command", "it ran no script of ours: This account is closed")
+        assert (error.problem, error.what) == ("command", "it did not run topoplan's script: This account is closed")
 
 
 class TestTheVerb:

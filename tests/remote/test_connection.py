@@ -59,7 +59,7 @@ class TestRun:
         assert alpha.run(["cat"], stdin=data, deadline_s=LIMIT_S).stdout == data
 
     def test_tells_a_script_with_a_mistake_from_one_that_fails(self, alpha: Connection) -> None:
-        with pytest.raises(HostError, match=r"it ran no script of ours: bash: .*if then"):
+        with pytest.raises(HostError, match=r"it did not run topoplan's script: bash: .*if then"):
             alpha.run("echo before; if then", deadline_s=LIMIT_S)
 
     def test_takes_much_on_both_outputs_at_once(self, alpha: Connection) -> None:
@@ -130,17 +130,19 @@ class TestRun:
         bed.restart("beta", options=["ForceCommand echo This account is for backups only; exit 3"])
         with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
             for use in (lambda: connection.run("echo out", deadline_s=LIMIT_S), lambda: put(connection)):
-                with pytest.raises(HostError, match="it ran no script of ours: This account is for backups only") as no:
+                with pytest.raises(
+                    HostError, match="it did not run topoplan's script: This account is for backups"
+                ) as no:
                     use()
-                assert no.value.remedy == f"see whether `ssh {bed.user}@beta bash` works"
+                assert no.value.remedy == f"check whether `ssh {bed.user}@beta bash` works"
         bed.restart("beta")
 
     def test_tells_a_login_shell_that_waits(self, bed: Bed) -> None:
         bed.restart("beta", options=["ForceCommand sleep 6000"])
         with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
-            with pytest.raises(HostError, match="its login shell did not get to a script of ours within 2 s"):
+            with pytest.raises(HostError, match="its login shell did not start topoplan's script within 2 s"):
                 connection.run("echo out", deadline_s=2)
-            with pytest.raises(HostError, match="its login shell did not get to a script of ours within 2 s"):
+            with pytest.raises(HostError, match="its login shell did not start topoplan's script within 2 s"):
                 put(connection, deadline_s=2)
         bed.restart("beta")
 

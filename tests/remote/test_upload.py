@@ -263,7 +263,7 @@ class TestAPlaceThatOthersUse:
             ("theirs", r"it belongs to UNKNOWN \(uid 4242\); have it removed, or name another `workdir`"),
             ("link", r"it is a link; remove it, or name another"),
             ("theirs, by a link", r"it is a link; remove it, or name another"),
-            ("writable", r"others can write in it \(mode 775\); take that from them with `chmod go-w`, or"),
+            ("writable", r"others can write in it \(mode 775\); remove that permission with `chmod go-w`, or"),
             ("anybody's", r"others can write in it \(mode 1777\); take that"),
         ],
     )

@@ -62,7 +62,7 @@ class TestTheWayThere:
             error = refused(bed.target("beta"), deadline_s=0.3)
             assert time.monotonic() - started < LIMIT_S
         assert error.problem == "timeout"
-        assert "no greeting" in error.what
+        assert "no SSH banner" in error.what
         assert "overloaded" in error.remedy
 
     def test_something_else_than_an_ssh_server(self, bed: Bed) -> None:
@@ -80,7 +80,7 @@ class TestTheWayThere:
             target = bed.target("alpha", hostname="127.0.0.1", port=server.getsockname()[1])
             web = refused(target, deadline_s=LIMIT_S)
             assert web.problem == "protocol"
-            assert "is no SSH server, it says 'HTTP/1.1 400 Bad Request'" in web.what
+            assert "is not an SSH server, it sent 'HTTP/1.1 400 Bad Request'" in web.what
             for _ in range(2):
                 hung_up = refused(target, deadline_s=LIMIT_S)
                 assert hung_up.problem == "banner"

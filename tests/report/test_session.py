@@ -66,7 +66,7 @@ def test_what_could_not_be_stopped_is_said_with_how_to_finish() -> None:
 
 def test_a_run_of_which_nothing_is_seen_any_more_is_not_said_to_have_ended() -> None:
     said = text(Outcome(end="unknown", code=1, run="a-run", errors={"node-03": LOST}, running=("node-03",)))
-    assert said.startswith("topoplan: no host could be seen for too long (gpu3: no answer; check the machine); as far")
+    assert said.startswith("topoplan: all hosts were unreachable for too long (gpu3: no answer; check the machine);")
     assert "stopped" not in said
     assert "topoplan runs attach a-run" in said
 

@@ -176,7 +176,7 @@ def test_one_that_is_given_up_ends_the_watching_and_the_run_unless_asked_not_to(
     hosts.assert_jobs_are_on(*NAMES)
     stopped = attach(replace(TIMES, lost_after_s=1))
     assert (stopped.end, stopped.code, stopped.running) == ("failed", 1, ("node-01",))
-    assert stopped.failure.what == "its host was not seen for 1 s"
+    assert stopped.failure.what == "its host was unreachable for 1 s"
     assert records.load().state == "running"
     hosts.assert_jobs_are_on("two")
     hosts.stop_from_another_client()

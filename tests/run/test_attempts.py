@@ -129,7 +129,7 @@ def test_who_watches_too_follows_to_the_next_attempt(hosts: Hosts) -> None:
     assert (ran.outcome.end, len(ran.outcome.attempts)) == ("ended", 1)
     [outcome] = watched
     assert (outcome.end, outcome.code) == ("ended", 0), outcome.failure
-    assert "the launch of this run is still there, and may start it again; Ctrl-C leaves" in client[0].of("note")
+    assert "the launch of this run is still active and may restart it; Ctrl-C stops watching" in client[0].of("note")
     assert load().state == "ended"
     hosts.assert_nothing_is_left()
 

@@ -199,7 +199,7 @@ class TestChoosingHosts:
 
     @pytest.mark.parametrize("word", ["4", "0-4", "3-1", "10.0.0.9", "", "one"])
     def test_a_name_of_no_host_is_refused(self, bundle: Path, word: str) -> None:
-        assert "is none of the bundle's hosts" in refused(lambda: choose_nodes(read_bundle(bundle), [word]))
+        assert "is not one of the bundle's hosts" in refused(lambda: choose_nodes(read_bundle(bundle), [word]))
 
 
 def test_a_refusal_is_an_error_of_input(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def diagnosed(name: str, **options: Any) -> Diagnosis:
         ("importname", "version", "torch has no nothing_of_the_kind"),
         ("memory", "host-memory", "40000000000000 bytes more were refused"),
         ("full", "disk-full", "the disk is full"),
-        ("save", "disk-full", "a checkpoint could not be written to its end"),
+        ("save", "disk-full", "a checkpoint could not be written completely"),
         ("permission", "permission", "Permission denied: /root/out.txt"),
         ("cuda", "no-gpu", "torch sees no GPU there"),
         ("shm", "shm", "/dev/shm is full"),
@@ -63,7 +63,7 @@ def test_the_rank_that_failed_is_blamed_and_not_the_node_that_ended_first(name: 
         ("port", 0, "port", "port 33001 is taken on node 0"),
         ("alone", 0, "rendezvous", "only 1/2 nodes joined within 6 s"),
         ("rendezvous", 1, "rendezvous", "node 0 did not answer on 127.0.0.1 port 33002"),
-        ("sigterm", 0, "terminated", "ended from outside, by signal 15"),
+        ("sigterm", 0, "terminated", "stopped from outside, by signal 15"),
     ],
 )
 def test_trouble_of_torchrun_itself_names_no_rank(name: str, node: int, kind: str, words: str) -> None:

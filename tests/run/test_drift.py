@@ -77,7 +77,7 @@ def test_steps_that_become_longer_are_told_once_and_so_is_their_end() -> None:
     assert run.steps(noisy(60, 4.0, 0.02)) == []
     [told] = run.steps(noisy(200, 6.0, 0.02))
     first, *rest = told.split("\n")
-    assert first == "steps take 6 s since step 61; predicted are 3.6 to 4.4 s; before they took 4 s"
+    assert first == "steps take 6 s since step 61; 3.6 to 4.4 s were predicted; before, they took 4 s"
     assert rest[-1].strip() == "`topoplan preflight` compares the links of the nodes"
     assert max(map(len, told.split("\n"))) <= 80
     [back] = run.steps(noisy(100, 4.0, 0.02))
@@ -94,7 +94,7 @@ def test_one_long_step_is_no_drift() -> None:
 
 def test_a_run_that_is_slow_from_its_first_steps_is_told_of_the_prediction_alone() -> None:
     [told] = Run().steps(noisy(60, 6.0, 0.02))
-    assert told.split("\n")[0].endswith("predicted are 3.6 to 4.4 s")
+    assert told.split("\n")[0].endswith("3.6 to 4.4 s were predicted")
 
 
 def test_without_a_prediction_steps_are_held_against_their_own() -> None:
@@ -125,7 +125,7 @@ def test_waiting_for_samples_is_the_cause_where_the_log_has_it() -> None:
     for _ in range(40):
         step(7.0, 3.0)
     [told] = run.events
-    assert told.text.split("\n")[1].strip() == ("data loading: 3 s of each step wait for samples, before it were 0.1 s")
+    assert told.text.split("\n")[1].strip() == "data loading: each step waits 3 s for samples, up from 0.1 s"
 
 
 def memory(gib: Callable[[int], float]) -> Callable[[int], str]:
@@ -138,7 +138,7 @@ def memory(gib: Callable[[int], float]) -> Callable[[int], str]:
     [
         (lambda step: 60.0, None),
         (lambda step: 62.9 if step > 30 else 60.0, None),
-        (lambda step: 66.0, "it does not grow: 66.0 GiB were held at step 3"),
+        (lambda step: 66.0, "it is not growing: 66.0 GiB were already reserved at step 3"),
         (lambda step: min(75.0, 60.0 + 0.2 * step), "memory grows: 61.6 GiB at step 8, and it has risen "),
     ],
     ids=["as predicted", "in the band", "high from the first step", "growing"],
@@ -150,8 +150,8 @@ def test_memory_beyond_its_band_is_told_once(gib: Callable[[int], float], says: 
     else:
         [text] = told
         first, reason = text.split("\n")
-        assert first.startswith("torch holds ")
-        assert first.endswith("predicted are 63.0 GiB at most")
+        assert first.startswith("torch has reserved ")
+        assert first.endswith("at most 63.0 GiB were predicted")
         assert reason.strip().startswith(says)
 
 
@@ -167,16 +167,16 @@ def host(*clocks: str, **more: str) -> dict[str, str]:
         (
             [host("1980, 0x0, 60", "1980, 0x0, 60"), host("1200, 0x40, 91", "1980, 0x0, 60")],
             [
-                "node-01: GPU 0 runs at 1,200 MHz (too hot for the hardware, 91 °C), the others at 1,980 MHz, and all"
-                " wait for the slowest"
+                "node-01: GPU 0 runs at 1,200 MHz (thermal slowdown by the hardware, 91 °C), the others at 1,980 MHz,"
+                " and all wait for the slowest"
             ],
         ),
         ([host("1980, 0x0, 60"), host("345, 0x1, 30")], []),
-        ([host(), host(load="200.0 1 1 1/1 1")], ["node-01: 200 processes want to run on its 64 CPUs"]),
+        ([host(), host(load="200.0 1 1 1/1 1")], ["node-01: 200 runnable processes compete for its 64 CPUs"]),
         ([host(load="200.0 1 1 1/1 1"), host(load="200.0 1 1 1/1 1")], []),
         (
             [host(io="some avg10=1 avg60=55.30 avg300=1 total=1"), host()],
-            ["node-00: in 55% of the last minute a process there waited for a disk or a file system"],
+            ["node-00: processes waited for a disk or a file system during 55% of the last minute"],
         ),
         ([host("[N/A], [N/A], [N/A]"), {}], []),
     ],

@@ -42,7 +42,7 @@ def test_a_node_whose_lines_tell_the_cause_comes_before_one_that_ended_earlier()
     found = first_failure([running, node(1, "Connection reset by peer", code=1, at=1.0)], ranks_per_node=4)
     assert found is not None
     failure, code = found
-    assert (failure.node, failure.what, failure.code, code) == ("node-00", "a rank of it failed", None, 1)
+    assert (failure.node, failure.what, failure.code, code) == ("node-00", "one of its ranks failed", None, 1)
     assert failure.diagnosis.rank == 3
 
 
@@ -63,7 +63,7 @@ def test_a_host_that_cannot_be_seen_is_to_blame_only_once_its_peers_have_lost_it
     found = first_failure([node(0, PEER_GONE.format("gpu2"), code=1, at=9.0), gone], ranks_per_node=8)
     assert (found[0].node, found[0].what, found[1]) == (
         "node-02",
-        "its host cannot be seen, and its peers have lost it too",
+        "its host is unreachable, for its peers too",
         1,
     )
     found = first_failure([node(0, "boom", code=7, at=9.0), gone], ranks_per_node=8)
@@ -86,7 +86,7 @@ def test_an_end_counts_also_where_not_all_that_was_written_before_it_has_come() 
 
 def test_a_host_that_is_given_up_is_the_failure() -> None:
     gone = hidden(0)
-    gone.given_up, gone.failure = gone.unreachable, "its host was not seen for 20 s"
+    gone.given_up, gone.failure = gone.unreachable, "its host was unreachable for 20 s"
     found = first_failure([gone, node(1, state="running")], ranks_per_node=8)
     assert (found[0].node, found[0].what, found[1]) == ("node-00", gone.failure, 1)
 

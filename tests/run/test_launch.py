@@ -154,9 +154,7 @@ class TestAGoodEnd:
         ran = hosts.launch()
         assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
         pids = [pid for pid, line in hosts.bed.processes("two").items() if line == "sleep 600"]
-        assert ran.of("note", "node-01") == [
-            f"left 1 process running, {pids[0]}; `topoplan runs stop` ends what is left"
-        ]
+        assert ran.of("note", "node-01") == [f"left 1 process running, {pids[0]}; `topoplan runs stop` stops them"]
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -240,7 +238,7 @@ class TestARunInWhichNothingMoves:
         hosts.assert_nothing_is_left()
         [said] = ran.of("silence")
         first, *_, last = said.split("\n")
-        assert re.fullmatch(r"nothing was written for \d+ s, and no step has come; the last lines:", first)
+        assert re.fullmatch(r"no output for \d+ s, and no step yet; the last lines:", first)
         assert re.fullmatch(r"  node-01, \d+ s ago: 5", last)
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
         assert (ran.diagnosis.kind, ran.diagnosis.rank, ran.failure.stacks) == ("hang", None, ())
@@ -278,7 +276,7 @@ class TestStepsThatAreLongerThanPredicted:
         assert (ran.outcome.code, asked.is_set()) == (0, True)
         [said] = ran.of("drift")
         assert re.fullmatch(
-            r"steps take \d\S* s since step \d+; predicted are 0.09 to 0.1 s\n  node-02: a stand-in", said
+            r"steps take \d\S* s since step \d+; 0.09 to 0.1 s were predicted\n  node-02: a stand-in", said
         )
         [noted] = records.load().drifts
         assert (noted.what, noted.state, noted.reasons) == ("step", "out", ("node-02: a stand-in",))
@@ -363,7 +361,9 @@ class TestTheRecord:
         finally:
             subprocess.run(["umount", "-l", str(hosts.state)], check=True)
         assert (ran.outcome.code, record.state, record.code) == (code, "failed" if code else "ended", code)
-        assert re.search(r"the log of node-0\d is not kept to its end: No space left on device", record.trouble)
+        assert re.search(
+            r"the local copy of the log of node-0\d is incomplete: No space left on device", record.trouble
+        )
         assert record.trouble.endswith("the disk of this machine was full when the run ended")
         assert record.trouble in ran.of("note")
         hosts.assert_nothing_is_left()

@@ -252,8 +252,8 @@ class TestAScript:
         hosts.assert_nothing_is_left()
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
         assert re.fullmatch(
-            r"three: nothing was started: node-02\.sh in .* is not what was put there; see who can write there, and"
-            " launch again",
+            r"three: nothing was started: node-02\.sh in .* differs from what was uploaded; check who can write there,"
+            " and launch again",
             str(ran.outcome.errors["node-02"]),
         )
         assert not stolen.exists()
@@ -313,7 +313,7 @@ class TestTheNetwork:
             hosts.bed.heal("three")
         hosts.assert_jobs_are_on("three")
         assert (ran.failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
-        assert ran.failure.what == "its host was not seen for 2 s"
+        assert ran.failure.what == "its host was unreachable for 2 s"
         assert ran.took_s < LIMIT_S
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()

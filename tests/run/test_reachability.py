@@ -46,15 +46,15 @@ def test_a_host_is_told_once_and_then_rarely_with_the_time_and_what_its_peers_do
     seen.mark_unreachable("n1")
     first = seen.after(REPORT_AFTER_S + 1)
     assert [event.text for event in first] == [
-        "gpu-n1 cannot be seen (no answer); as far as is known its job goes on there. Trying again and again"
+        "gpu-n1 is unreachable (no answer); its job may still be running there. Retrying"
     ]
     assert (first[0].kind, first[0].node, first[0].data["state"]) == ("connection", "n1", "lost")
     assert seen.texts(REMIND_S) == [
-        "gpu-n1 has not been seen for 63 s (no answer); n0, n2 still run, so it is waited for"
+        "gpu-n1 has been unreachable for 63 s (no answer); n0, n2 still run; waiting for it"
     ]
     assert len(seen.texts(7 * 3600)) == 10  # 2, 4, 8, 16 and 32 minutes later, then every hour
     assert seen.texts(3600, silent_s=700)[0].endswith(
-        "n0, n2 still run but wrote nothing for 11 min; it is waited for, and Ctrl-C ends that"
+        "n0, n2 still run but wrote nothing for 11 min; waiting for it until Ctrl-C"
     )
     seen.events.clear()
     seen.sight.mark_reachable("n1")
@@ -72,8 +72,8 @@ def test_when_no_host_is_seen_this_machine_is_offline_and_no_host_is_named() -> 
             "connection",
             "",
             "offline",
-            "this machine seems to be offline: none of the 3 hosts can be seen (no answer); as far as is known the run"
-            " goes on there. Trying again and again",
+            "this machine seems to be offline: none of the 3 hosts is reachable (no answer); the run may still be"
+            " going on there. Retrying",
         )
     ]
     assert seen.texts(REMIND_S, any_seen=False) == ["this machine still seems to be offline, for 64 s now (no answer)"]
@@ -108,7 +108,7 @@ def test_of_a_single_host_nobody_can_tell_which_side_is_gone() -> None:
     seen = Seen(count=1)
     seen.mark_unreachable("n0")
     [text] = seen.texts(10, any_seen=False)
-    assert text.startswith("this machine may be offline: its only host cannot be seen (no answer)")
+    assert text.startswith("this machine may be offline: its only host is unreachable (no answer)")
 
 
 def test_results_look_offline_where_no_host_of_several_answers() -> None:

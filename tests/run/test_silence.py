@@ -73,7 +73,7 @@ def test_before_the_first_step_any_line_is_a_sign_of_life_and_then_none_but_step
         run.says(0, line)
         assert run.passes(60) == []
     [event] = run.passes(60)
-    assert event.text.startswith("nothing was written for 90 s, and no step has come; the last lines:")
+    assert event.text.startswith("no output for 90 s, and no step yet; the last lines:")
     run.steps(1)
     for _ in range(5):
         assert run.passes(60) == []

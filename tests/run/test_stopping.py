@@ -85,7 +85,7 @@ def test_names_what_may_be_left_of_a_node(jobs: Jobs) -> None:
     wait_until(lambda: "sleep 630" in jobs.bed.processes("alpha").values(), "it holds the file")
     left = stop_all([jobs.node("alpha")], TIMES, reconnect=no_way, at_once=lambda: False)
     found = re.match(
-        r"may be left of it: process (\d+) \(sleep 630\), started .* UTC, holds a file", left["alpha"].what
+        r"may belong to the run: process (\d+) \(sleep 630\), started .* UTC, holds a file", left["alpha"].what
     )
     assert found
     assert left["alpha"].remedy == (

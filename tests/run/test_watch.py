@@ -72,8 +72,8 @@ class TestAConnectionThatBreaks:
         states = [event.data["state"] for event in jobs.events if event.kind == "connection"]
         assert (states, jobs.of("connection")[0]) == (
             ["lost", "back"],
-            f"{jobs.bed['alpha'].address} cannot be seen (nobody is let in); as far as is known its job goes on there."
-            " Trying again and again",
+            f"{jobs.bed['alpha'].address} is unreachable (nobody is let in); its job may still be running there."
+            " Retrying",
         )
         assert jobs.of("ended", "alpha") == ["ended with exit code 0"]
 
@@ -85,7 +85,7 @@ class TestAConnectionThatBreaks:
             jobs.bed.end_sessions("alpha")
             assert ends(watch)
         alpha, beta = watch.nodes
-        assert (alpha.ended, alpha.failure) == (False, "its host was not seen for 0.2 s")
+        assert (alpha.ended, alpha.failure) == (False, "its host was unreachable for 0.2 s")
         assert str(alpha.given_up) == "alpha: nobody is let in"
         assert jobs.of("failure") == [f"{alpha.failure}: {alpha.given_up}"]
         assert jobs.of("line", "alpha") == ["no end"]
@@ -143,7 +143,7 @@ class TestAConnectionThatBreaks:
             jobs.go("alpha")
             assert ends(watch)
         assert (jobs.of("line"), node.code) == (["up", "last"], 3)
-        assert jobs.of("note") == ["its run directory is not there: its job goes on, and what it writes is not seen"]
+        assert jobs.of("note") == ["its run directory is missing: its job goes on, but its log cannot be read"]
 
 
 class TestAnEnd:
@@ -176,7 +176,8 @@ class TestTheCopy:
         assert jobs.log("alpha").startswith(kept)
         [note] = jobs.of("note")
         assert note == (
-            f"its log is not kept here any more, {jobs.copy('alpha')}: No space left on device; its host has all of it"
+            f"the local copy of its log ends here, {jobs.copy('alpha')}: No space left on device;"
+            " the whole log is on its host"
         )
 
     def test_is_not_kept_where_it_cannot_be(self, jobs: Jobs) -> None:
@@ -184,7 +185,7 @@ class TestTheCopy:
         with jobs.watch(jobs.node("alpha", log=jobs.logs / "absent" / "log")) as watch:
             assert ends(watch)
         assert jobs.of("line") == ["up"]
-        assert "its log is not kept here, " in jobs.of("note")[0]
+        assert "its log is not copied to this machine, " in jobs.of("note")[0]
 
     def test_is_continued_by_the_next_watch(self, jobs: Jobs) -> None:
         jobs.start(alpha="seq 500; until [ -e go ]; do sleep 0.02; done; seq 501 600")

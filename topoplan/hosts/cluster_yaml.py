@@ -111,7 +111,8 @@ def _alone(one: Probed) -> list[Result]:
         return [failure(f"no GPUs: {why}", "install the driver, or leave the host out", name="gpus", host=host)]
     found = []
     if cut := [str(gpu.index) for gpu in facts.gpus if gpu.mig]:
-        what = f"GPU {', '.join(cut)} {'is' if len(cut) == 1 else 'are'} cut into MIG instances, which have no NVLink"
+        are = "is" if len(cut) == 1 else "are"
+        what = f"GPU {', '.join(cut)} {are} partitioned into MIG instances, which have no NVLink"
         found.append(failure(what, "turn MIG off (nvidia-smi -mig 0) on all its GPUs", name="mig", host=host))
     if len({gpu.name for gpu in facts.gpus}) > 1:
         remedy = "a run needs the same card everywhere"

@@ -139,7 +139,7 @@ def _documents(
                     raise item.lost
                 if item.code != 0:
                     said = last_line(kept[name]["stderr"])
-                    what = f"the program that measures ended with exit code {item.code}{said}"
+                    what = f"the measuring program ended with exit code {item.code}{said}"
                     raise connections[name].target.error("command", what)
             *lines, kept[name]["stdout"] = kept[name]["stdout"].split(b"\n")
             for line in lines:
@@ -147,6 +147,6 @@ def _documents(
                     yield name, json.loads(line)
         if deadline.left_s <= 0:
             first: HostError = connections[next(iter(left))].target.error(
-                "deadline", "measuring took too long", "look whether the hosts reach each other: topoplan preflight"
+                "deadline", "measuring took too long", "check whether the hosts reach each other: topoplan preflight"
             )
             raise first

@@ -352,7 +352,7 @@ class Connection:
                 raise connection_lost_error(self.name) from None
             if isinstance(error, ChannelException):
                 raise self.target.error(
-                    "command", f"it opens no session: {error.text}", "see MaxSessions in its sshd_config"
+                    "command", f"it refuses to open a session: {error.text}", "see MaxSessions in its sshd_config"
                 ) from None
             if limit.left_s <= 0:
                 raise self.target.error(
@@ -431,7 +431,7 @@ def last_line(output: bytes) -> str:
 def no_shell_error(target: Target, output: bytes) -> HostError:
     """Return the error for a host that accepted the login but ran no bash; `output` is what it printed."""
     return target.error(
-        "command", f"it ran no script of ours{last_line(output)}", f"see whether `{target.ssh} bash` works"
+        "command", f"it did not run topoplan's script{last_line(output)}", f"check whether `{target.ssh} bash` works"
     )
 
 
@@ -439,8 +439,8 @@ def shell_timeout_error(target: Target, deadline_s: float) -> HostError:
     """Return the error for a host that had not begun the script by the deadline."""
     return target.error(
         "deadline",
-        f"its login shell did not get to a script of ours within {in_seconds(deadline_s)}",
-        f"see whether `{target.ssh} true` ends: a start-up file such as ~/.bashrc may wait",
+        f"its login shell did not start topoplan's script within {in_seconds(deadline_s)}",
+        f"check whether `{target.ssh} true` returns: a start-up file such as ~/.bashrc may be waiting",
     )
 
 

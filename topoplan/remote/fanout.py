@@ -184,7 +184,7 @@ def run_on_all(
         alarm.cancel()
     for name in connections.keys() - results.keys():
         what = f"not done within {in_seconds(deadline_s)}"
-        results[name] = HostError(what, host=name, problem="deadline", remedy="see what runs there")
+        results[name] = HostError(what, host=name, problem="deadline", remedy="check what is still running there")
     return {name: results[name] for name in connections}
 
 

@@ -146,7 +146,7 @@ class Access:
         return [] if isinstance(keys, str) else keys
 
 
-_ENCRYPTED = "encrypted, and there was nobody to ask for its passphrase"
+_ENCRYPTED = "encrypted, and its passphrase could not be asked for"
 _WRONG = "encrypted, and the passphrase was wrong"
 _NO_ANSWER = "encrypted, and no passphrase was given"
 

@@ -201,20 +201,21 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
     if wire.hung_up and (greeted or not said or said in _TOO_MANY):
         raise target.error(
             "banner",
-            "it hung up while keys were exchanged" if greeted else "it hung up before it was asked anything",
+            "it hung up during the key exchange" if greeted else "it hung up immediately",
             "it may have too many logins at once (MaxStartups in its sshd_config) or refuse this address",
         )
     if greeted and isinstance(error, (OSError, EOFError)):
         raise _lost(target)
     if said and not greeted:
         raise target.error(
-            "protocol", f"port {target.port} of {target.hostname} is no SSH server, it says '{said}'", "check the port"
+            "protocol",
+            f"port {target.port} of {target.hostname} is not an SSH server, it sent '{said}'",
+            "check the port",
         )
     if error is None:
         raise target.error(
             "timeout",
-            f"connected, but {'it stopped answering' if greeted else 'no greeting of an SSH server'} "
-            f"within {limit_s:.3g} s",
+            f"connected, but {'it stopped answering' if greeted else 'no SSH banner'} within {limit_s:.3g} s",
             "check that sshd runs there and that the machine is not overloaded",
         )
     raise target.error("protocol", f"no SSH connection: {error}", "compare the versions of both sides")
@@ -222,7 +223,9 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
 
 def _lost(target: Target) -> HostError:
     return target.error(
-        "lost", "the connection was lost while logging in", "the network may lose much: see `ping` and `ip -s link`"
+        "lost",
+        "the connection was lost while logging in",
+        "the network may be losing packets: see `ping` and `ip -s link`",
     )
 
 
@@ -251,15 +254,15 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
         raise target.error(
             "key-changed",
             f"its key is not the one in {first.place}, {first.key.kind} {first.key.fingerprint}: it now shows {shown}. "
-            "Either it was set up anew, or somebody is in between",
-            f"if the new one is right: `{forget}`, then `{target.ssh}`",
+            "Either it was reinstalled, or the connection is being intercepted",
+            f"if the new key is correct: `{forget}`, then `{target.ssh}`",
         )
     if (access.accept_new or target.strict_host_key_checking in ("no", "accept-new")) and target.user_known_hosts_files:
         file = target.user_known_hosts_files[0]
         try:
             added = known_hosts.add(target.key_name, key, file, hashed=target.hash_known_hosts)
         except OSError as error:
-            raise target.error("key-unknown", f"its key {shown} cannot be noted in {file}: {error.strerror}") from None
+            raise target.error("key-unknown", f"its key {shown} cannot be saved in {file}: {error.strerror}") from None
         if added:
             access.on_new_key(NewKey(host=target.name, key=key, file=file))
         return
@@ -310,18 +313,18 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
             if wire.broke:
                 raise _lost(target)
             break
-    retried = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
+    offered_keys = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
     if offered:
-        retried += f" ({', '.join(dict.fromkeys(offered))})"
-    what = f"user {target.user!r} was not let in with {retried}"
+        offered_keys += f" ({', '.join(dict.fromkeys(offered))})"
+    what = f"user {target.user!r} was refused with {offered_keys}"
     remedy = f"put a public key there (ssh-copy-id), or name the right one with IdentityFile; try `{target.ssh}`"
     if not offered:
         what = f"there is no key to log in with as user {target.user!r}"
     elif not transport.is_active():
-        what = f"it hung up after {retried} for user {target.user!r}"
+        what = f"it hung up after {offered_keys} for user {target.user!r}"
         remedy = "name the right key with IdentityFile, and offer no other with IdentitiesOnly yes"
     elif allowed and "publickey" not in allowed:
-        what = f"it does not let user {target.user!r} in by a key alone, but asks for {' or '.join(allowed)}"
+        what = f"it does not accept a key alone for user {target.user!r}, but requires {' or '.join(allowed)}"
         remedy = "keys are the only way to log in here: see AuthenticationMethods in its sshd_config"
     if unused := access.unused(target):
         what += f". Not offered: {'; '.join(unused)}"

@@ -239,7 +239,7 @@ class SshConfig:
             )
         except subprocess.TimeoutExpired:
             raise InputError(
-                f"ssh read it for {_READ_S:g} s without an end, for host {address}",
+                f"ssh did not finish reading it within {_READ_S:g} s, for host {address}",
                 where=self._place,
                 remedy=f"try: {shlex.join(['ssh', '-G', address])}",
             ) from None

@@ -84,7 +84,7 @@ def upload(
     late = connection.target.error(
         "deadline",
         f"files were not put into {directory} within {in_seconds(deadline_s)}",
-        "check the network, and the disk there; what is not whole is removed",
+        "check the network, and the disk there; incomplete files are removed",
     )
     words = (base, "/".join(own), f".topoplan-{secrets.token_hex(6)}", waiting_s(deadline_s), sums(whole))
     done = connection.run(PUT, *words, stdin=_tar(whole), deadline_s=deadline_s, late=late)
@@ -111,8 +111,8 @@ _REMEDIES = {
     "command not found": "install coreutils and tar on it",
     "it is a link": f"remove it, {_ELSEWHERE}",
     "it belongs to": f"have it removed, {_ELSEWHERE}",
-    "others can write in it": f"take that from them with `chmod go-w`, {_ELSEWHERE}",
-    "anybody can rename": "put a stop to it with `chmod +t`, or name a directory of your own as `workdir` in the spec",
+    "others can write in it": f"remove that permission with `chmod go-w`, {_ELSEWHERE}",
+    "anybody can rename": "prevent it with `chmod +t`, or name a directory of your own as `workdir` in the spec",
 }
 """By the system's message in English; for other languages there is no remedy."""
 

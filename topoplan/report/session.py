@@ -78,7 +78,7 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
         yield "topoplan: stopped" if outcome.run and not outcome.running else "topoplan: interrupted"
     elif outcome.end == "unknown":
         why = next(iter(outcome.errors.values()), "")
-        yield f"topoplan: no host could be seen for too long ({why}); as far as is known the run goes on there"
+        yield f"topoplan: all hosts were unreachable for too long ({why}); the run may still be going on there"
         yield from _next(run, "status", "attach", "stop")
         return
     elif outcome.run:

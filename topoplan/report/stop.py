@@ -80,7 +80,8 @@ def _words(result: Stopped | HostError) -> str:
         said = "stopped" if result.code is None else f"stopped, exit code {result.code}{signal_words(result.code)}"
     parts = [said, directory_problem(result.directory)]
     if result.suspects:
-        parts += ["may be of it: " + "; ".join(map(suspect_text, result.suspects)), suspect_remedy(result.suspects)]
+        suspects = "; ".join(map(suspect_text, result.suspects))
+        parts += [f"may belong to the run: {suspects}", suspect_remedy(result.suspects)]
     if result.gpus_unseen:
         parts.append("nvidia-smi does not say who holds the GPUs")
     return "; ".join(filter(None, parts))

@@ -62,7 +62,7 @@ class AttachSession(Session):
         """Wait for the launch, while it exists, to restart the run; return whether it did."""
         before = self._record
         if is_launch_alive(before):
-            text = "the launch of this run is still there, and may start it again; Ctrl-C leaves"
+            text = "the launch of this run is still active and may restart it; Ctrl-C stops watching"
             self._tell(Event(kind="note", text=text))
         while is_launch_alive(before) and not self._is_interrupted():
             now = records.load(self._run)
@@ -82,14 +82,14 @@ class AttachSession(Session):
         self._step("connect", f"connecting to the hosts of run {self._run}", run=self._run)
         if self._record.state == "failed" and self._record.reason:
             # The hosts' state may be a consequence of that failure: others were stopped, and a lost host is back.
-            self._tell(Event(kind="note", text=f"this run has failed before: {self._record.reason}"))
+            self._tell(Event(kind="note", text=f"this run failed earlier: {self._record.reason}"))
         self._targets = targets_of(self._record, self._record.nodes)
         results = self._connect(lambda label, error: None).results
         self._nodes = {place.label: self._found(place, results[place.label]) for place in self._record.nodes}
         if all(node.given_up is not None for node in self._nodes.values()):
             return self._finished(list(self._nodes.values()))
         self._planned = self._plan()
-        self._step("watch", "watching; Ctrl-C leaves the run as it is", run=self._run)
+        self._step("watch", "watching; Ctrl-C stops watching, and the run goes on", run=self._run)
         return None
 
     def _wait_for_start(self) -> None:

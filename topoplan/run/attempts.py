@@ -78,7 +78,7 @@ def _new_directory(run_dir: str) -> str:
 class RetryingLaunch(LaunchSession):
     """A launch that restarts the run after a failure that is worth it, as often as the settings allow."""
 
-    WAIT_REASON: ClassVar[str] = "it is started again when nothing of it can be left"
+    WAIT_REASON: ClassVar[str] = "the restart waits until nothing of the run can be left"
 
     def _watch(self) -> Outcome:
         self._tell = self._with_checkpoint_check(self._tell)
@@ -100,7 +100,7 @@ class RetryingLaunch(LaunchSession):
             begins = {node.label: resumed_at_step(self._record.log(node)) for node in self._record.nodes}
             said = [f"{name} from step {step}" for name, step in begins.items() if step is not None]
             if len({*begins.values()} - {None}) > 1:
-                text = f"the nodes go on from different checkpoints, {', '.join(said)}: all have to see one output_dir"
+                text = f"the nodes resume from different checkpoints, {', '.join(said)}: all must share one output_dir"
                 tell(Event(kind="note", text=text))
                 looked[attempt] = _CHECKED_EVENTS
 
@@ -151,7 +151,7 @@ class RetryingLaunch(LaunchSession):
             if not may_be_back or deadline.left_s <= 0:
                 break
             if not waits:
-                self._tell_of_waiting(outcome.errors, "it is started again when all hosts are there")
+                self._tell_of_waiting(outcome.errors, "the restart waits until all hosts are reachable")
             if outcome.end != "refused":
                 self._record = records.update(
                     self._run,
@@ -219,7 +219,7 @@ class RetryingLaunch(LaunchSession):
         try:
             records.load(self._run)
         except InputError as error:
-            self._tell(Event(kind="note", text=f"{error}: its record is written again"))
+            self._tell(Event(kind="note", text=f"{error}: its record is restored"))
             records.create(self._record)
 
     def _record_attempt(self, failed: Outcome) -> None:
@@ -237,7 +237,7 @@ class RetryingLaunch(LaunchSession):
             run_dirs=tuple(node.run_dir for node in known.nodes),
         )
         count = len(known.attempts) + 1
-        text = f"{reason}; starting it again, {count} of {self._settings.retries}"
+        text = f"{reason}; restarting the run, {count} of {self._settings.retries}"
         self._step("again", text, attempt=count, node=failure.node, host=failure.host)
         # In one step: a process that is also watching reads the record as soon as there is one more attempt.
         attempts, nodes = (*known.attempts, attempt), self._nodes_in_new_directories()

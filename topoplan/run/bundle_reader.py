@@ -30,7 +30,7 @@ from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 from topoplan.units import named, shown
 
 _MOST_BYTES = 100_000_000
-_REMEDY = "give the directory that `topoplan generate` wrote"
+_REMEDY = "name the directory that `topoplan generate` wrote"
 _AGAIN = "change the spec, and write the bundle again with `topoplan generate`"
 _MOST_NAMED = 4
 
@@ -111,7 +111,7 @@ def read_bundle(directory: str | Path, *, may_lack_hosts: bool = False) -> Bundl
         raise SpecError(mixed[0], where=name, remedy=mixed[1])
     refuse_incomplete(directory)
     if listed(directory) != known:
-        raise SpecError("was written again while it was read", where=name, remedy="give it once more")
+        raise SpecError("was written again while it was read", where=name, remedy="run the command again")
     _compare(_read_hosts(directory / HOSTS_FILE), hosts_document(draft))
     edited = [file for file, data in files.items() if data != fresh[file] and digest(data) not in known.get(file, ())]
     of_this_version = recorded.version == topoplan.__version__
@@ -277,7 +277,7 @@ def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
         else:
             last = len(bundle.nodes) - 1
             raise InputError(
-                f"{shown(word)} is none of the bundle's hosts",
+                f"{shown(word)} is not one of the bundle's hosts",
                 where=option,
                 expected=f"expected an address, a number from 0 to {last} or a range such as 0-{last}",
                 remedy=nearest(word, by_name),

@@ -60,11 +60,11 @@ SHM = (
 REBOOTED_BY = "a crash of its system, a power cut, or an administrator"
 REBOOTED = "see who or what did it: `last -x reboot` and the end of `journalctl -b -1` there"
 FULL_DISK = "make room on that machine, or point output_dir, HF_HOME and TMPDIR to a larger disk"
-TIDIED = "see who removed or changed it there: a job that tidies up, or a file system that is not mounted any more"
+TIDIED = "check what removed or changed it: a clean-up job, or a file system that is no longer mounted"
 READ_ONLY_DISK = "see `dmesg` on that machine: file systems do so after errors of a disk; have it checked"
 HANG = (
-    "look what it waits for: data, a file system that does not answer, a GPU that fell out, or a collective that not"
-    " all ranks call; `py-spy dump --pid` there shows its place while it hangs"
+    "find out what it waits for: data, a file system that does not respond, a failed GPU, or a collective that not"
+    " all ranks call; `py-spy dump --pid` on its machine shows where it hangs"
 )
 _INSTALL = "install it in the environment that the node script uses, in the same version on every node"
 _VERSIONS = (
@@ -86,6 +86,10 @@ _NETWORK = (
     " says which link"
 )
 _DATA = "put the data on every node at that path, or correct dataset and dataset_dir in the spec and generate again"
+_EARLIER_RUN = (
+    "check whether an earlier run still uses it (`topoplan runs`, `topoplan runs stop`); if not, find the process with"
+    " ss -ltnp"
+)
 _OTHER_LOG = "the cause is on another node; look at its log"
 
 CAUSES: tuple[Cause, ...] = (
@@ -140,8 +144,8 @@ CAUSES: tuple[Cause, ...] = (
         "disk-full",
         r"enforce fail at inline_container\.cc:[0-9]+\] \. unexpected pos|PytorchStreamWriter failed writing file"
         r"|basic_ios::clear: iostream error",
-        "a checkpoint could not be written to its end: the disk is full, or the file system failed",
-        "look at `df` for output_dir on that machine; remove the checkpoint that is not whole",
+        "a checkpoint could not be written completely: the disk is full, or the file system failed",
+        "look at `df` for output_dir on that machine; remove the incomplete checkpoint",
         "torch 2.13, a full file system",
     ),
     _cause(
@@ -178,7 +182,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "driver",
         r"Driver/library version mismatch|CUDA error: system not yet initialized",
-        "the NVIDIA driver or its fabric manager is not in order",
+        "the NVIDIA driver or its fabric manager is not working properly",
         "restart the machine after a driver update; on NVSwitch machines check `systemctl status nvidia-fabricmanager`",
         "CUDA runtime API, cudaErrorSystemNotReady; NVML",
     ),
@@ -201,7 +205,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "gpu-busy",
         r"CUDA-capable devices? (?:is|are all|are) busy or unavailable",
-        "a GPU is in exclusive mode and taken, or out of order",
+        "a GPU is in exclusive mode and in use, or faulty",
         "see `nvidia-smi -q -d COMPUTE,PIDS` there",
         "CUDA runtime API, cudaErrorDevicesUnavailable",
     ),
@@ -243,15 +247,14 @@ CAUSES: tuple[Cause, ...] = (
         "port",
         r"port: (?P<port>[0-9]+), .*EADDRINUSE",
         "port {port} is taken on node 0",
-        "is an earlier run still there (`topoplan runs`, `topoplan runs stop`)? else find who has it: ss -ltnp |"
-        " grep {port}",
+        f"{_EARLIER_RUN} | grep {{port}}",
         "torch 2.13",
     ),
     _cause(
         "port",
         r"(?:server socket has failed to (?:bind|listen)|bind).*(?:[Aa]ddress already in use|EADDRINUSE)",
         "the master port is taken on node 0",
-        "is an earlier run still there (`topoplan runs`, `topoplan runs stop`)? else find who has it: ss -ltnp",
+        _EARLIER_RUN,
         "meta-pytorch/torchtune#392",
     ),
     _cause(
@@ -284,7 +287,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "rdma",
         r"Call to ibv_modify_qp failed|ibv_modify_qp failed",
-        "two RDMA ports do not come together: a wrong GID index, MTU or partition",
+        "two RDMA ports cannot connect: a wrong GID index, MTU or partition",
         "leave NCCL_IB_GID_INDEX unset with NCCL 2.21 or later, and compare GIDs and MTU of the nodes"
         " (`topoplan preflight`)",
         "nccl#769, nccl#426",
@@ -293,8 +296,8 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "rdma",
         r"NET/IB ?: Got completion from peer (?P<peer>\S+) with (?:error|status=?) ?(?P<code>[0-9]+)",
-        "the RDMA link to {peer} failed (error {code}; 12 is no answer)",
-        "when no rank ended there: check that port's cable and errors (ibstat, perfquery), MTU and GIDs of both nodes",
+        "the RDMA link to {peer} failed (error {code}; 12 means no response)",
+        "if no rank ended there: check that port's cable and errors (ibstat, perfquery), MTU and GIDs of both nodes",
         "tatsu-lab/stanford_alpaca#207, nccl#426",
         Weight.LINK,
     ),
@@ -337,7 +340,7 @@ CAUSES: tuple[Cause, ...] = (
         r"Watchdog caught collective operation timeout|Some NCCL operations have failed or timed out"
         r"|Timed out waiting [0-9]+ms for (?:recv|send) operation to complete|wait timeout after [0-9]+ms"
         r"|HeartbeatMonitor|failed to recv, got 0 bytes",
-        "ranks waited for others until the time was over",
+        "ranks waited for others until they timed out",
         _OTHER_RANK,
         "nccl#1609; gloo/transport/tcp/unbound_buffer.cc; torch 2.13",
         Weight.LINK,
@@ -397,7 +400,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "version",
         r"cannot import name '(?P<name>[^']+)' from (?:partially initialized module )?'(?P<module>[^']+)'",
-        "{module} has no {name}: it is of another version than its user expects",
+        "{module} has no {name}: another version is expected",
         _VERSIONS,
         "torch 2.13",
     ),
@@ -405,7 +408,7 @@ CAUSES: tuple[Cause, ...] = (
         "version",
         r"undefined symbol: (?P<symbol>\w+)|(?P<library>[\w.-]+\.so[.\w]*): cannot open shared object file"
         r"|version `(?P<glibc>GLIBC\w*_[0-9.]+)' not found",
-        "a compiled package does not fit the others there{symbol: (undefined symbol %s)}{library: (no"
+        "a compiled package is incompatible with the others there{symbol: (undefined symbol %s)}{library: (no"
         " %s)}{glibc: (no %s)}",
         "install it again, built for this torch, CUDA and system",
         "ld.so(8)",
@@ -438,7 +441,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "model",
         r"LocalEntryNotFoundError|We couldn't connect to '(?P<hub>https?://[^']+)'",
-        "a model or tokenizer is not on that machine, and was not got from the Hub",
+        "a model or tokenizer is not on that machine, and could not be downloaded from the Hub",
         "download it to the path in train.yaml on every node: a name that is no directory there is taken for"
         " one of the Hub's",
         "huggingface_hub/file_download.py; transformers/utils/hub.py",
@@ -448,7 +451,7 @@ CAUSES: tuple[Cause, ...] = (
         r"\[Errno (?:13|1|30)\] (?P<what>Permission denied|Operation not permitted"
         r"|Read-only file system)(?:: '(?P<path>[^']+)')?",
         "{what}{path:: %s}",
-        "let the user that logs in there read and write it, or name another path",
+        "give the login user read and write access, or name another path",
         "torch 2.13",
     ),
     _cause(
@@ -476,7 +479,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "terminated",
         r"got signal: (?P<number>[0-9]+)|Received (?P<death>[0-9]+) death signal",
-        "it was ended from outside{number:, by signal %s}{death:, by signal %s}",
+        "it was stopped from outside{number:, by signal %s}{death:, by signal %s}",
         "somebody or something on that machine ended it: a scheduler, an administrator, or a shutdown",
         "torch 2.13",
         Weight.ECHO,

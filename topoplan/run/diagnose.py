@@ -235,7 +235,7 @@ def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _F
         name = _signal_name(number)
         cause, kind = f"{who} was ended by {name}", "abort" if number == signal.SIGABRT else "crash"
         if number == signal.SIGKILL:
-            cause = f"{who} was killed ({name}), most likely by the kernel, which had no host memory left"
+            cause = f"{who} was killed ({name}), most likely by the kernel because host memory ran out"
             kind, remedy = "killed", HOST_MEMORY
         elif number == signal.SIGBUS:
             cause, kind, remedy = f"{who} was ended by {name}: most likely /dev/shm is full", "shm", SHM
@@ -259,7 +259,7 @@ def _vanished(lines: Sequence[RankLine], report: _Report | None) -> _Found:
     return _Found(
         weight=Weight.CAUSE,
         kind="killed",
-        cause="processes of the job were killed there, the first one too",
+        cause="the job's processes were killed, including the first one",
         remedy=HOST_MEMORY,
         evidence=_last_lines(lines, report),
     )
@@ -269,8 +269,8 @@ def _lost(what: str, lines: Sequence[RankLine]) -> _Found:
     return _Found(
         weight=Weight.CAUSE,
         kind="lost",
-        cause=f"the node cannot be reached any more: {what}",
-        remedy="see whether machine and network are up; what runs there may go on, `topoplan runs stop` ends it",
+        cause=f"the node is no longer reachable: {what}",
+        remedy="check the machine and the network; its job may still be running, and `topoplan runs stop` stops it",
         evidence=_last_lines(lines, None),
     )
 
@@ -282,7 +282,7 @@ def _hung(late: WaitedFor) -> _Found:
     return _Found(
         weight=Weight.LINK,
         kind="hang",
-        cause=f"{who} did not come: {others} for it, until their time was over",
+        cause=f"{who} did not take part in a collective: {others} until they timed out",
         remedy=HANG,
         evidence=tuple(map(_shown, late.evidence)),
         rank=late.ranks[0] if one else None,
@@ -361,7 +361,7 @@ def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
         weight=Weight.ECHO if interrupted else Weight.CAUSE,
         kind="terminated" if interrupted else "exception",
         cause=f"{_shown(line.text).rstrip('.')}{where}",
-        remedy="the traceback in the log of that node says where it comes from",
+        remedy="the traceback in the log of that node shows where it was raised",
         evidence=_evidence_of(lines, start, end),
         local=line.local,
         rank=line.rank,

@@ -257,8 +257,8 @@ class DriftDetector:
         now_s, before_s = mean(waits), mean(waited) if waited else 0.0
         if now_s - before_s < _DATA_SHARE * (slow.each_s - usual_s):
             return ()
-        was = f", before it were {in_seconds(before_s)}" if waited else ""
-        return (f"data loading: {in_seconds(now_s)} of each step wait for samples{was}",)
+        was = f", up from {in_seconds(before_s)}" if waited else ""
+        return (f"data loading: each step waits {in_seconds(now_s)} for samples{was}",)
 
     def _check_memory(self) -> Drifted | None:
         """Return the drift of memory beyond its band.
@@ -280,7 +280,7 @@ class DriftDetector:
         reason = (
             f"memory grows: {_gib(base)} at step {base_step:,}, and it has risen {rises} times since"
             if grows
-            else f"it does not grow: {_gib(base)} were held at step {base_step:,}"
+            else f"it is not growing: {_gib(base)} were already reserved at step {base_step:,}"
         )
         return Drifted(
             seen=now_text(),
@@ -300,22 +300,23 @@ def _gib(size: float) -> str:
 
 
 def drift_text(found: Drifted) -> str:
-    """Describe a drift: `steps take 4.61 s since step 431, and 2.9 to 3.4 s are predicted; 3.05 s before`."""
+    """Describe a drift: `steps take 4.61 s since step 431; 2.9 to 3.4 s were predicted; before, they took 3.05 s`."""
     if found.what == "memory":
         _, most = found.band or (0.0, 0.0)
-        return f"torch holds {_gib(found.value)} since step {found.since_step:,}; predicted are {_gib(most)} at most"
+        words = f"torch has reserved {_gib(found.value)} since step {found.since_step:,}"
+        return f"{words}; at most {_gib(most)} were predicted"
     if found.state == "back":
         return f"steps take {in_seconds(found.value)} again, since step {found.since_step:,}"
     words = f"steps take {in_seconds(found.value)} since step {found.since_step:,}"
     if found.band is not None:
         low, high = map(in_seconds, found.band)
-        words += f"; predicted are {low.removesuffix(' s')} to {high}"
-    return f"{words}; before they took {in_seconds(found.before)}" if found.before is not None else words
+        words += f"; {low.removesuffix(' s')} to {high} were predicted"
+    return f"{words}; before, they took {in_seconds(found.before)}" if found.before is not None else words
 
 
 _UNEXPLAINED: dict[tuple[str, str], tuple[str, ...]] = {
     ("step", "out"): (
-        "neither the logs nor the hosts' clocks, CPUs and disks say why;",
+        "neither the logs nor the hosts' clocks, CPUs and disks explain it;",
         "`topoplan preflight` compares the links of the nodes",
     )
 }

@@ -146,9 +146,9 @@ def hang_failure(watch: Watch, *, ranks_per_node: int | None) -> Failure:
     elif late is not None:
         cause = f"{late.name if rank is None else f'rank {rank}'} wrote its last line long before all others"
     else:
-        cause = "a rank hangs, and nothing says which"
+        cause = "a rank hangs, but nothing shows which"
         if not any(watch.stacks.values()):
-            cause += "; py-spy, in the job's environment, would show where each is"
+            cause += "; install py-spy in the job's environment to see where each one is"
     return Failure(
         node=node.name,
         host=node.address,
@@ -165,12 +165,12 @@ def hang_failure(watch: Watch, *, ranks_per_node: int | None) -> Failure:
 def _what_happened(node: WatchedNode, diagnosis: Diagnosis | None) -> str:
     """Return what happened to a node whose end has not been seen."""
     if diagnosis is not None and diagnosis.kind == "hang":
-        return "a rank of it hangs, or is far behind"
+        return "one of its ranks hangs or is far behind"
     if node.unreachable is not None:
-        return "its host cannot be seen, and its peers have lost it too"
+        return "its host is unreachable, for its peers too"
     if node.state is not None and node.state.state in ENDED_STATES:
         return failure_phrase(node.state)
-    return "a rank of it failed"
+    return "one of its ranks failed"
 
 
 def _why_stopped(node: WatchedNode) -> str:
@@ -203,7 +203,7 @@ def _wait_for_hosts(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None
     if watch.until(lambda: leave() or not hidden(), deadline_s=LATE_OUTPUT_S):
         return
     failed = ", ".join(node.name for node in watch.nodes if node.failed)
-    text = f"{failed} failed; the cause may be on {', '.join(hidden())}, waiting up to {REACHABLE_S:.0f} s to see"
+    text = f"{failed} failed; the cause may be on {', '.join(hidden())}, waiting up to {REACHABLE_S:.0f} s to find out"
     tell(Event(kind="note", text=text))
     watch.until(lambda: leave() or not hidden(), deadline_s=REACHABLE_S)
 

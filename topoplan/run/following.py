@@ -193,5 +193,5 @@ class JobFinder:
                 local = copy.read(past_from) if copied > past_from else b""
                 return LogStart(shown_from=shown_from, offset=copied, local=local)
         except OSError as error:
-            why = f"{error.strerror}; its host has it"
+            why = f"{error.strerror}; the log is on its host"
         return LogStart(shown_from=shown_from, offset=past_from, no_copy=why)

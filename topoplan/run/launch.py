@@ -158,7 +158,7 @@ class LaunchSession(Session):
         return None
 
     def _upload(self) -> Outcome | None:
-        self._step("upload", f"putting the bundle on {_hosts(len(self._bundle.nodes))}")
+        self._step("upload", f"uploading the bundle to {_hosts(len(self._bundle.nodes))}")
 
         def one(place: NodeRecord, connection: Connection) -> None:
             files = with_modes(self._files_of(place))
@@ -276,7 +276,7 @@ class LaunchSession(Session):
         for name, pids in left.items():
             count, named = len(pids), " ".join(map(str, pids))
             processes = f"{count} process{'es' if count > 1 else ''}"
-            text = f"left {processes} running, {named}; `topoplan runs stop` ends what is left"
+            text = f"left {processes} running, {named}; `topoplan runs stop` stops them"
             self._tell(Event(kind="note", node=name, text=text, data={"pids": list(pids)}))
 
     def _interrupted(self, watch: Watch | None) -> Outcome:
@@ -297,7 +297,7 @@ class LaunchSession(Session):
     ) -> dict[str, HostError]:
         if self._is_interrupted():
             record_stop_request(self._run, self._settings.grace_s)
-            self._step("stop", f"stopping {_hosts(len(self._nodes))}; Ctrl-C again leaves at once")
+            self._step("stop", f"stopping {_hosts(len(self._nodes))}; Ctrl-C again quits at once")
         return super()._stop_all(watch, grace_s=grace_s, only=only)
 
     # ---------------------------------------------------------------------------------------------------------- helpers

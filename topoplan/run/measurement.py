@@ -91,7 +91,7 @@ def planned(record: RunRecord) -> RecordedPlan:
     """Return the plan of a run. Raises InputError if its bundle is gone, or belongs to another run by now."""
     found = read_plan_file(record.bundle)
     if found.source.data.get("run") != record.name:
-        raise InputError("is the bundle of another run now", where=record.bundle)
+        raise InputError("is now the bundle of another run", where=record.bundle)
     return found
 
 
@@ -172,7 +172,7 @@ def measured_words(found: Measurement) -> str:
         return words
     held = "within" if found.memory_held else "outside of"
     return (
-        f"{words}; torch held {found.reserved_bytes / GIB:.1f} GiB,"
+        f"{words}; torch reserved {found.reserved_bytes / GIB:.1f} GiB,"
         f" {_more(found.reserved_bytes, found.predicted_reserved_bytes)}, {held} the band"
     )
 

@@ -313,9 +313,9 @@ def directory_problem(directory: Directory) -> str:
     """Return what is wrong with a run directory, as a phrase; empty if nothing is."""
     return {
         "there": "",
-        "gone": "its run directory is not there",
+        "gone": "its run directory is missing",
         "closed": "its run directory cannot be entered",
-        "foreign": "its run directory is not ours alone",
+        "foreign": "its run directory is not private to this user",
         "damaged": "started.json in its run directory is damaged",
     }[directory]
 
@@ -412,16 +412,16 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
             "check `workdir` of the host in the spec",
         ),
         ExitCode.NOT_OURS: (
-            f"{run_dir} is not a directory of ours alone: {words}",
-            "see who made it; for a launch name another `workdir` for the host in the spec",
+            f"{run_dir} is not private to this user: {words}",
+            "check who created it, or name another `workdir` for the host in the spec",
         ),
         ExitCode.CHANGED: (
-            f"nothing was started: {words} in {run_dir} is not what was put there",
-            "see who can write there, and launch again",
+            f"nothing was started: {words} in {run_dir} differs from what was uploaded",
+            "check who can write there, and launch again",
         ),
-        ExitCode.NO_PROC: ("its /proc cannot be read, so that no process can be looked for", "mount it"),
+        ExitCode.NO_PROC: ("its /proc cannot be read, so processes cannot be found", "mount /proc there"),
         ExitCode.NO_SCRIPT: (f"no script {script} in {run_dir}", "upload the bundle first"),
-        ExitCode.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
+        ExitCode.NO_SETSID: ("no `setsid` on the host", "install util-linux there"),
         ExitCode.ALREADY: (
             f"a job of this run is already in {run_dir}",
             "see `topoplan runs status`; start another run instead",
@@ -431,7 +431,7 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
             "make room, or name another `workdir` for the host in the spec",
         ),
     }
-    unknown = (f"it did not do what it was asked to, in {run_dir}: {words or f'exit code {done.code}'}", "")
+    unknown = (f"a command of topoplan failed in {run_dir}: {words or f'exit code {done.code}'}", "")
     what, remedy = refusals.get(done.code or 0, unknown)
     raise HostError(what, host=connection.name, problem="command", remedy=remedy)
 
@@ -446,8 +446,8 @@ def _reason(words: str) -> str:
 
 def _damaged(connection: Connection, run_dir: str) -> NoReturn:
     raise HostError(
-        f"{run_dir}/.topoplan/started.json is not as topoplan wrote it",
+        f"{run_dir}/.topoplan/started.json is damaged",
         host=connection.name,
         problem="command",
-        remedy="see what runs there, and end it by hand",
+        remedy="check what is running there, and stop it by hand",
     )

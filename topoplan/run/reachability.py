@@ -97,7 +97,7 @@ class Reachability:
         if was is not None and was.told:
             unreachable_s = self._clock() - was.since_s
             duration = duration_text(unreachable_s)
-            text = f"connected to {self._addresses[node]} again after {duration}, and nothing was missed"
+            text = f"connected to {self._addresses[node]} again after {duration}; no output was lost"
             self._say("back", text, node, unreachable_s)
 
     def forget(self, node: str) -> None:
@@ -140,10 +140,10 @@ class Reachability:
     def _report_host(self, node: str, one: _Outage, now_s: float, running: Mapping[str, float]) -> None:
         address, unreachable_s = self._addresses[node], now_s - one.since_s
         if not one.told:
-            text = f"{address} cannot be seen ({one.why}); as far as is known its job goes on there"
-            self._say("lost", f"{text}. Trying again and again", node, unreachable_s)
+            text = f"{address} is unreachable ({one.why}); its job may still be running there"
+            self._say("lost", f"{text}. Retrying", node, unreachable_s)
         else:
-            text = f"{address} has not been seen for {duration_text(unreachable_s)} ({one.why})"
+            text = f"{address} has been unreachable for {duration_text(unreachable_s)} ({one.why})"
             self._note(f"{text}; {_peers(running)}", node, unreachable_s)
         one.told = True
 
@@ -151,9 +151,9 @@ class Reachability:
         count, unreachable_s = len(self._addresses), now_s - one.since_s
         seems = "seems to" if count > 1 else "may"
         if not one.told:
-            whose = f"none of the {count} hosts can be seen" if count > 1 else "its only host cannot be seen"
-            text = f"this machine {seems} be offline: {whose} ({one.why}); as far as is known the run goes on there"
-            self._say("offline", f"{text}. Trying again and again", "", unreachable_s)
+            whose = f"none of the {count} hosts is reachable" if count > 1 else "its only host is unreachable"
+            text = f"this machine {seems} be offline: {whose} ({one.why}); the run may still be going on there"
+            self._say("offline", f"{text}. Retrying", "", unreachable_s)
         else:
             self._note(
                 f"this machine still {seems} be offline, for {duration_text(unreachable_s)} now ({one.why})",
@@ -184,10 +184,10 @@ class Reachability:
 def _peers(running: Mapping[str, float]) -> str:
     """Return what the other nodes do, and what that means."""
     if not running:
-        return "no other node runs any more, and it is waited for"
+        return "no other node is running; waiting for it"
     names = named(running)
     still = f"{names} still run{'s' if len(running) == 1 else ''}"
     silent_s = min(running.values())
     if silent_s < _SILENT_S:
-        return f"{still}, so it is waited for"
-    return f"{still} but wrote nothing for {duration_text(silent_s)}; it is waited for, and Ctrl-C ends that"
+        return f"{still}; waiting for it"
+    return f"{still} but wrote nothing for {duration_text(silent_s)}; waiting for it until Ctrl-C"

@@ -230,7 +230,7 @@ class Session(ABC):
         if self._stops_on_failure and (self.OWNS_RUN or not elsewhere):
             running = [node.name for node in watch.nodes if not node.is_over]
             if running and not elsewhere:
-                leaves = "" if self.OWNS_RUN else "; Ctrl-C leaves at once"
+                leaves = "" if self.OWNS_RUN else "; Ctrl-C quits at once"
                 self._step("stop", f"stopping {', '.join(running)}{leaves}")
             errors = self._stop_all(watch)
             left = tuple(errors)
@@ -259,7 +259,7 @@ class Session(ABC):
     def _hung(self, watch: Watch) -> Outcome:
         """End a run that makes no more progress."""
         failure = hang_failure(watch, ranks_per_node=self._ranks_per_node)
-        self._step("stop", f"{failure.what}: stopping all nodes, as --hang-after wants")
+        self._step("stop", f"{failure.what}: stopping all nodes, as requested by --hang-after")
         errors = self._stop_all(watch)
         return self._failed_outcome(watch, failure, FAILED, errors, tuple(errors))
 
@@ -272,7 +272,7 @@ class Session(ABC):
         if grace_s is None:
             return False
         if running := [node.name for node in watch.nodes if not node.is_over]:
-            self._step("stop", f"the run is being stopped by somebody else; waiting for {', '.join(running)}")
+            self._step("stop", f"another process is stopping the run; waiting for {', '.join(running)}")
             watch.stopping = True
             watch.until(self._is_interrupted, deadline_s=grace_s + self._settings.stop_s)
         return True
@@ -281,7 +281,7 @@ class Session(ABC):
         """Wait briefly for the other nodes to end too: their own launch may be alive and stop them."""
         linger_s = self._settings.linger_s - (time.monotonic() - first_failure_s(watch.nodes))
         if linger_s > 0 and any(not node.is_over for node in watch.nodes):
-            text = f"a node has failed; looking for {linger_s:.0f} s whether the others end too"
+            text = f"a node has failed; waiting {linger_s:.0f} s for the others to end too"
             self._tell(Event(kind="note", text=text))
             watch.until(self._is_interrupted, deadline_s=linger_s)
 

@@ -161,7 +161,7 @@ class SilenceDetector:
             due = f"after step {step:,}; one takes {in_seconds(self._progress.pace_s)}" if self._progress.pace_s else ""
             text = f"no step for {duration_text(self.quiet_s)}{f' ({due})' if due else ''}"
         else:
-            text = f"nothing was written for {duration_text(self.quiet_s)}, and no step has come"
+            text = f"no output for {duration_text(self.quiet_s)}, and no step yet"
         data: dict[str, Any] = {
             "quiet_s": round(self.quiet_s, 1),
             "step": step,

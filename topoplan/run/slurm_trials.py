@@ -21,9 +21,9 @@ _JOB = "job-"
 _END_BYTES = 1 << 20
 """Size of the end of a log that is read to find out why it ended."""
 _WHY = {
-    "time": "too few steps came before it was ended",
-    "steps": "too few steps came before it was ended",
-    "hang": "nothing was logged any more: it hangs",
+    "time": "too few steps completed before it was stopped",
+    "steps": "too few steps completed before it was stopped",
+    "hang": "nothing was logged any more: it was hanging",
 }
 
 
@@ -90,7 +90,7 @@ def _went_wrong(trial: SlurmTrial, nodes: list[Path], logs: Path) -> dict[str, A
         why = f"node-{first.node:02d} ended with exit code {codes.get(first.node)}: {first.cause}"
         return {"why": why, "is_lost": first.kind in RETRYABLE_KINDS and first.kind != "hang"}
     said = [line for line in _end(logs / "srun.log").split("\n") if line.strip()]
-    return {"why": said[-1] if said else f"ended with exit code {result.get('code')}, without a word", "is_lost": True}
+    return {"why": said[-1] if said else f"ended with exit code {result.get('code')}, with no output", "is_lost": True}
 
 
 def _end(path: Path) -> str:

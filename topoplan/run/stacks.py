@@ -22,7 +22,7 @@ Stacks = Mapping[int, Sequence[str]]
 entry is the reason.
 """
 
-GONE = "gone: it has no process any more"
+GONE = "gone: its process no longer exists"
 _BLOCKED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}
 """By process state, as in proc_pid_stat(5)."""
 _LIFE = re.compile(r"topoplan:life=(?P<life>[A-Za-z])")

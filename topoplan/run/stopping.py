@@ -59,7 +59,9 @@ def stop_all(
 def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | None:
     """Return the error of a node that was not stopped; None if all is well."""
     if result is None:
-        return HostError("not stopped yet", host=node.address, problem="deadline", remedy="see what runs there")
+        return HostError(
+            "not stopped yet", host=node.address, problem="deadline", remedy="check what is still running there"
+        )
     if isinstance(result, HostError):
         return result
     if result.left:
@@ -68,7 +70,10 @@ def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | 
     if result.suspects:
         named = "; ".join(suspect_text(one) for one in result.suspects)
         return HostError(
-            f"may be left of it: {named}", host=node.address, problem="command", remedy=suspect_remedy(result.suspects)
+            f"may belong to the run: {named}",
+            host=node.address,
+            problem="command",
+            remedy=suspect_remedy(result.suspects),
         )
     return None
 

@@ -23,9 +23,9 @@ _SLOWER = 0.9
 """A GPU is slow below this fraction of the other GPUs' clock: cards of one kind differ by less under the same work."""
 _IDLE = 0x1
 _SLOWDOWNS = {
-    0x80: "the power supply asks for less (power brake)",
-    0x40: "too hot for the hardware",
-    0x20: "too hot for the driver",
+    0x80: "power brake by the power supply",
+    0x40: "thermal slowdown by the hardware",
+    0x20: "thermal slowdown by the driver",
     0x8: "slowed down by the hardware",
     0x4: "at its power limit",
 }
@@ -125,10 +125,10 @@ def conspicuous(loads: Mapping[str, HostLoad]) -> Iterator[str]:
     crowds = {node: load.load / load.cpus for node, load in loads.items()}
     for node, load in loads.items():
         if crowds[node] > _CROWDED and (len(crowds) == 1 or crowds[node] > 2.0 * min(crowds.values())):
-            yield f"{node}: {load.load:.0f} processes want to run on its {load.cpus} CPUs"
+            yield f"{node}: {load.load:.0f} runnable processes compete for its {load.cpus} CPUs"
         for key, (most, what) in _WAITS.items():
             if load.waits[key] >= most:
-                yield f"{node}: in {load.waits[key]:.0f}% of the last minute a process there waited for {what}"
+                yield f"{node}: processes waited for {what} during {load.waits[key]:.0f}% of the last minute"
 
 
 def _why(gpu: Gpu) -> str:

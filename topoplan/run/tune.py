@@ -143,7 +143,7 @@ def _went_wrong(outcome: Outcome) -> dict[str, Any]:
     """Return why a trial gave no step time, if it did not, and whether its plan is to blame."""
     failure = outcome.failure
     if failure is None:
-        return {"why": "too few steps came before it was ended"}
+        return {"why": "too few steps completed before it was stopped"}
     if failure.diagnosis is None:
         return {"why": failure.reason}
     kind = failure.diagnosis.kind

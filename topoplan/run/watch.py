@@ -58,7 +58,7 @@ class Watch:
     ) -> None:
         """Begin to follow all nodes that are not `is_over`.
 
-        A host that has not been seen for `lost_after_s`, while another one has, is given up on, and its node has
+        A host that has been unreachable for `lost_after_s`, while another one has, is given up on, and its node has
         failed; None means never. `progress` reads the nodes' lines, and `drift` compares what `progress` has read with
         the prediction. After `hang_after_s` without a step the run `has_hung`. With `on_data` the raw output is passed
         to that function together with the name of its node, and no events are made of it.
@@ -186,7 +186,7 @@ class Watch:
             ):
                 continue
             node.given_up = node.unreachable
-            node.failure = f"its host was not seen for {duration_text(self._lost_after_s)}"
+            node.failure = f"its host was unreachable for {duration_text(self._lost_after_s)}"
             node.ended_at_s = node.unreachable_since_s
             self._reachability.forget(node.name)
             self._end_lines(one)
@@ -209,7 +209,7 @@ class Watch:
             self._tell(event)
             self._asks_stacks = Call(self._ask_for_stacks)
         elif self._writer:
-            text = "writes files, a checkpoint or its data: the run does not hang"
+            text = "is writing files, such as a checkpoint or its data: the run is not hanging"
             self._tell(Event(kind="note", node=self._writer, text=text))
             self._writer = ""
             self.silence.restart()
@@ -254,7 +254,7 @@ class Watch:
             try:
                 one.copy.add(data)
             except OSError as error:
-                self._keep_no_copy(one, f"{error.strerror}; its host has all of it")
+                self._keep_no_copy(one, f"{error.strerror}; the whole log is on its host")
         self._show(one, data)
 
     def _show(self, one: FollowedLog, data: bytes) -> None:
@@ -296,7 +296,7 @@ class Watch:
             one.copy.close()
             one.copy = None
         one.node.log_copy_problem = why
-        text = f"its log is not kept here any more, {one.node.log}: {why}"
+        text = f"the local copy of its log ends here, {one.node.log}: {why}"
         self._tell(Event(kind="note", node=one.node.name, text=text))
 
     def _stream_ended(self, one: FollowedLog, end: StreamEnd) -> None:
@@ -334,7 +334,7 @@ class Watch:
             self._show(one, answer.log_start.local)
         is_over = state.state != "running"
         if state.is_unreadable and not was_mute and not is_over:
-            text = f"{directory_problem(state.directory)}: its job goes on, and what it writes is not seen"
+            text = f"{directory_problem(state.directory)}: its job goes on, but its log cannot be read"
             self._tell(Event(kind="note", node=node.name, text=text, data={"directory": state.directory}))
         node.ended_at_s = end_time_s(state, time.monotonic(), node.ended_at_s, unreachable_since_s) if is_over else None
         if answer.stream is not None:
@@ -393,7 +393,7 @@ def _open(node: WatchedNode, tell: Tell) -> LogCopy | None:
     try:
         return LogCopy.open(node.log)
     except OSError as error:
-        node.log_copy_problem = f"{error.strerror}; its host has it"
-        text = f"its log is not kept here, {node.log}: {node.log_copy_problem}"
+        node.log_copy_problem = f"{error.strerror}; the log is on its host"
+        text = f"its log is not copied to this machine, {node.log}: {node.log_copy_problem}"
         tell(Event(kind="note", node=node.name, text=text))
         return None

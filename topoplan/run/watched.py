@@ -108,24 +108,26 @@ def end_time_s(state: NodeState, now: float, noticed_s: float | None, unreachabl
 def log_copy_problems(nodes: Iterable[WatchedNode]) -> str:
     """Return one line on why local copies of logs are incomplete; empty if all are complete."""
     lacking = (node for node in nodes if node.log_copy_problem)
-    return "; ".join(f"the log of {node.name} is not kept to its end: {node.log_copy_problem}" for node in lacking)
+    return "; ".join(
+        f"the local copy of the log of {node.name} is incomplete: {node.log_copy_problem}" for node in lacking
+    )
 
 
 def failure_phrase(state: NodeState) -> str:
     """Return how a job failed, as a phrase; empty if it ended well."""
     if state.stopped:
-        return f"was ended on its host, as {state.stopped}"
+        return f"was stopped by its host, because {state.stopped}"
     if state.state == "ended":
         if state.code is None:
             return "was ended by a signal"
         killed = f" (signal {state.code - 128})" if 128 < state.code < 160 else ""
         return f"ended with exit code {state.code}{killed}" if state.code else ""
     if state.state == "rebooted":
-        return "its machine was started again meanwhile"
+        return "its machine was rebooted during the run"
     if state.state == "never-started":
         return "was never started"
     if state.is_unreadable:
-        return "its processes are gone, and so is its run directory: how it ended is not known"
+        return "its processes and its run directory are gone: how it ended is unknown"
     if state.pids:
-        return "its first process is gone, without an exit code, and others still ran: somebody killed it"
-    return "its processes are gone, without an exit code: they were killed, or could not write one"
+        return "its first process was killed and left no exit code, while others were still running"
+    return "its processes are gone and left no exit code: they were killed, or could not write it"

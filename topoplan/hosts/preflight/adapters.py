@@ -35,7 +35,9 @@ def adapters(fleet: Fleet, node: Node) -> Result | None:
     see = "see `ibstat`, cables and switch ports"
     if not active:
         what = f"no RDMA adapter is up ({named(down)})" if down else "no RDMA adapter"
-        return failure(f"{what}: NCCL would take sockets", f"{see}; or write fabric: {{kind: ethernet}} in the spec")
+        return failure(
+            f"{what}: NCCL would fall back to sockets", f"{see}; or write fabric: {{kind: ethernet}} in the spec"
+        )
     wanted = len(node.host.hcas) or cluster.nics_per_node
     if len(active) < wanted:
         which = f" ({named(down, 8)})" if down else ""
@@ -67,7 +69,7 @@ def gid(fleet: Fleet, node: Node) -> Result | None:
     routable = {f"{one.device}:{one.port}": _routable(one) for one in ports}
     if lacking := [name for name, indices in routable.items() if not indices]:
         if not any(one.gids for one in ports):
-            return skipped("the host does not say which GIDs its adapters have")
+            return skipped("the host does not report which GIDs its adapters have")
         return failure(
             f"no RoCE v2 GID with an IPv4 address on {named(lacking, 8)}", "give the adapters' interfaces addresses"
         )
@@ -109,7 +111,8 @@ def traffic_class(fleet: Fleet, node: Node) -> Result | None:
     own = next(iter(forced), None)
     if others := fleet.majority_against(node, _forced):
         return warning(
-            f"the host sends with traffic class {own}, and {_forced(others[0])} on {names(others)}", "set it alike"
+            f"the host sends with traffic class {own}, and {_forced(others[0])} on {names(others)}",
+            "set the same on all hosts",
         )
     if own is not None and asked not in (None, own):
         return warning(

@@ -147,7 +147,7 @@ def _master(fleet: Fleet, node: Node, own: _Listens, results: _Results) -> Resul
     if (why := _why_untried(own, results)) is not None:
         return why
     if not isinstance(results, Mapping):
-        return skipped("it did not try")
+        return skipped("the host did not try")
     tried = [reason for peer, reason in results.items() if peer.is_master]
     if not tried:
         return skipped("nothing listens on node 0")
@@ -166,7 +166,7 @@ def _pairs(fleet: Fleet, node: Node, own: _Listens, results: _Results) -> Result
     if (why := _why_untried(own, results)) is not None:
         return why
     if not isinstance(results, Mapping):
-        return skipped("it did not try")
+        return skipped("the host did not try")
     closed: dict[str, list[str]] = defaultdict(list)
     tried: dict[str, int] = defaultdict(int)
     for peer, reason in results.items():

@@ -43,7 +43,7 @@ def fabric_files(fleet: Fleet, node: Node) -> Result | None:
             continue  # the session names another plugin
         paths = [node.facts.paths[path] for path in need.paths if path in node.facts.paths]
         if not paths:
-            return skipped("the host does not say what is there")
+            return skipped("the host does not report what is there")
         there = [one.path for one in paths if one.exists]
         if there:
             found.append(there[0])

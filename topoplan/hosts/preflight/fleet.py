@@ -33,7 +33,7 @@ class Node:
 
     def not_reported(self, field: str, otherwise: str = "") -> Result:
         """Return the result for a missing fact: the reason, as far as it is known."""
-        return skipped(self.facts.missing.get(field) or otherwise or f"the host does not say: {field}")
+        return skipped(self.facts.missing.get(field) or otherwise or f"the host does not report {field}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def gpus_present(fleet: Fleet, node: Node) -> Result:
         return failure(found, "see `nvidia-smi` and dmesg there; or change gpus_per_node in the spec and plan again")
     if cut := [gpu.index for gpu in gpus[:wanted] if gpu.mig]:
         return failure(
-            f"cut into MIG instances: GPU {named(map(str, cut), 8)}",
+            f"partitioned into MIG instances: GPU {named(map(str, cut), 8)}",
             "turn MIG off (`nvidia-smi -mig 0`, as root): a process sees one instance, and NCCL connects none",
         )
     return ok(f"{len(gpus)} x {gpus[0].name}")
@@ -116,7 +116,7 @@ def gpus_distinct(fleet: Fleet, node: Node) -> Result | None:
     for other in fleet.others(node):
         if own & {gpu.uuid for gpu in _used(fleet, other)}:
             return failure(
-                f"has the same GPUs as {other.name}: it is one machine",
+                f"has the same GPUs as {other.name}: both are the same machine",
                 "name each machine once under hosts in the spec",
             )
     return ok("GPUs of its own")

@@ -8,18 +8,18 @@ from topoplan.hosts.result import Result, ok, warning
 from topoplan.units import named
 
 _DEBUG_SETTINGS = {
-    "NCCL_P2P_DISABLE": "GPUs of a node talk through host memory",
-    "NCCL_SHM_DISABLE": "ranks of a node talk over the network",
+    "NCCL_P2P_DISABLE": "GPUs of a node communicate through host memory",
+    "NCCL_SHM_DISABLE": "ranks of a node communicate over the network",
     "NCCL_IB_DISABLE": "no RDMA",
-    "NCCL_ALGO": "its choice of algorithm is taken away",
-    "NCCL_PROTO": "its choice of protocol is taken away; LL128 can corrupt data",
-    "NCCL_P2P_LEVEL": "decides where GPUs talk directly",
+    "NCCL_ALGO": "overrides its choice of algorithm",
+    "NCCL_PROTO": "overrides its choice of protocol; LL128 can corrupt data",
+    "NCCL_P2P_LEVEL": "decides which GPUs communicate directly",
     "NCCL_NET_GDR_LEVEL": "decides where GPUDirect RDMA is used",
     "NCCL_BUFFSIZE": "changes the size of its buffers",
     "NCCL_NTHREADS": "changes its kernels",
     "NCCL_MIN_NCHANNELS": "changes its kernels",
     "NCCL_MAX_NCHANNELS": "changes its kernels",
-    "NCCL_CUMEM_ENABLE": "takes away multi-node NVLink where 0",
+    "NCCL_CUMEM_ENABLE": "disables multi-node NVLink if 0",
     "NCCL_LAUNCH_MODE": "changes how its kernels start",
 }
 """Settings from the debugging section of NCCL's user guide ("should not be used in production"), with their effects."""
@@ -51,6 +51,6 @@ def nccl_settings(fleet: Fleet, node: Node) -> Result:
 
         if others := fleet.majority_against(node, setting):
             what = f"{name} is {setting(node)}, and {setting(others[0])} on {names(others)}"
-            return warning(what, "set it alike, or nowhere")
+            return warning(what, "set the same value on all hosts, or on none")
     shown = [f"{name}={value}" for name, value in sorted(own.items())]
     return ok(named(shown, 6) if shown else "NCCL's defaults")

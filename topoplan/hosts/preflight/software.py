@@ -74,7 +74,7 @@ def versions(fleet: Fleet, node: Node) -> Result | None:
         return warning(
             f"driver {node.facts.versions['driver']}, and {other}", "bring all hosts to one version of the driver"
         )
-    return ok("as on the others")
+    return ok("the same as on the other hosts")
 
 
 def _differs(fleet: Fleet, node: Node, name: str) -> str:

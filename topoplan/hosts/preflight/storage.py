@@ -130,7 +130,7 @@ def _path(node: Node, directory: str) -> PathFacts | None:
 
 
 def _unknown(node: Node, path: str) -> Result:
-    return node.not_reported("paths", f"the host does not say what is at {path}")
+    return node.not_reported("paths", f"the host does not report what is at {path}")
 
 
 def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Result:

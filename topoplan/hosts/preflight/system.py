@@ -72,7 +72,7 @@ def shm(fleet: Fleet, node: Node) -> Result:
     if free is not None and free < _SHM_BYTES:
         return failure(
             f"{free / 2**20:.0f} MiB of {format_gib(whole)} free in /dev/shm",
-            "see what lies there (`ls -la /dev/shm`): files of runs that were killed can be removed",
+            "see what is there (`ls -la /dev/shm`): files of runs that were killed can be removed",
         )
     return ok(f"{format_gib(whole if free is None else free)} free")
 
@@ -93,7 +93,7 @@ def memlock(fleet: Fleet, node: Node) -> Result | None:
     if node.facts.in_container:
         remedy = "start the container with --ulimit memlock=-1"
     what = f"a session may lock {limit / 2**20:.4g} MiB of memory"
-    return (failure if limit < _MEMLOCK_BYTES else warning)(f"{what}, and RDMA pins what it sends", remedy)
+    return (failure if limit < _MEMLOCK_BYTES else warning)(f"{what}, and RDMA pins its buffers", remedy)
 
 
 def clock(fleet: Fleet, node: Node) -> Result | None:
@@ -109,7 +109,7 @@ def clock(fleet: Fleet, node: Node) -> Result | None:
     if apart > _SKEW_S:
         ahead = "ahead of" if low > usual else "behind"
         return warning(f"its clock is {format_seconds(apart)} {ahead} the others", "start chrony or ntpd there")
-    return ok("with the others")
+    return ok("in step with the other hosts")
 
 
 def _offset(node: Node) -> tuple[float, float] | None:

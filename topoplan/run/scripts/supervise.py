@@ -262,7 +262,9 @@ class Supervisor:
                 self.listen(key.data)
             if self.why and not is_ending and time.monotonic() >= self.end_at:
                 is_ending = True
-                log_line(f"{self.why}, and nobody has ended this node in {CONFIG['end_after_s']:g} s: it is ended")
+                log_line(
+                    f"{self.why}; no client stopped this node within {CONFIG['end_after_s']:g} s, so it is stopped now"
+                )
                 end_job(self.why)
 
 
@@ -308,7 +310,9 @@ def main() -> int:
         with contextlib.suppress(OSError):
             peers = accept_peers() if CONFIG["node"] == 0 else join_node_0()
         if len(peers) < (CONFIG["nodes"] - 1 if CONFIG["node"] == 0 else 1):
-            log_line("not all nodes were met in time; where one fails, not all learn of it by themselves")
+            log_line(
+                "not all nodes connected to each other in time; if one fails, the others may not notice by themselves"
+            )
         if not peers:
             return 0
         # Signals are kept pending until the fork is ready: on a busy machine the job may have ended by then.
