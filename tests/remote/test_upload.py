@@ -264,7 +264,7 @@ class TestAPlaceThatOthersUse:
             ("link", r"it is a link; remove it, or name another"),
             ("theirs, by a link", r"it is a link; remove it, or name another"),
             ("writable", r"others can write in it \(mode 775\); remove that permission with `chmod go-w`, or"),
-            ("anybody's", r"others can write in it \(mode 1777\); take that"),
+            ("anybody's", r"others can write in it \(mode 1777\); remove that"),
         ],
     )
     def test_is_refused_where_a_directory_on_the_way_is_not_ours_alone(
@@ -285,9 +285,7 @@ class TestAPlaceThatOthersUse:
 
     def test_is_refused_where_anybody_could_rename_our_directories(self, host: Connection, tmp_path: Path) -> None:
         with open_to_others(tmp_path / "data", 0o777) as data:
-            with pytest.raises(
-                HostError, match=r"anybody can rename what is in it \(mode 777\); put a stop to it with"
-            ):
+            with pytest.raises(HostError, match=r"anybody can rename what is in it \(mode 777\); prevent it with"):
                 self.put(host, data)
             assert names(data) == []
 

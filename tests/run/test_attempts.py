@@ -94,20 +94,20 @@ def test_a_host_that_goes_away_once_more_is_waited_for(hosts: Hosts) -> None:
     begins = f'[ ! -e "{hosts.root}/$HOSTNAME.begun" ] || {{ {goes_on}; }}\n'
     hosts.does(step + begins + TRAINS.format(root=hosts.root))
     boot = threading.Timer(2, hosts.bed.boot, ["three"])
-    away = Once("starting it again", lambda: hosts.bed.shut_down("three"), "")
-    back = Once("started again when all hosts are there", boot.start, "")
+    away = Once("restarting the run", lambda: hosts.bed.shut_down("three"), "")
+    back = Once("the restart waits until all hosts are reachable", boot.start, "")
     ran = launch(hosts, on=both(Once("loss", lambda: hosts.bed.reboot("three", 0)), away, back))
     boot.join()
     assert (ran.outcome.end, ran.outcome.code, len(ran.outcome.attempts)) == ("ended", 0, 1)
     notes = "\n".join(ran.of("note"))
-    assert "started again when all hosts are there; waiting up to 5 min for node-02" in notes
+    assert "the restart waits until all hosts are reachable; waiting up to 5 min for node-02" in notes
     assert "different checkpoints" in notes
     assert "node-02 from step 10" in notes
 
 
 def test_who_stops_the_run_meanwhile_is_heard(hosts: Hosts) -> None:
     does(hosts, "kill -KILL $$")
-    ran = launch(hosts, on=Once("starting it again", hosts.stop_from_another_client, ""))
+    ran = launch(hosts, on=Once("restarting the run", hosts.stop_from_another_client, ""))
     assert (ran.outcome.end, load().state) == ("stopped", "stopped")
     hosts.assert_nothing_is_left()
 

@@ -419,7 +419,7 @@ def rebooted(draw: Draw) -> None:
     draw.hosts.bed.reboot(name, draw.chance.choice((0.0, draw.chance.uniform(1, 30))))
     if retries:
         if draw.chance.random() < 0.3:
-            client.says("starting it again")
+            client.says("restarting the run")
             draw.hosts.bed.reboot(name, draw.chance.uniform(1, 10))
         draw.result.check("the exit code", client.wait(), 0)
         attempts = client.said().get("attempts") or []
