@@ -148,7 +148,7 @@ def test_a_host_that_cannot_be_seen_any_more_ends_nothing(hosts: Hosts, refused:
     attached = client.attach(
         on=both(
             Once("begun", lambda: hosts.bed.end_sessions("two")),
-            Once("cannot be seen", lambda: release(hosts), "node-01"),
+            Once("is unreachable", lambda: release(hosts), "node-01"),
             Once("ended with", refused.clear, "node-03"),
         )
     )
@@ -242,7 +242,7 @@ def test_who_leaves_while_somebody_else_stops_it_is_told_what_still_runs(hosts: 
     saves = "trap 'until [ -e {}/go ]; do sleep 0.02; done; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
     hosts.does(**{name: saves.format(hosts.workdir(name)) for name in NAMES} | {"one": "exec sleep 600"})
     hosts.launch(settings=replace(SETTINGS, detach=True))
-    client, waits = Client(hosts), After("is being stopped by somebody else")
+    client, waits = Client(hosts), After("another process is stopping the run")
     stop = StopAfter(hosts, After("begun", *LABELS[1:]), grace_s=60)
     attached = client.attach(on=both(waits, stop), interrupts=waits.count)
     assert (attached.end, attached.code, list(attached.running)) == ("stopped", 143, LABELS[1:])

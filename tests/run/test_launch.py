@@ -180,12 +180,14 @@ class TestAStopByAnotherClient:
             one=f"trap 'exit {code}' TERM; echo begun; while :; do sleep 0.02; done",
         )
         stop = StopAfter(hosts, After("begun", *LABELS), grace_s=LIMIT_S)
-        first = Once("is being stopped by somebody else", go.touch, "") if code else Once("ended", go.touch, LABELS[0])
+        first = (
+            Once("another process is stopping the run", go.touch, "") if code else Once("ended", go.touch, LABELS[0])
+        )
         ran = hosts.launch(on=both(first, stop))
         stop.join()
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
-        waits = [text for text in ran.of("step") if text.startswith("the run is being stopped by somebody else; wait")]
+        waits = [text for text in ran.of("step") if text.startswith("another process is stopping the run; wait")]
         assert len(waits) == code
         assert (records.load().state, records.load().reason) == ("stopped", "topoplan runs stop")
         hosts.assert_nothing_is_left()

@@ -388,7 +388,7 @@ class TestTheNetwork:
         address, lost = hosts.bed["three"].address, hosts.root / "lost"
         fails = f"echo 'Connection closed by peer [{address}]:4'; exit 1"
         hosts.does(f"echo begun; until [ -e {lost} ]; do sleep 0.02; done; {fails}", three=LONG)
-        cut, seen = Once("begun", lambda: hosts.bed.cut("three")), Once("cannot be seen", lost.touch, "node-02")
+        cut, seen = Once("begun", lambda: hosts.bed.cut("three")), Once("is unreachable", lost.touch, "node-02")
         try:
             ran = hosts.launch(on=both(cut, seen))
         finally:

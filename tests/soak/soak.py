@@ -620,7 +620,7 @@ def packets_lost(draw: Draw) -> None:
     if draw.chance.random() < 0.6:
         draw.result.check("what had begun", client.begun(), True)
     else:
-        client.says("putting the bundle")
+        client.says("uploading the bundle")
     with draw.hosts.bed.hidden(how="lossy"):
         draw.ends(client, 0) if well else draw.ends(client, 5, blamed=node)
     if client.running():
@@ -632,7 +632,7 @@ def dropped(draw: Draw) -> None:
     hosts = draw.hosts
     hosts.does(BESIDE.format(root=hosts.root) + BEGUN + "sleep 3")
     client = Client(hosts)
-    client.says(draw.chance.choice(("connecting", "putting the bundle", "starting 4 hosts", "running on")))
+    client.says(draw.chance.choice(("connecting", "uploading the bundle", "starting 4 hosts", "running on")))
     time.sleep(draw.chance.uniform(0, 0.3))
     for name in draw.chance.sample(NAMES, draw.chance.randint(1, len(NAMES))):
         hosts.bed.end_sessions(name)
