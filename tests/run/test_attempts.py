@@ -71,7 +71,7 @@ def test_what_would_go_wrong_again_is_not(hosts: Hosts, fault: str) -> None:
 
 def test_a_host_that_is_gone_is_waited_for_as_an_old_rank_may_live_there(hosts: Hosts) -> None:
     hosts.does(TRAINS.format(root=hosts.root))
-    waits = After("when nothing of it can be left; waiting up to 5 min for node-02")
+    waits = After("until nothing of the run can be left; waiting up to 5 min for node-02")
 
     def heal(event: Event) -> None:
         before = waits.seen

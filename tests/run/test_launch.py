@@ -210,7 +210,10 @@ class TestAStopByAnotherClient:
         """One interrupt ends the others with the launch's own grace period; two leave that to the hosts."""
         deaf = "trap '' TERM; echo begun; while :; do sleep 0.02; done"
         hosts.does(deaf, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
-        stop, waits = StopAfter(hosts, After("begun", *LABELS), grace_s=60), After("is being stopped by somebody")
+        stop, waits = (
+            StopAfter(hosts, After("begun", *LABELS), grace_s=60),
+            After("another process is stopping the run"),
+        )
         ran = hosts.launch(on=both(waits, stop), interrupts=lambda: times * waits.count())
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert bool(ran.outcome.running) == (times == 2)
