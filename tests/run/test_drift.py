@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from topoplan.run.drift import DriftDetector, ReservedPrediction
+from topoplan.run.drift import DriftDetector
 from topoplan.run.events import Event
 from topoplan.run.progress import Progress
 from topoplan.run.record import Drifted
@@ -28,7 +28,7 @@ class Run:
         self.drift = DriftDetector(
             self.progress,
             band_s=band_s,
-            memory=lambda: ReservedPrediction(reserved_bytes=60.0 * GIB, band=0.05),
+            memory=lambda: (60.0 * GIB, 0.05),
             logs=logs,
             tell=self.events.append,
             note=self.noted.append,

@@ -124,7 +124,7 @@ class _Sections:
 
 def _system(sections: _Sections) -> dict[str, Any]:
     fields = dict(pairs(sections.text("system", "hostname", "kernel", "boot_id", "port_range", "peermem") or ""))
-    cpus = parse_cpus(sections.text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
+    sockets, cores = parse_cpus(sections.text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
     machine = pairs(sections.text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
     container = sections.text("container", "in_container")
     return {
@@ -133,8 +133,8 @@ def _system(sections: _Sections) -> dict[str, Any]:
         "boot_id": fields.get("boot_id", ""),
         "port_range": parse_port_range(fields.get("port_range", "")),
         "peermem": None if "peermem" not in fields else fields["peermem"] == "yes",
-        "sockets": cpus.sockets,
-        "cpu_cores": cpus.cores,
+        "sockets": sockets,
+        "cpu_cores": cores,
         "clock_s": _clock(sections.text("clock", "clock_s") or ""),
         "in_container": None if container is None else bool(container.strip()),
         "firmware": {label: value for label, value in machine if label not in ("pci", "daemon")},

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from topoplan.hosts.sections import number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpus:
-    """The CPUs of one machine."""
-
-    sockets: int | None = None
-    cores: int | None = None
-    """Number of physical cores over all sockets."""
-
-
-def parse_cpus(text: str) -> Cpus:
-    """Return the number of sockets and physical cores.
+def parse_cpus(text: str) -> tuple[int | None, int | None]:
+    """Return the number of sockets, and of physical cores over all sockets.
 
     Machines that report no sockets (`-`, or clusters on Arm) give the numbers that they have.
     """
@@ -27,8 +16,7 @@ def parse_cpus(text: str) -> Cpus:
         fields.setdefault(name.strip(), value)
     sockets = _positive(fields.get("Socket(s)", "")) or _positive(fields.get("Cluster(s)", ""))
     per_socket = _positive(fields.get("Core(s) per socket", "")) or _positive(fields.get("Core(s) per cluster", ""))
-    cores = sockets * per_socket if sockets and per_socket else None
-    return Cpus(sockets=sockets, cores=cores)
+    return sockets, sockets * per_socket if sockets and per_socket else None
 
 
 def _positive(text: str) -> int | None:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from topoplan.errors import InputError, SpecError, listed
 from topoplan.specs.source import read_text, shown_path
@@ -109,6 +109,14 @@ class _Entry:
     """Whether the line itself is about an evaluation, following the line of the step."""
 
 
+def open_end(path: Path, most_bytes: int = MOST_LOG_BYTES) -> BinaryIO:
+    """Open a log at its last `most_bytes`, or a pipe as it is. Raises OSError."""
+    file = path.open("rb")
+    if path.is_file():
+        file.seek(max(0, path.stat().st_size - most_bytes))
+    return file
+
+
 def log_text(path: Path) -> str:
     """Return the text of a log, without the damage that copying or cutting has done.
 
@@ -118,9 +126,7 @@ def log_text(path: Path) -> str:
     if path.is_dir():
         raise SpecError("is a directory, not a log", where=name, remedy=f"give {wanted} in it")
     try:
-        with path.open("rb") as file:
-            if path.is_file():
-                file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+        with open_end(path) as file:
             content = file.read(MOST_LOG_BYTES)
     except OSError:
         return read_text(path, wanted=wanted)  # which says what is wrong with it

@@ -53,20 +53,14 @@ _DATA_SHARE = 0.5
 _PEEK_EVERY_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedPrediction:
-    """Predicted bytes reserved by PyTorch's allocator, on the GPU that is logged."""
+def reserved_prediction(spec: Spec, plan: Plan) -> tuple[float, float]:
+    """Return the bytes that PyTorch's allocator is predicted to reserve on the GPU that is logged, and their band.
 
-    reserved_bytes: float
-    band: float
-    """Half width of the band, as a fraction."""
-
-    @classmethod
-    def of(cls, spec: Spec, plan: Plan) -> ReservedPrediction:
-        """Return the prediction of a plan."""
-        of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_rank_0
-        _, reserved = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
-        return cls(reserved_bytes=reserved, band=plan.memory.band)
+    The band is its half width, as a fraction.
+    """
+    of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_rank_0
+    _, reserved_bytes = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
+    return reserved_bytes, plan.memory.band
 
 
 @dataclass(slots=True)
@@ -109,7 +103,7 @@ class DriftDetector:
         progress: Progress,
         *,
         band_s: tuple[float, float] | None = None,
-        memory: Callable[[], ReservedPrediction] | None = None,
+        memory: Callable[[], tuple[float, float]] | None = None,
         logs: Sequence[Log] = (),
         tell: Tell = lambda event: None,
         note: Callable[[Drifted], None] = lambda found: None,
@@ -149,9 +143,7 @@ class DriftDetector:
         logs = (trainer_named(plan.trainer).log,) if plan.trainer else ()
         if not any(log.file for log in logs):
             more["peek"] = None
-        return cls(
-            progress, band_s=plan.time.band_s, memory=lambda: ReservedPrediction.of(spec, plan), logs=logs, **more
-        )
+        return cls(progress, band_s=plan.time.band_s, memory=lambda: reserved_prediction(spec, plan), logs=logs, **more)
 
     def read(self, lines: str) -> None:
         """Read lines that a node has written, or that were found in a file of the trainer."""
@@ -267,9 +259,9 @@ class DriftDetector:
         """
         if self._memory_prediction is None or self._is_memory_told or not self._peaks:
             return None
-        peaks, planned = list(self._peaks), self._memory_prediction()
+        peaks, (predicted, width) = list(self._peaks), self._memory_prediction()
         step, now = peaks[-1]
-        most = planned.reserved_bytes * (1.0 + planned.band)
+        most = predicted * (1.0 + width)
         if now <= most:
             return None
         self._is_memory_told = True
@@ -289,7 +281,7 @@ class DriftDetector:
             since_step=next(step for step, one in peaks if one > most),
             step=step,
             value=now,
-            band=(planned.reserved_bytes * (1.0 - planned.band), most),
+            band=(predicted * (1.0 - width), most),
             before=base,
             reasons=(reason,),
         )

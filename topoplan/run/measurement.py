@@ -18,7 +18,7 @@ from topoplan.errors import HostError, InputError, TopoplanError
 from topoplan.planner.exhausted import Ended, read_exhausted
 from topoplan.planner.fragmentation import predicted_bytes
 from topoplan.planner.learn import Lesson, peaks_of
-from topoplan.planner.logged import MOST_LOG_BYTES, read_log
+from topoplan.planner.logged import open_end, read_log
 from topoplan.planner.plan import Plan
 from topoplan.remote.connection import Connection
 from topoplan.run.record import Measurement, RunRecord
@@ -141,8 +141,7 @@ def _texts(record: RunRecord, plan: Plan) -> Iterator[str]:
 def ends_of(paths: Iterable[Path]) -> Iterator[str]:
     """Yield the relevant lines at the ends of the logs that exist."""
     for path in paths:
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+        with contextlib.suppress(OSError), open_end(path) as file:
             told, size = deque[bytes](), 0
             for piece in _telling(file):
                 told.append(piece)

@@ -34,7 +34,6 @@ with the job.
 from __future__ import annotations
 
 from enum import IntEnum
-from importlib.resources import files
 
 from topoplan.remote.programs import program
 from topoplan.remote.upload import OURS
@@ -57,8 +56,7 @@ class ExitCode(IntEnum):
 
 def _program(*parts: str) -> str:
     """Return the concatenated text of scripts; the last one is the program, the ones before it define its functions."""
-    directory = files("topoplan").joinpath("run", "scripts")
-    return "".join(directory.joinpath(f"{part}.sh").read_text(encoding="utf-8") for part in parts)
+    return "".join(program("run", f"{part}.sh") for part in parts)
 
 
 _CODES = "".join(f"{code.name}={code.value}\n" for code in ExitCode)

@@ -11,6 +11,7 @@ from typing import Any
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
 from topoplan.bundle.trials_job import JOB_OVER, RESULT, RESULTS
 from topoplan.errors import TopoplanError
+from topoplan.planner.logged import open_end
 from topoplan.planner.tuning import Tried
 from topoplan.run.attempts import RETRYABLE_KINDS
 from topoplan.run.diagnose import diagnose
@@ -96,8 +97,7 @@ def _went_wrong(trial: SlurmTrial, nodes: list[Path], logs: Path) -> dict[str, A
 def _end(path: Path) -> str:
     """Return the end of a file as text; empty if there is no file."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _END_BYTES))
+        with open_end(path, _END_BYTES) as file:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
@@ -52,7 +52,10 @@ def stop_all(
         time.sleep(INTERRUPT_LOOK_S)
     left = {node.name: error for node in nodes if (error := _left(node, results.get(node.name))) is not None}
     if watch is not None and not at_once():
-        watch.until(lambda: at_once() or _drained(watch, left), deadline_s=settings.drain_s)
+        watch.until(
+            lambda: at_once() or all(node.is_over or node.name in left for node in watch.nodes),
+            deadline_s=settings.drain_s,
+        )
     return left
 
 
@@ -76,10 +79,6 @@ def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | 
             remedy=suspect_remedy(result.suspects),
         )
     return None
-
-
-def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
-    return all(node.is_over or node.name in left for node in watch.nodes)
 
 
 def _stop_one(node: WatchedNode, settings: Settings, reconnect: Reconnect) -> Stopped | HostError:
