@@ -149,7 +149,7 @@ class TestWhoWeAre:
         assert "the passphrase was wrong" in wrong.what
         assert "not this one" not in str(wrong)
         assert "no passphrase was given" in refused(target, Access(ask=lambda question: None)).what
-        assert "nobody to ask" in refused(target).what
+        assert "could not be asked for" in refused(target).what
 
     def test_other_keys_are_tried_before_anything_is_asked(self, bed: Bed, sealed: Path) -> None:
         log_in(bed.target("alpha", identity_files=(sealed, bed.key))).close()
@@ -162,7 +162,7 @@ class TestWhoWeAre:
         bed.restart("beta")
         for one in (error, none):
             assert one.problem == "auth"
-            assert "asks for password" in one.what
+            assert "requires password" in one.what
 
     def test_a_certificate_beside_the_key_is_used(self, bed: Bed, tmp_path: Path) -> None:
         authority, mine = tmp_path / "authority", tmp_path / "mine"

@@ -133,7 +133,7 @@ class TestAConfiguration:
 
     def test_that_takes_too_long_is_named(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("topoplan.remote.ssh_config._READ_S", 0.3)
-        assert "without an end" in refused(home, 'Match exec "sleep 3"\n  Port 1\n')
+        assert "did not finish reading it" in refused(home, 'Match exec "sleep 3"\n  Port 1\n')
 
 
 class TestJumpHosts:
