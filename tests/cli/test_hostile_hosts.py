@@ -158,4 +158,4 @@ def test_a_server_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         shown = cli("probe", shlex.quote(f"127.0.0.1:{server.server_address[1]}"))
         server.shutdown()
     assert_harmless(shown)
-    assert "is no SSH server" in shown.err
+    assert "is not an SSH server" in shown.err

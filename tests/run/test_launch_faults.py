@@ -148,7 +148,7 @@ class TestAJobThatFails:
         ran = hosts.launch(on=Once("begun", kill_all, "node-03"))
         hosts.assert_nothing_is_left()
         assert (ran.failure.node, ran.outcome.code) == ("node-03", 1)
-        assert "gone" in ran.failure.what
+        assert "killed" in ran.failure.what
 
     def test_says_what_the_script_of_the_node_says_about_a_port_that_is_taken(self, hosts: Hosts) -> None:
         hosts.does(LONG)

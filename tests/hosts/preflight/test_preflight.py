@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.bed.bed import Bed, probe
-from tests.bed.ready_hosts import NAMES, collect_request, ready_hosts, spec_of
+from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
 from tests.cli.conftest import Cli, cli
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
@@ -43,7 +43,7 @@ def ready(directory: Path) -> Iterator[Bed]:
 @pytest.fixture(scope="module")
 def run(ready: Bed, directory: Path) -> tuple[Cluster, RunNeeds]:
     spec = spec_of(ready, directory)
-    return spec.cluster, collect_request(spec)
+    return spec.cluster, wanted(spec)
 
 
 @pytest.fixture(scope="module")
