@@ -116,7 +116,7 @@ ON_BOTH = "--lora_alpha 8 --weight_decay 0.05 --hub_token hf_abc --output_dir ou
         # `megatron sft` has no warmup_ratio, and one of its plans may be the best.
         ("swift sft --warmup_ratio 0.1 --tuner_type lora", {"trainer": {"lora_alpha": 8, "weight_decay": 0.05}}),
         (
-            "megatron sft --lr 3e-5 --max_epochs 2 --lr_warmup_fraction 0.1 --lora_dropout no --train_type lora",
+            "megatron sft --lr 3e-5 --max_epochs 2 --lr_warmup_fraction 0.1 --adam_beta1 no --train_type lora",
             {
                 "trainer": {"lr_warmup_fraction": 0.1, "lora_alpha": 8, "weight_decay": 0.05},
                 **{"learning_rate": 3e-5, "epochs": 2.0},

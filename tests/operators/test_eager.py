@@ -108,3 +108,11 @@ def test_adapters_of_the_output_projection_share_what_attention_keeps() -> None:
     bare = activations(TINY, trains_weights=False).saved_bytes
     assert activations(TINY, **keys, adapter_input_bytes=0).saved_bytes == bare
     assert activations(TINY, **keys, adapter_input_bytes=2).saved_bytes == bare + TOKENS * 2 * 64
+
+
+@pytest.mark.parametrize(("copied", "each"), [(0, 2), (2, 2), (4, 4)])
+def test_dropout_of_an_adapter_keeps_a_copy_of_its_input_and_a_mask(copied: int, each: int) -> None:
+    names = frozenset({"q_proj", "v_proj", "o_proj"})
+    keys = {"trains_weights": False, "adapted": names, "adapter_input_bytes": copied, "adapter_dropout": True}
+    bare = activations(TINY, trains_weights=False).saved_bytes
+    assert activations(TINY, **keys).saved_bytes - bare == TOKENS * 3 * (each + 1) * 64

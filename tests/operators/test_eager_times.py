@@ -123,3 +123,13 @@ def test_the_products_of_a_dense_layer_take_at_least_their_flops() -> None:
     found = [one for one in eager_kernels(*arguments("Qwen/Qwen3-8B")) if one.part == "gemm"]
     assert sum(one.forward_s for one in found) > 2 * 4096 * products / gpu.bf16_flops
     assert sum(one.backward_s for one in found) > 4 * 4096 * products / gpu.bf16_flops
+
+
+@pytest.mark.parametrize("copied", [0, 4])
+def test_dropout_of_adapters_takes_time_of_its_own(copied: int) -> None:
+    without, dropped = (
+        time("Qwen/Qwen3-8B", adapts=True, lora_rank=8, adapter_input_bytes=copied, adapter_dropout=on)
+        for on in (False, True)
+    )
+    assert dropped.forward_kernels > without.forward_kernels
+    assert sum(without.forward_s) < sum(dropped.forward_s) < 1.5 * sum(without.forward_s)

@@ -17,6 +17,7 @@ from topoplan.operators.op import PARTS
 from topoplan.operators.shard import shard_of
 from topoplan.operators.times import layer_kernels, layer_time
 from topoplan.specs import known
+from topoplan.specs.case import case_with
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Attention
 from topoplan.specs.traits import Traits
@@ -39,9 +40,8 @@ def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) 
     seq_len, tuning = form.pop("seq_len", 4096), form.pop("finetuning", "full")
     job = {"precision": precision, "seq_len": seq_len, "global_batch_size": 256, "finetuning": tuning}
     spec = spec_of(name, nodes=16, gpu="b200-sxm-180gb", **job)
-    shard = shard_of(case_of(spec, "megatron"), layout_of(spec, **form))
-    case = case_of(spec, "megatron")
-    found = layer_kernels(case, spec.model.layers[index], shard)
+    case = case_with(spec, MEGATRON)
+    found = layer_kernels(case, spec.model.layers[index], shard_of(case, layout_of(spec, **form)))
     assert len({operator.name for operator in found}) == len(found)
     return {operator.name: operator for operator in found}
 

@@ -142,6 +142,7 @@ FULL = Spec(
         epochs=2,
         learning_rate=1e-5,
         lora_rank=8,
+        lora_dropout=0.1,
         lora_target=("q_proj", "v_proj"),
         quantization_bit=8,
         freeze_trainable_layers=-3,

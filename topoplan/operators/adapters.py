@@ -31,6 +31,8 @@ class Adapters:
     rank: int
     targets: tuple[str, ...]
     """Names of the layers that have an adapter; `all` for every linear layer."""
+    dropout: float = DROPOUT
+    """Share of the input that is dropped out in front of each adapter."""
 
     def on(self, name: str) -> bool:
         """Return whether a linear layer has an adapter."""
@@ -39,4 +41,7 @@ class Adapters:
 
 def adapters_of(job: Job) -> Adapters | None:
     """Return the adapters of a job, or None if it trains the weights themselves."""
-    return Adapters(job.lora_rank or LORA_RANK, job.lora_target) if job.finetuning == "lora" else None
+    if job.finetuning != "lora":
+        return None
+    dropout = DROPOUT if job.lora_dropout is None else job.lora_dropout
+    return Adapters(job.lora_rank or LORA_RANK, job.lora_target, dropout)

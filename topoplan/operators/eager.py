@@ -86,6 +86,13 @@ class LayerUse(NamedTuple):
     adapter_input_bytes: int = BF16
     """Bytes per element of the copy that an adapter casts its input to; 0 if both have the same dtype and there is no
     copy."""
+    adapter_dropout: bool = False
+    """Whether each adapter drops out a part of its input."""
+
+    @property
+    def adapter_copy_bytes(self) -> int:
+        """Bytes per element of the input that an adapter saves for itself; 0 if it shares that of its layer."""
+        return self.adapter_input_bytes or (BF16 if self.adapter_dropout else 0)
 
 
 class EagerBuilder(Builder):
@@ -119,16 +126,19 @@ class EagerBuilder(Builder):
 
         It is saved once, or once per layer if autocast casts it for each. An adapter whose dtype differs from the
         input's casts the input into a copy of its own (peft `tuners/lora/layer.py::Linear.forward`); if the adapter is
-        in fp32 under autocast, the saved copy is in 16 bits again.
+        in fp32 under autocast, the saved copy is in 16 bits again. Dropout makes a copy too, and saves a mask of one
+        byte per element (PyTorch `derivatives.yaml`, native_dropout).
         """
         use, elements, saved = self.use, self.tokens * width, []
         own = [name for name in names if name in use.adapted]
-        keeps = use.trains_weights or use.packed_bytes or (own and not use.adapter_input_bytes)
+        keeps = use.trains_weights or use.packed_bytes or (own and not use.adapter_copy_bytes)
         if keeps and not is_kept_anyway:
             casts = names if use.fp32_weights else names[:1]
             saved = [SavedTensor(f"{name} input", BF16 * elements) for name in casts]
-        if use.adapter_input_bytes:
-            saved += [SavedTensor(f"{name} adapter's input", use.adapter_input_bytes * elements) for name in own]
+        if use.adapter_copy_bytes:
+            saved += [SavedTensor(f"{name} adapter's input", use.adapter_copy_bytes * elements) for name in own]
+        if use.adapter_dropout:
+            saved += [SavedTensor(f"{name} adapter's mask", elements) for name in own]
         return tuple(saved)
 
     def linear(
@@ -189,6 +199,10 @@ class EagerBuilder(Builder):
         if self.use.adapter_input_bytes:
             # Cast of the input to fp32 and, under autocast, back.
             forward, backward, kernels = forward + 12 * inputs, backward + 6 * inputs, 4
+        if self.use.adapter_dropout:
+            # Read and written in the adapter's dtype, with the mask.
+            dropped = 2 * (FP32 if self.use.adapter_input_bytes else BF16) + 1
+            forward, backward, kernels = forward + dropped * inputs, backward + dropped * inputs, kernels + 1
         self.moved(f"{name} adapter's sums", self.tokens * forward, self.tokens * backward, kernels=kernels)
 
     def ulysses(self, width: float) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topoplan.network.placement import Group
+from topoplan.operators.adapters import Adapters
 from topoplan.operators.builder import Builder
 from topoplan.operators.core_attention import CoreAttention
 from topoplan.operators.machine import Machine, Product
@@ -113,7 +114,7 @@ class TeBuilder(Builder):
         weights = (weight, _bias(weight)) if bias else (weight,)
         self.add(name, "gemm", product, weights=weights, saved=saved, freed_by=freed_by, divided=divided)
         if adapters is not None and is_adapted:
-            self._adapter(weight, product, adapters.rank, freed_by)
+            self._adapter(weight, product, adapters, freed_by, is_input_kept=is_normed or label is None)
         if shard.is_low_precision:
             ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
             self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
@@ -147,7 +148,9 @@ class TeBuilder(Builder):
         local = product.rows if weight.experts else self.local
         return product.rows if weight.side == "row" else local, product.rows if weight.side == "column" else local
 
-    def _adapter(self, weight: Linear, product: Product, rank: int, freed_by: tuple[str, ...]) -> None:
+    def _adapter(
+        self, weight: Linear, product: Product, adapters: Adapters, freed_by: tuple[str, ...], *, is_input_kept: bool
+    ) -> None:
         """Add LoRA beside a linear layer (mcore_bridge 1.6.5 `tuners/lora.py::LoraParallelLinear`).
 
         If the layer is split over its outputs (column), A is replicated and B is split like the layer; if it is split
@@ -155,11 +158,12 @@ class TeBuilder(Builder):
         A and a B of its own.
 
         The work is dropout, the two narrow products, a scaling and an addition. A saves its input after dropout,
-        dropout one byte of mask per element, and B the output of A. A takes a column-parallel layer's input before it
+        dropout one byte of mask per element, and B the output of A. Without dropout, A's input is the layer's own,
+        which may be kept anyway. A takes a column-parallel layer's input before it
         is gathered, and B what the reduce-scatter leaves of a row-parallel A's sum, so the tensors that sequence
         parallelism gathers and scatters for them are only as wide as the LoRA rank.
         """
-        name, side, experts = weight.name, weight.side, weight.experts
+        name, side, experts, rank = weight.name, weight.side, weight.experts, adapters.rank
         ahead, behind = self._rows_around(weight, product)
         into, out = product.count * ahead * product.inputs, product.count * behind * product.outputs
         narrow = product.rows * product.count if experts else self.local
@@ -169,13 +173,21 @@ class TeBuilder(Builder):
         b_weight = linear_weight(f"{name}.lora_B", rank, weight.outputs, b_side, experts, is_adapter=True)
         a = Product(ahead, rank, product.inputs, product.count)
         b = Product(behind, product.outputs, rank, product.count)
-        masked = SavedTensor(f"{name} adapter input, mask", (BF16 + 1) * into, freed_by)
+        saved = tuple[SavedTensor, ...]()
+        if adapters.dropout:
+            saved = (SavedTensor(f"{name} adapter input, mask", (BF16 + 1) * into, freed_by),)
+        elif not is_input_kept:
+            saved = (SavedTensor(f"{name} adapter input", BF16 * into, freed_by),)
         between = SavedTensor(f"{name} adapter, between A and B", BF16 * narrow * rank, freed_by)
-        self.add(a_weight.name, "gemm", a, weights=(a_weight,), saved=(masked,), freed_by=freed_by)
+        self.add(a_weight.name, "gemm", a, weights=(a_weight,), saved=saved, freed_by=freed_by)
         self.add(b_weight.name, "gemm", b, weights=(b_weight,), saved=(between,), freed_by=freed_by)
-        # Dropout with its mask, scaling, addition; backward also adds the two gradients of the input.
-        forward, backward = (2 * BF16 + 1) * into + 5 * BF16 * out, (5 * BF16 + 1) * into + 2 * BF16 * out
-        self.moved(f"{name} adapter's sums", forward, backward, kernels=3, freed_by=freed_by)
+        # Scaling and addition; backward also adds the two gradients of the input. Dropout reads and writes its input,
+        # and its mask.
+        forward, backward, kernels = 5 * BF16 * out, 3 * BF16 * into + 2 * BF16 * out, 2
+        if adapters.dropout:
+            dropped = (2 * BF16 + 1) * into
+            forward, backward, kernels = forward + dropped, backward + dropped, 3
+        self.moved(f"{name} adapter's sums", forward, backward, kernels=kernels, freed_by=freed_by)
         if self.shard.tp > 1 and not experts and side != "replicated":
             work = AdapterCollectives(rank, side == "column", b)
             self.add(f"{name} adapter's collectives", "tp_comm", work, freed_by=freed_by)

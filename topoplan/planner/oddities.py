@@ -16,7 +16,7 @@ from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB, format_byte_rate
 
-_OF_ADAPTERS = ("lora_rank", "lora_target")
+_OF_ADAPTERS = ("lora_rank", "lora_dropout", "lora_target")
 _OF_IMAGES = ("image_max_pixels", "images_per_sequence", "freeze_vision_tower", "freeze_multi_modal_projector")
 _NEAR = 0.1
 """Fraction by which a figure may differ from the card's own: vendors round."""

@@ -70,6 +70,11 @@ class Job:
     )
     lora_rank: Annotated[int | None, Count(1, 8192)] = key("Rank with lora and qlora.")
     """None means 8, the trainers' common default."""
+    lora_dropout: Annotated[float | None, Number(0, 1)] = key(
+        "Dropout of the adapters' input; left out: ms-swift's 0.05 with Megatron, else 0. Any needs memory for a copy "
+        "and a mask of the input.",
+        0.05,
+    )
     lora_target: Annotated[tuple[str, ...], _TARGETS] = key(
         "Linear layers that get an adapter, by their names in the model, or in Megatron-core's with backend megatron; "
         "by default all.",

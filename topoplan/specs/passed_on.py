@@ -23,8 +23,8 @@ TRAINER_KEYS_OF_JOB: Mapping[str, str] = {
     **{
         key: key
         for key in (
-            *("stage", "dataset", "dataset_dir", "template", "packing", "learning_rate", "lora_rank", "lora_target"),
-            *("quantization_bit", "freeze_trainable_layers", "pure_bf16", "freeze_vision_tower"),
+            *("stage", "dataset", "dataset_dir", "template", "packing", "learning_rate", "lora_rank", "lora_dropout"),
+            *("lora_target", "quantization_bit", "freeze_trainable_layers", "pure_bf16", "freeze_vision_tower"),
             *("freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels"),
         )
     },

@@ -59,6 +59,7 @@ def layer_uses(case: Case, layout: Layout, tokens: int, seq_len: int) -> list[tu
             loops_experts=loops_experts(case, layout),
             residual_bytes=FP32 if autocast and trains_embedding else BF16,
             adapter_input_bytes=adapter_input_bytes(job, layout),
+            adapter_dropout=bool(job.lora_dropout),
         )
         uses.append((layer, use, count))
     return uses

@@ -60,6 +60,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         stage=stage,
         packing=keys.flag("use_packed_sequences") or packs(stage, keys.given("packing")),
         lora_rank=keys.count("lora_rank"),
+        lora_dropout=0.0,  # of Megatron Bridge's LoRA: config_builder.py does not hand on lora_dropout
         lora_target=("all",),
         pin={"backend": "megatron"},
     )

@@ -143,6 +143,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         finetuning="qlora" if bits else str(method),
         **of_stage(reading, stage, apart=apart, freezes=reading.model.model_type in FREEZABLE_MODEL_TYPES),
         lora_rank=keys.count("lora_rank"),
+        lora_dropout=keys.fraction("lora_dropout"),
         lora_target=targets(keys, "lora_target") or ("all",),
         quantization_bit=bits,
         freeze_trainable_layers=layers,

@@ -95,6 +95,7 @@ def _method_entries(job: Job) -> list[Entry]:
     lines = [
         Entry("finetuning_type", "lora"),
         Entry("lora_rank", job.lora_rank or 8, "lora_alpha is twice this by default"),
+        *([Entry("lora_dropout", job.lora_dropout)] if job.lora_dropout else []),
         Entry("lora_target", target, "every linear layer except the output layer" if target == "all" else ""),
     ]
     if job.finetuning == "qlora":

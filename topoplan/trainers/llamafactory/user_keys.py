@@ -24,6 +24,7 @@ _OF_THE_JOB = {
     "freeze_trainable_layers": "freeze_trainable_layers",
     "freeze_vision_tower": "freeze_vision_tower",
     "image_max_pixels": "image_max_pixels",
+    "lora_dropout": "lora_dropout",
     "lora_rank": "lora_rank",
     "lora_target": "lora_target",
     "mtp_num_layers": "mtp_num_layers",
@@ -39,7 +40,7 @@ _OF_THE_JOB = {
 _ALWAYS = ("stage", "do_train", "finetuning_type", "cutoff_len", "num_train_epochs", "bf16", "fp16")
 _WRITTEN = (
     *("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels"),
-    *("freeze_trainable_layers", "lora_rank", "lora_target"),
+    *("freeze_trainable_layers", "lora_rank", "lora_dropout", "lora_target"),
 )
 """Keys decided by the plan only where its train.yaml has them; elsewhere they have no effect."""
 

@@ -29,6 +29,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "enable_activation_checkpointing": True,
     "dist_config.reshard_after_forward": True,
     "peft_config.r": 8,
+    "peft_config.lora_dropout": 0.05,  # v1/plugins/model_plugins/peft.py
     "peft_config.target_modules": "all",
     "peft_config.freeze_trainable_layers": 2,
     "quant_config.quantization_bit": 4,
@@ -132,6 +133,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         finetuning="qlora" if bits else str(method),
         lora_rank=keys.count("peft_config.r"),
+        lora_dropout=keys.fraction("peft_config.lora_dropout"),
         lora_target=tuple(map(str, targets)) if isinstance(targets, list) else (str(targets),),
         quantization_bit=bits,
         # dtype="auto" leaves frozen weights in the checkpoint's dtype; PEFT casts only adapters to fp32.

@@ -13,6 +13,7 @@ from topoplan.trainers.sharding import Sharding
 _DEFAULTS = {
     "gradient_accumulation_steps": 1,
     "lora_rank": role.LORA_RANK,
+    "lora_dropout": 0.0,
     "param_dtype": "bf16",
     "reduce_scatter_during_grad_accumulation": True,
 }
@@ -56,6 +57,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         stage=str(keys.value("stage")),
         finetuning="lora" if adapted else "full",
         lora_rank=keys.count("lora_rank"),
+        lora_dropout=keys.fraction("lora_dropout"),
         lora_target=adapted or ("all",),
         **role.packed(keys),
         # model_providers.py loads the weights in param_dtype, and AdamW updates those directly.

@@ -44,6 +44,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         # models/model_providers.py: adapters on mcore_adapter's layers (adapters/lora_layer.py), or else frozen parts.
         finetuning="lora" if adapted else "full",
         lora_rank=(keys.count("lora_rank") or role.LORA_RANK) if adapted else None,
+        lora_dropout=keys.number("lora_dropout") or 0.0,
         lora_target=adapted or ("all",),
         **role.packed(keys),
         **({} if adapted else role.frozen(keys, _FREEZES)),

@@ -35,6 +35,7 @@ OF_THE_JOB = {
     "freeze_aligner": "freeze_multi_modal_projector",
     "freeze_llm": "freeze_language_model",
     "freeze_vit": "freeze_vision_tower",
+    "lora_dropout": "lora_dropout",
     "lora_rank": "lora_rank",
     "max_length": "seq_len",
     "max_pixels": "image_max_pixels",
@@ -69,10 +70,11 @@ _OF_LLAMAFACTORY = {
 DECIDED: Mapping[str, tuple[str, ...]] = {
     "swift sft": (
         *("tuner_type", "torch_dtype", "bf16", "fp16", "freeze_vit", "freeze_aligner", "freeze_llm", "lora_rank"),
-        *("target_modules", "quant_method", "quant_bits", "freeze_parameters_ratio", "trainable_parameters_regex"),
-        *("bnb_4bit_quant_storage", "max_length", "packing", "max_pixels", "num_train_epochs", "optim"),
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size", "deepspeed", "fsdp"),
-        *("gradient_checkpointing", "use_liger_kernel", "add_version", "deepspeed_autotp_size", "device_map"),
+        *("lora_dropout", "target_modules", "quant_method", "quant_bits", "freeze_parameters_ratio"),
+        *("trainable_parameters_regex", "bnb_4bit_quant_storage", "max_length", "packing", "max_pixels"),
+        *("num_train_epochs", "optim"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size", "deepspeed"),
+        *("fsdp", "gradient_checkpointing", "use_liger_kernel", "add_version", "deepspeed_autotp_size", "device_map"),
         *("experts_impl", "fsdp_config", "zero_hpz_partition_size", "max_epochs", "optimizer", "use_galore"),
     ),
     "megatron sft": (
@@ -80,8 +82,8 @@ DECIDED: Mapping[str, tuple[str, ...]] = {
         *("freeze_vit", "freeze_aligner"),
         *("freeze_llm", "max_length", "packing", "max_pixels", "num_train_epochs", FIRST, LAST),
         *(EMBEDDING, LOSS, "use_megatron_fsdp", "moe_enable_deepep", "optimizer"),
-        *("add_version", "bridge_backend", "lora_rank", "target_modules", "target_regex", "modules_to_save"),
-        *("lora_bias", "lora_dtype"),
+        *("add_version", "bridge_backend", "lora_rank", "lora_dropout", "target_modules", "target_regex"),
+        *("modules_to_save", "lora_bias", "lora_dtype"),
     ),
 }
 """Command -> arguments that predictions assume or that the scripts rely on, besides those that express a layout."""

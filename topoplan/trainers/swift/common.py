@@ -78,12 +78,17 @@ def freeze_entries(spec: Spec) -> list[Entry]:
     ]
 
 
-def adapter_entries(job: Job) -> list[Entry]:
-    """Return entries for LoRA: rank, scale and target layers."""
+def adapter_entries(job: Job, dropout: float) -> list[Entry]:
+    """Return entries for LoRA: rank, scale, dropout and target layers; `dropout` is for jobs that do not state it."""
     rank, every = job.lora_rank or LORA_RANK, "all" in job.lora_target
     return [
         Entry("lora_rank", rank),
         Entry("lora_alpha", 4 * rank, "four times the rank, as in ms-swift's defaults"),
+        Entry(
+            "lora_dropout",
+            dropout if job.lora_dropout is None else job.lora_dropout,
+            "ms-swift's default is 0.05; 0 needs less memory",
+        ),
         Entry(
             "target_modules",
             ["all-linear"] if every else list(job.lora_target),

@@ -86,8 +86,7 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
     job = spec.job
     lines = [*model_entries(spec), Entry("tuner_type", job.finetuning, "train_type in ms-swift 3 and earlier")]
     if job.finetuning == "lora":
-        lines += adapter_entries(job)
-        lines.append(Entry("lora_dropout", DROPOUT, "ms-swift's default; 0 needs less memory"))
+        lines += adapter_entries(job, DROPOUT)
         lines.append(Entry("merge_lora", False, "otherwise every checkpoint also contains the whole merged model"))
     lines += _precision_entries(spec, layout)
     if job.mtp_num_layers:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
+from topoplan.operators.adapters import DROPOUT
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
@@ -58,6 +59,7 @@ DEFAULTS: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
     "num_train_epochs": 1,
     "target_modules": "all-linear",
+    "lora_dropout": DROPOUT,
 }
 """Defaults of `MegatronArguments` and `MegatronTunerMixin` in ms-swift. torch_dtype defaults to the checkpoint's, which
 is bfloat16 for nearly all models."""
@@ -288,6 +290,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         trainer={"padding_free": True} if of_stage["stage"] == "dpo" and keys.flag("packing") else {},
         mtp_num_layers=keys.count("mtp_num_layers") or 0,
         lora_rank=keys.count("lora_rank"),
+        lora_dropout=keys.fraction("lora_dropout"),
         lora_target=(targets(keys, "target_modules") if method == "lora" else ()) or ("all",),
         num_labels=labels_of(keys),
         **of_stage,

@@ -86,7 +86,7 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
     if job.finetuning == "freeze":
         lines += _layer_entries(spec)
     if adapters:
-        lines += adapter_entries(job)
+        lines += adapter_entries(job, 0.0)
     if job.finetuning == "qlora":
         lines += _quantization_entries(job, layout)
     lines += freeze_entries(spec)

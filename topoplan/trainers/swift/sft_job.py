@@ -38,7 +38,8 @@ from topoplan.trainers.usual import why_accumulation
 
 DEFAULTS: Mapping[str, Any] = {
     "tuner_type": "lora",  # base_args/base_args.py
-    "lora_rank": 8,  # tuner_args.py, also for the next four
+    "lora_rank": 8,  # tuner_args.py, also for the next five
+    "lora_dropout": 0.05,
     "target_modules": "all-linear",
     "freeze_vit": True,
     "freeze_aligner": True,
@@ -190,6 +191,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         packing=keys.flag("packing"),
         trainer={"padding_free": True} if of_stage["stage"] == "dpo" and keys.flag("packing") else {},
         lora_rank=keys.count("lora_rank"),
+        lora_dropout=keys.fraction("lora_dropout"),
         lora_target=targets(keys, "target_modules") or ("all",),
         quantization_bit=bits,
         # With DDP, trained weights keep their loaded dtype: only DeepSpeed, FSDP and PEFT convert them to fp32.
