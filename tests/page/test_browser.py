@@ -59,7 +59,7 @@ def test_each_part_as_a_person_uses_it(name: str, written: Any, open_page: Open)
     assert page.locator(f'[id="pick-{plans[1]["id"]}"]').is_checked()
     page.locator(f'[id="compare-{best["id"]}"]').check()
     more = page.locator("#difference").inner_text()
-    assert "against the picked one" in more
+    assert "compared with the picked one" in more
     page.locator(f'[id="compare-{best["id"]}"]').uncheck()
     page.locator(f'[id="pick-{best["id"]}"]').check()
 
