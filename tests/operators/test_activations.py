@@ -209,6 +209,17 @@ def test_a_frozen_layer_without_an_adapter_saves_no_input_of_a_product() -> None
     assert frozen["layernorm input"] == trained["layernorm input"]
 
 
+def test_without_dropout_an_adapter_saves_an_input_that_nothing_else_keeps() -> None:
+    dropped, kept = (bytes_of(layer(DENSE, shard(adapters=Adapters(16, ("all",), share)))) for share in (0.05, 0.0))
+    assert set(dropped) - set(kept) == {
+        *("linear_qkv adapter input, mask", "linear_proj adapter input, mask"),
+        *("linear_fc1 adapter input, mask", "linear_fc2 adapter input, mask"),
+    }
+    # Norms and attention hand on what they have saved themselves.
+    assert set(kept) - set(dropped) == {"linear_fc2 adapter input"}
+    assert kept["linear_fc2 adapter input"] == dropped["linear_fc2 adapter input, mask"] * 2 / 3
+
+
 def test_only_trained_weights_have_dummy_gradients() -> None:
     shapes = layer(DENSE, shard(adapters=LORA)).weight_shapes
     assert (16, 4096) in shapes
