@@ -367,7 +367,7 @@ class TestRefusals:
     def test_a_record_that_was_edited(self, alpha: Connection, home: str) -> None:
         upload(alpha, {".topoplan/started.json": b"{}\n"}, home, deadline_s=LIMIT_S)
         for ask in (node_state, lambda *a, **k: stop_node(*a, grace_s=0, **k)):
-            with pytest.raises(HostError, match=r"/\.topoplan/started\.json is not as topoplan wrote it"):
+            with pytest.raises(HostError, match=r"/\.topoplan/started\.json is damaged"):
                 ask(alpha, home, deadline_s=LIMIT_S)  # type: ignore[operator]
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
