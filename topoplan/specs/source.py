@@ -31,6 +31,7 @@ MAX_SPEC_BYTES = 10_000_000
 _A_SPEC = "a spec is a short YAML file"
 _MAX_VALUES = 1_000_000
 _MAX_DEPTH = 40
+_TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _TAG = "tag:yaml.org,2002:"
@@ -216,6 +217,8 @@ class _Reader:
             if mark is not None and not where.startswith("--"):  # an option is a single line, shown whole
                 where = f"{where}:{mark.line + 1}:{mark.column + 1}"
             problem = error.problem or "cannot be parsed"
+            if "nesting depth" in problem:  # libyaml's own limit, which its scanner may meet before _value meets ours
+                raise SpecError(_TOO_DEEP, where=where) from None
             remedy = ""
             if "\\t" in problem or "tab" in problem or "cannot start any token" in problem:
                 remedy = "indent with spaces, and put text that starts with a special character in quotes"
@@ -250,7 +253,7 @@ class _Reader:
 
     def _value(self, event: Any, events: Iterator[Any], path: KeyPath) -> Any:
         if len(path) > _MAX_DEPTH:
-            raise self._error(f"is nested more than {_MAX_DEPTH} levels deep", event)
+            raise self._error(_TOO_DEEP, event)
         before = self._values
         self._values += 1
         if isinstance(event, yaml.AliasEvent):
