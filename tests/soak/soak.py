@@ -55,6 +55,24 @@ def last_lines(file: Path, count: int = 8) -> list[str]:
         return stream.read().decode(errors="replace").splitlines()[-count:]
 
 
+def stacks(pid: int) -> str:
+    """Return where the threads of a process are, for a report."""
+    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if spy is None:
+        return "py-spy is not installed"
+    done = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+def states(hosts: Hosts, name: str) -> dict[str, str]:
+    """Return the processes of a host, each with the state in which the kernel has it: T is stopped."""
+    found = {}
+    for pid, words in hosts.bed.processes(name).items():
+        with contextlib.suppress(OSError):
+            found[f"{pid} {words}"] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return found
+
+
 class Client:
     """A launch as a user makes it."""
 
@@ -62,14 +80,16 @@ class Client:
         self.hosts = hosts
         self.output = hosts.root / "client.out"
         self.started_s = time.monotonic()
+        self.stuck_in = ""
         with self.output.open("wb") as out:
             self.process = hosts.client("--grace", "1", *options, "--json", stdout=out)
 
     def wait(self) -> int | None:
-        """Return the exit code; None if the client hangs, which is then ended."""
+        """Return the exit code; None if the client hangs, which is then ended, and whose stacks are kept."""
         try:
             return self.process.wait(max(0.1, self.started_s + LIMIT_S - time.monotonic()))
         except subprocess.TimeoutExpired:
+            self.stuck_in = stacks(self.process.pid)
             self.process.kill()
             self.process.wait()
             return None
@@ -148,6 +168,8 @@ class Draw:
         """Check that the client ends with one of these codes, and blames this node."""
         self.result.check("the exit code", client.wait(), *codes)
         self.result.check("the node that is blamed", client.blamed(), blamed)
+        if client.stuck_in:
+            self.result.violations.append(f"the client hangs:\n{client.stuck_in}")
 
     def state(self) -> str | None:
         """State of the run in its record."""
@@ -272,6 +294,8 @@ def frozen(draw: Draw) -> None:
     client.begun()
     with draw.hosts.bed.frozen(name):
         draw.ends(client, 1, blamed=node)
+        if draw.result.violations:
+            draw.result.violations.append(f"on {name}: {states(draw.hosts, name)}")
     draw.stop_from_another()
 
 
