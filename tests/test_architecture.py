@@ -145,11 +145,6 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
     assert asked == []
 
 
-# Remaining exceptions, each with its room.
-STILL_ASKS_A_TRAINER = {
-    *("reading/markdown.py", "reading/processes.py", "lint/rules/deepspeed.py"),
-    *(f"lint/rules/launch{name}.py" for name in ("", "_facts", "_megatron", "_nodes")),
-}
 STILL_ASKS_AN_ENGINE = {"lint/offload.py", "lint/prediction_findings.py", "run/bundle_reader.py"}
 
 
@@ -158,7 +153,7 @@ def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:
     names = {*trainer_names(), "swift-megatron"}
     asked = set()
     for path in MODULES:
-        if room(path) == "trainers" or ids(path) in STILL_ASKS_A_TRAINER:
+        if room(path) == "trainers":
             continue
         for node in nodes(path):
             sides: list[ast.expr] = []

@@ -9,6 +9,7 @@ from topoplan.reading.edits import applied
 from topoplan.reading.finding import Finding
 from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.read_setup import read_setup
+from topoplan.reading.recognizer import of_program
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Trainer, Variable
 from topoplan.specs.source import Source, parse_source
 from topoplan.trainers.recognizers import recognizers
@@ -135,6 +136,7 @@ def launch(
         starter=starter,
         options={key: Option(value=value, line=3) for key, value in (options or {}).items()},
         program=program,
+        trains=of_program(recognizers(), program),
         arguments=arguments,
         variables=tuple(Variable(name=key, value=value, part=part, line=1) for key, value in (variables or {}).items()),
         configuration=of,

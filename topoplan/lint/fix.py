@@ -10,9 +10,9 @@ from pathlib import Path
 
 from topoplan.bundle.write import write_file
 from topoplan.errors import OutputError
-from topoplan.lint.rules.launch_facts import certain_count, is_remote, setting_of
 from topoplan.reading.edits import applied
 from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.launch_facts import certain_count, is_remote, setting_of
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT
 from topoplan.reading.setup import Launch, Setup

@@ -10,7 +10,7 @@ from typing import Any
 from topoplan.errors import InputError
 from topoplan.reading.finding import Edit
 from topoplan.reading.parts import Part
-from topoplan.reading.setup import Configuration
+from topoplan.reading.setup import Configuration, Variable
 from topoplan.reading.values import at
 from topoplan.specs.source import KeyPath, parse_source
 from topoplan.specs.yaml_scalar import scalar
@@ -127,3 +127,24 @@ def _replaced(data: Any, path: KeyPath, name: str, value: Any) -> Any:
         return {key: _replaced(item, tuple(rest), name, value) if key == first else item for key, item in data.items()}
     new = {key: item for key, item in data.items() if key != first}
     return {**new, name: value} if name else new
+
+
+def rewritten(variable: Variable, pattern: str, new: str) -> tuple[Edit, ...]:
+    """Return an edit that replaces a pattern in the variable's line; nothing unless the pattern occurs exactly once."""
+    line = line_text(variable)
+    if len(re.findall(pattern, line)) != 1:
+        return ()
+    text = re.sub(pattern, lambda _: new, line)
+    return (Edit(first_line=variable.line, last_line=variable.line, text=text),)
+
+
+def goes_on(part: Part, line: int) -> bool:
+    """Whether a line continues the command of the preceding line, so that nothing can be inserted between them."""
+    before = part.text.split("\n")[line - 2] if line > 1 else ""
+    return re.search(r"(?:\\|&&|\|)\s*$", before) is not None
+
+
+def line_text(variable: Variable) -> str:
+    """Return the line on which a variable is set."""
+    lines = variable.part.text.split("\n")
+    return lines[variable.line - 1] if 0 < variable.line <= len(lines) else ""

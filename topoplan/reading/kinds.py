@@ -17,6 +17,8 @@ _PROGRAM = (
     rf"(?:\S{{0,300}}/)?(?:llamafactory-cli|lmf){_GAP}(?:train|sft|dpo|rm)|(?:swift|megatron){_GAP}(?:sft|pt|rlhf)"
     rf"|{_PYTHON}[^\s-]\S{{0,300}}\.py"
 )
+PROGRAMS = frozenset(["llamafactory-cli", "llamafactory.launcher", "megatron", "swift"])
+"""Programs of trainers as guides spell them in a launch, before anything is parsed."""
 _VARIABLES = rf"(?:[A-Za-z_]\w{{0,80}}=\S{{0,300}}{_GAP}){{0,20}}"
 _WRAPPER = (
     r"(?:(?:nohup|sudo|exec|time|srun|env|numactl|ssh|bash|docker|eval|tmux|screen)[ \t]+(?:[^\n#]{0,300}?[ \t'\"])??)?"

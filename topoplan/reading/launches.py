@@ -71,6 +71,7 @@ def _launch(script: Script, one: Command, recognizers: Recognizers) -> Launch | 
         called=start.called,
         options=start.options,
         program=program,
+        trains=trains,
         arguments=tuple(word.text for word in arguments),
         variables=one.environment.variables() if one.environment else (),
         configuration=configuration,

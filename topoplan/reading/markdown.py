@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
+from topoplan.reading.kinds import PROGRAMS, looks_like_command, names_a_job, sets_variables, starts_training
 from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.starters import options_of
 from topoplan.reading.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
@@ -302,7 +302,7 @@ def _launcher_for(options: Sequence[_HeadingFlag]) -> tuple[list[str], int] | No
 def _halves(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a launch where the program begins."""
     for at, word in enumerate(words):
-        if word in ("swift", "megatron", "llamafactory-cli", "llamafactory.launcher"):
+        if word in PROGRAMS:
             return list(words[:at]), list(words[at:])
     return list(words), []
 

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from topoplan.reading.arithmetic import worked_out
+from topoplan.reading.recognizer import of_program
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.values import as_whole
 
@@ -107,7 +108,8 @@ def processes_of(launch: Launch) -> Processes:
         nodes, gpus = step.nodes, step.tasks_per_node
     else:
         nodes = _of_variable(launch, "NNODES", 1)
-        takes_all = "llamafactory" in launch.program or nodes is None
+        trainer = of_program((launch.trains,), launch.program) if launch.trains else None
+        takes_all = nodes is None or (trainer is not None and trainer.takes_all_gpus)
         gpus = _of_variable(launch, "NPROC_PER_NODE", visible if takes_all else 1)
     return Processes(launch=launch, nodes=nodes, gpus_per_node=gpus)
 

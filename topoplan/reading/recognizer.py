@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration, Variable
+    from topoplan.reading.setup import Configuration, Launch, Variable
 
 SURE = 1000.0
 """A claim so certain that it need not be compared with the claims of other trainers."""
@@ -17,6 +17,14 @@ SURE = 1000.0
 
 def _no_program(_text: str, _module: bool) -> str:
     return ""
+
+
+def _no_default(_key: str) -> None:
+    return None
+
+
+def _sets_nothing(_launch: Launch) -> bool:
+    return False
 
 
 def _runs_none(_script: str, _keys: Collection[str], _first: str) -> bool:
@@ -52,6 +60,18 @@ class Recognizer:
     """The program among them that takes a subcommand first."""
     methods: str = ""
     """Pattern of the subcommands that train."""
+    subcommands: tuple[str, ...] = ()
+    """All subcommands of `names`; empty if they are not known."""
+    starts_torchrun: bool = False
+    """True if `command` starts torchrun itself, and reads NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR for it."""
+    takes_all_gpus: bool = False
+    """True if the trainer's programs use every visible GPU unless NPROC_PER_NODE is set."""
+    spreads_models: bool = False
+    """True if a process that `command` starts may use several GPUs, as with device_map."""
+    sets_allocator: Callable[[Launch], bool] = _sets_nothing
+    """Whether a launch of the trainer replaces PYTORCH_CUDA_ALLOC_CONF."""
+    reads_rank: bool = False
+    """True if each process finds its rank in RANK, and no launcher is needed where something else sets it."""
     file_options: tuple[str, ...] = ()
     """Options that name the configuration file (one path, or directory and name); then no other option is a key."""
     has_blocks: bool = False
@@ -62,6 +82,8 @@ class Recognizer:
     """Text that occurs in the names of all programs that train with the trainer; empty if there is no such text."""
     takes_deepspeed: bool = False
     """True if the trainer's key `deepspeed` names or contains a DeepSpeed configuration."""
+    default_of: Callable[[str], Any] = _no_default
+    """Return the trainer's default of a key that `deepspeed` must agree with; None if it is not known."""
     text_keys: tuple[str, ...] = ()
     """Keys whose value is a text or the path of a `.txt` file that contains it."""
     unpredicted: tuple[str, str, str] | None = None

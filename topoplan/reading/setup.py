@@ -92,6 +92,8 @@ class Launch:
     program: str
     """The program that runs: llamafactory-cli, llamafactory.launcher, swift, megatron, swift.cli.sft, ... (modules may
     also be given as files), or the path of a script."""
+    trains: Recognizer | None = None
+    """The trainer whose keys the program takes as arguments; None for a foreign program."""
     arguments: tuple[str, ...]
     """The arguments after the program."""
     variables: tuple[Variable, ...]
@@ -108,6 +110,16 @@ class Launch:
     """Commands in front of the launcher: sudo, ssh, srun, ..."""
     wrapper_words: tuple[tuple[str, ...], ...] = ()
     """The words of each wrapper, including its own options, in the order of `wrappers`."""
+
+    @property
+    def starts_torchrun(self) -> bool:
+        """Whether the program starts torchrun itself, as `llamafactory-cli train` and `swift sft` do."""
+        return self.trains is not None and self.trains.starts_torchrun and self.is_command and not self.starter
+
+    @property
+    def is_command(self) -> bool:
+        """Whether the program is the trainer's command, which takes a subcommand first."""
+        return self.trains is not None and self.program == self.trains.command
 
     def variable(self, name: str) -> Variable | None:
         """Return the variable of that name as the command sees it."""

@@ -33,6 +33,7 @@ MEGATRON_LM = Recognizer(
     model_keys=("num_layers",),
     programs=r"(?:.*/)?pretrain_(?:gpt|mamba|hybrid|vlm|t5|bert)\.py",
     program_substring="pretrain_",
+    reads_rank=True,
 )
 
 _DEFAULTS: Mapping[str, Any] = {

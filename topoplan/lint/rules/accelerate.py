@@ -11,8 +11,8 @@ from typing import Any
 
 from topoplan.catalog import key_list
 from topoplan.errors import nearest
-from topoplan.lint.rules.launch_facts import LAST_PORT, certain_count, from_outside, is_port
 from topoplan.reading.finding import Finding
+from topoplan.reading.launch_facts import LAST_PORT, certain_count, from_outside, is_port
 from topoplan.reading.processes import launch_of
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Setup

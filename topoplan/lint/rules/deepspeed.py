@@ -18,7 +18,6 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at, flag, value_of
 from topoplan.specs.source import KeyPath
 from topoplan.trainers.around import context_of
-from topoplan.trainers.llamafactory.key_list import plain_keys
 from topoplan.trainers.relations import read_relations
 from topoplan.units import shown
 
@@ -84,7 +83,7 @@ def _batch(document: Document) -> Iterator[Finding]:
             return
     if total is not None and document.trainer is not None:  # transformers fills in the batch from its own keys
         micro, steps = (
-            given if given is not None else as_whole(_argument(document.trainer, key))
+            given if given is not None else as_whole(_argument(document, document.trainer, key))
             for given, key in ((micro, "per_device_train_batch_size"), (steps, "gradient_accumulation_steps"))
         )
     if total is None or micro is None or steps is None:
@@ -124,26 +123,23 @@ def _trainer(document: Document) -> Iterator[Finding]:
         return
     for path, key in _SAME:
         value = document.get(*path)
-        wanted = _argument(trainer, key)
+        wanted = _argument(document, trainer, key)
         if value is None or wanted is None or value == wanted:
             continue
         name = ".".join(map(str, path))
         yield document.finding("trainer-mismatch", path, name=name, value=shown(value), key=key, wanted=shown(wanted))
 
 
-def _argument(trainer: Configuration, key: str) -> Any:
-    """Return the value that the trainer uses for a key, given or LLaMA-Factory's default; None if unknown."""
+def _argument(document: Document, trainer: Configuration, key: str) -> Any:
+    """Return the value that the trainer uses for a key, given or its default; None if unknown."""
     given = value_of(trainer, key)
-    if key in ("fp16", "bf16"):
-        if trainer.trainer == "swift" and given is None:
-            return None
-        return flag(trainer, key)
     if key in _STEPS:
         steps = as_number(given)
         return steps if steps is not None and steps >= 1 else None  # else they follow from the data or a ratio
-    if given is None:
-        return plain_keys()[key].default if trainer.trainer == "llamafactory" else None
-    return as_number(given)
+    default = document.default_of(key)
+    if key in ("fp16", "bf16"):
+        return None if given is None and default is None else flag(trainer, key)
+    return default if given is None else as_number(given)
 
 
 def _groups(document: Document) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Document:
     trainer: Configuration | None
     """The trainer's configuration that uses it, if known."""
     launches: tuple[Launch, ...]
+    default_of: Callable[[str], Any]
+    """The trainer's default of one of its keys; None if it is not known."""
 
     def get(self, *path: str | int) -> Any:
         """Return the value at a path; None also for "auto", which DeepSpeed drops and the trainer fills in."""
@@ -48,13 +50,23 @@ def documents(setup: Setup) -> Iterator[Document]:
     """Yield the DeepSpeed configurations of a setup, each with the trainer's configuration that uses it, if clear."""
     named = [one for one in setup.with_deepspeed if one.get("deepspeed") is not None]
     users = [one for one in named if not setup.uses_mca(one)]
+    found: list[tuple[Configuration, KeyPath, Any, Configuration | None]] = []
     for one in users:
         block = one.get("deepspeed")
         if isinstance(block, Mapping):
-            yield Document(holder=one, path=("deepspeed",), data=block, trainer=one, launches=setup.launches)
+            found.append((one, ("deepspeed",), block, one))
     files_named = [one for one in users if isinstance(one.get("deepspeed"), str)]
     blocks = {id(one.get("deepspeed")) for one in named}
     own = [one for one in setup.of("deepspeed") if id(one.source.data) not in blocks]
-    for one in own:
-        user = files_named[0] if len(files_named) == len(own) == 1 else None
-        yield Document(holder=one, path=(), data=one.source.data, trainer=user, launches=setup.launches)
+    user = files_named[0] if len(files_named) == len(own) == 1 else None
+    found += [(one, (), one.source.data, user) for one in own]
+    for holder, path, data, trainer in found:
+        recognizer = setup.recognizer(trainer.trainer) if trainer else None
+        yield Document(
+            holder=holder,
+            path=path,
+            data=data,
+            trainer=trainer,
+            launches=setup.launches,
+            default_of=recognizer.default_of if recognizer else lambda _: None,
+        )

@@ -14,9 +14,9 @@ from importlib.resources import files
 from typing import Any
 
 from topoplan.catalog.fabrics import profile_of
-from topoplan.lint.rules.launch_facts import nodes_of
+from topoplan.reading.edits import goes_on, line_text, rewritten
 from topoplan.reading.finding import Edit, Finding
-from topoplan.reading.parts import Part
+from topoplan.reading.launch_facts import nodes_of
 from topoplan.reading.rules import Rule, read_rules
 from topoplan.reading.setup import Setup, Variable
 from topoplan.reading.words import is_open
@@ -72,27 +72,6 @@ def new_value(variable: Variable, value: str) -> tuple[Edit, ...]:
     """Return an edit that sets a variable to another value."""
     name = re.escape(variable.name)
     return rewritten(variable, rf"\b{name}=(?:'[^']*'|\"[^\"]*\"|[^\s'\"`;&|]*)", f"{variable.name}={value}")
-
-
-def rewritten(variable: Variable, pattern: str, new: str) -> tuple[Edit, ...]:
-    """Return an edit that replaces a pattern in the variable's line; nothing unless the pattern occurs exactly once."""
-    line = line_text(variable)
-    if len(re.findall(pattern, line)) != 1:
-        return ()
-    text = re.sub(pattern, lambda _: new, line)
-    return (Edit(first_line=variable.line, last_line=variable.line, text=text),)
-
-
-def goes_on(part: Part, line: int) -> bool:
-    """Whether a line continues the command of the preceding line, so that nothing can be inserted between them."""
-    before = part.text.split("\n")[line - 2] if line > 1 else ""
-    return re.search(r"(?:\\|&&|\|)\s*$", before) is not None
-
-
-def line_text(variable: Variable) -> str:
-    """Return the line on which a variable is set."""
-    lines = variable.part.text.split("\n")
-    return lines[variable.line - 1] if 0 < variable.line <= len(lines) else ""
 
 
 @cache

@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import PurePath
 
 from topoplan import catalog
-from topoplan.lint.rules.launch_facts import RULES, line_of
+from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.finding import Finding
+from topoplan.reading.launch_facts import line_of
 from topoplan.reading.named_files import close_name, find, has_directory, is_relative
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Setup

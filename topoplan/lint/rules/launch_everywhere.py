@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from topoplan.lint.rules.launch_facts import RULES, certain_count, from_outside, lines_of, nodes_of, setting_of
+from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
+from topoplan.reading.launch_facts import certain_count, from_outside, lines_of, nodes_of, setting_of
 from topoplan.reading.mpi import MPI, mpi_of
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.reading.slurm import directives, srun_request_of, step_of
@@ -101,10 +102,14 @@ def _variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
     started, configuration = mpi_of(launch), launch.configuration
     if started is None or (started.count or 1) < 2 or launch.starter or from_outside(launch):
         return
-    if configuration is None or configuration.trainer != "megatron-lm" or SHELLS.intersection(launch.wrappers):
+    if configuration is None or not _reads_rank(launch) or SHELLS.intersection(launch.wrappers):
         return
     if launch.variable("RANK") is None:
         yield RULES["launch-mpirun-variables"].on(launch, program=launch.program, count=started.count)
+
+
+def _reads_rank(launch: Launch) -> bool:
+    return launch.trains is not None and launch.trains.reads_rank
 
 
 def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -157,8 +162,7 @@ def _gpu_of_a_task(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     asked = " ".join([directives(launch.part.text), *(launch.words_of("srun") or ())])
     is_several = step.tasks_per_node is not None and step.tasks_per_node > 1
-    trains = launch.configuration is not None and launch.configuration.trainer == "megatron-lm"
-    if is_several and trains and srun_request_of(launch).is_asked and not _BINDS_NONE.search(asked):
+    if is_several and _reads_rank(launch) and srun_request_of(launch).is_asked and not _BINDS_NONE.search(asked):
         yield RULES["launch-gpu-of-a-task"].on(launch, rank, gpus=1)
 
 

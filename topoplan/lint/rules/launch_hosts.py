@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.lint.rules.launch_facts import RULES, certain_count, certain_text, from_outside
+from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
 from topoplan.reading.hostfile import Hostfile
+from topoplan.reading.launch_facts import certain_count, certain_text, from_outside
 from topoplan.reading.mpi import mpi_of
 from topoplan.reading.setup import Launch, Option, Setup
 from topoplan.reading.slurm import step_of

@@ -1,6 +1,6 @@
 """Nodes and processes that fail to find each other: ranks, addresses, ports, numbers of processes.
 
-Facts from torch 2.13 (distributed/run.py) and LLaMA-Factory 0.9.5 (launcher.py).
+Facts from torch 2.13 (distributed/run.py) and what trainers that start torchrun themselves hand on to it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from topoplan.errors import nearest
-from topoplan.lint.rules.environment import rewritten
-from topoplan.lint.rules.launch_facts import (
+from topoplan.lint.rules.launch_table import RULES
+from topoplan.reading.edits import rewritten
+from topoplan.reading.finding import Finding
+from topoplan.reading.launch_facts import (
     LAST_PORT,
-    RULES,
+    assignment,
     certain_count,
     certain_text,
     endpoint,
     from_outside,
-    is_llamafactory_cli,
     is_port,
     is_remote,
     is_static,
-    is_swift_cli,
     nodes_of,
     setting_of,
 )
-from topoplan.reading.finding import Edit, Finding, Severity
 from topoplan.reading.processes import started_by
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 
@@ -59,8 +58,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 def _count_missing(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report a node rank without a node count: `launcher.py` and `cli/main.py` then take NNODES to be 1."""
-    is_read = is_llamafactory_cli(launch) or is_swift_cli(launch)
-    if not is_read or from_outside(launch) or launch.variable("RDZV_ID") is not None:
+    if not launch.starts_torchrun or from_outside(launch) or launch.variable("RDZV_ID") is not None:
         return
     rank, address = launch.variable("NODE_RANK"), certain_text(launch.variable("MASTER_ADDR"))
     is_of_several = (certain_count(rank) or 0) > 0 or (address and not LOCAL_ADDRESS.fullmatch(address))
@@ -70,23 +68,18 @@ def _count_missing(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _rank_variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """Report RANK and WORLD_SIZE where the command reads NODE_RANK and NNODES."""
-    if not (is_llamafactory_cli(launch) or is_swift_cli(launch)):
+    if not launch.starts_torchrun:
         return
     rank, nodes = launch.variable("RANK"), nodes_of(launch)
     if rank is not None and launch.variable("NODE_RANK") is None and nodes is not None and nodes > 1:
         is_read = rank.part is not launch.part or re.search(r"\$\{?RANK\b", rank.part.text)
-        edits = () if is_read else rewritten(rank, _assignment(rank), "NODE_RANK=")
+        edits = () if is_read else rewritten(rank, assignment(rank), "NODE_RANK=")
         rule = RULES["launch-rank-variable"]
         yield rule.on(launch, rank, rank=rank.value, program=launch.program, edits=edits)
     world = launch.variable("WORLD_SIZE")
     if world is not None and launch.variable("NNODES") is None and rank is not None and not from_outside(launch):
         rule = RULES["launch-rank-variable.world"]
         yield rule.on(launch, world, world=world.value, rank=rank.value, program=launch.program)
-
-
-def _assignment(variable: Variable) -> str:
-    """Return a pattern for a variable's assignment."""
-    return rf"(?<![\w$]){re.escape(variable.name)}="
 
 
 def _missing_node_settings(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -96,7 +89,7 @@ def _missing_node_settings(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     if is_static(launch):
         yield from _missing_torchrun_options(launch, nodes)
-    elif is_llamafactory_cli(launch) or is_swift_cli(launch):
+    elif launch.starts_torchrun:
         yield from _missing_variables(launch, nodes)
 
 
@@ -113,16 +106,6 @@ def _missing_variables(launch: Launch, nodes: int) -> Iterator[Finding]:
         yield RULES["launch-missing-node-rank.variable"].on(launch, nodes=nodes)
     if "MASTER_ADDR" in missing:
         yield RULES["launch-missing-master-address.variable"].on(launch, nodes=nodes)
-    if launch.program == "llamafactory-cli" and launch.variable("MASTER_PORT") is None:
-        beside = launch.variable("NNODES")
-        edits: tuple[Edit, ...] = ()
-        if beside is not None and beside.part is launch.part:
-            edits = rewritten(beside, _assignment(beside), f"MASTER_PORT=29500 {beside.name}=")
-        reaches = "MASTER_ADDR" not in missing and ("NODE_RANK" not in missing or launch.variable("RANK") is not None)
-        level: Severity = "error" if reaches else "warning"
-        yield RULES["launch-missing-master-port"].on(
-            launch, beside if edits else None, level=level, nodes=nodes, edits=edits
-        )
 
 
 def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -193,9 +176,6 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
         yield RULES["launch-no-rendezvous"].on(launch, backend, nodes=nodes)
     if is_c10d and rank is not None:
         yield RULES["launch-node-rank-ignored"].on(launch, rank)
-    identity = launch.variable("RDZV_ID")
-    if is_llamafactory_cli(launch) and identity is not None and launch.variable("NODE_RANK") is not None:
-        yield RULES["launch-node-rank-ignored.variable"].on(launch, identity)
 
 
 def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -213,7 +193,7 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if count > devices:
         gpus = "1 GPU" if devices == 1 else f"{devices} GPUs"
         yield RULES["launch-process-count"].on(launch, setting, gpus=gpus, **said)
-    elif count < devices and launch.program not in ("swift", "megatron"):  # with device_map a process uses several
+    elif count < devices and not (launch.trains and launch.trains.spreads_models and launch.is_command):
         yield RULES["launch-process-count.idle"].on(launch, setting, idle=devices - count, **said)
 
 

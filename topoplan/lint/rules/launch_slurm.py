@@ -10,16 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
-from topoplan.lint.rules.launch_facts import (
-    RULES,
-    certain_count,
-    is_llamafactory_cli,
-    is_remote,
-    is_swift_cli,
-    lines_of,
-    setting_of,
-)
+from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
+from topoplan.reading.launch_facts import certain_count, is_remote, lines_of, setting_of
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.reading.slurm import directives, job_of, srun_request_of, step_of
@@ -100,7 +93,7 @@ def _node_list(launch: Launch) -> Iterator[Finding]:
 
 def _starts_processes(launch: Launch) -> bool:
     """Whether a launch starts all processes of a node; DeepSpeed's launcher reaches other nodes over SSH instead."""
-    return launch.starter in ("torchrun", "accelerate") or is_llamafactory_cli(launch) or is_swift_cli(launch)
+    return launch.starter in ("torchrun", "accelerate") or launch.starts_torchrun
 
 
 def _first_node_alone(launch: Launch) -> Iterator[Finding]:

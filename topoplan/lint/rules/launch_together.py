@@ -10,17 +10,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import PurePath
 
-from topoplan.lint.rules.launch_facts import (
-    RULES,
-    certain_count,
-    certain_text,
-    configurations_of,
-    is_llamafactory_cli,
-    nodes_of,
-    setting_of,
-)
 from topoplan.lint.rules.launch_nodes import LOCAL_ADDRESS
+from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
+from topoplan.reading.launch_facts import certain_count, certain_text, configurations_of, nodes_of, setting_of
 from topoplan.reading.processes import started_by
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.units import shown
@@ -92,7 +85,8 @@ def _processes(setup: Setup, first: Launch, launch: Launch) -> Iterator[Finding]
     """Report differing numbers of processes where one of them follows from the GPUs that are visible."""
     one, other = (started_by(setup, each).gpus_per_node for each in (first, launch))
     is_said = all(setting_of(each, "nproc_per_node") for each in (first, launch))
-    if is_llamafactory_cli(launch) and not is_said and one and other and one != other:
+    takes_all = launch.starts_torchrun and launch.trains is not None and launch.trains.takes_all_gpus
+    if takes_all and not is_said and one and other and one != other:
         where = setting_of(launch, "nproc_per_node") or launch.variable("CUDA_VISIBLE_DEVICES")
         yield _differs("launch-nodes-disagree.processes", launch, where, first, "", str(one), str(other))
 

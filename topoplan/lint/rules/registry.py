@@ -18,7 +18,6 @@ from topoplan.lint.rules import (
     launch,
     launch_everywhere,
     launch_hosts,
-    launch_megatron,
     launch_nodes,
     launch_slurm,
     launch_together,
@@ -29,7 +28,7 @@ from topoplan.lint.rules import (
     yaml,
 )
 from topoplan.lint.rules.deepspeed_document import RULES as DEEPSPEED
-from topoplan.lint.rules.launch_facts import RULES as LAUNCH
+from topoplan.lint.rules.launch_table import RULES as LAUNCH
 from topoplan.lint.rules.legality import of_layout
 from topoplan.reading.rules import Rule
 from topoplan.trainers import registry
@@ -45,7 +44,6 @@ _GENERAL = (
     launch_everywhere,
     launch_hosts,
     launch_together,
-    launch_megatron,
     accelerate,
     yaml,
     others,

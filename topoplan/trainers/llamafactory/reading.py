@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from topoplan.reading.recognizer import SURE, Recognizer
+from topoplan.reading.words import is_open
 from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
 
 if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration, Variable
+    from topoplan.reading.setup import Configuration, Launch, Variable
 
 MODEL_KEY = "model_name_or_path"
 
@@ -21,6 +22,12 @@ _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu"
 """DeepSpeed keys that may occur next to LLaMA-Factory's own."""
 _CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL)
 """Matches the command by name, by path, or as `$(which llamafactory-cli)`."""
+V1_SUBCOMMANDS = ("sft", "dpo", "rm", "merge")
+"""Subcommands of `v1/launcher.py`, which USE_V1=1 selects."""
+_SUBCOMMANDS = (
+    *("api", "chat", "env", "eval", "export", "help", "train", "version", "webchat", "webui"),
+    *V1_SUBCOMMANDS,
+)
 _SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
 _KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type"])
 """Keys by which any script is recognized as training with LLaMA-Factory; its further keys occur elsewhere too."""
@@ -71,6 +78,20 @@ def _runs(script: str, keys: Collection[str], first: str) -> bool:
     return is_own and (first.endswith((".yaml", ".yml")) or first == "--config")
 
 
+def is_enabled(launch: Launch, name: str) -> bool:
+    """Whether a variable has a value that extras/misc.py::is_env_enabled takes for true."""
+    return _enabled(name, launch.variables) is True
+
+
+def sets_allocator(launch: Launch) -> bool:
+    """Whether the program replaces PYTORCH_CUDA_ALLOC_CONF: `launcher.py`, unless OPTIM_TORCH is off."""
+    switch = launch.variable("OPTIM_TORCH")
+    is_off = (
+        switch is not None and not switch.assumed and not is_open(switch.value) and not is_enabled(launch, switch.name)
+    )
+    return launch.starts_torchrun and not is_off
+
+
 LLAMAFACTORY = Recognizer(
     trainer="llamafactory",
     package="llamafactory",
@@ -82,8 +103,13 @@ LLAMAFACTORY = Recognizer(
     programs=r"llamafactory-cli|llamafactory\.launcher",
     command="llamafactory-cli",
     methods=r"train|sft|dpo|rm|(?s:.*)\.(?:yaml|yml|json)",
+    subcommands=_SUBCOMMANDS,
+    starts_torchrun=True,
+    takes_all_gpus=True,
+    sets_allocator=sets_allocator,
     is_training_script=_runs,
     program_substring="llamafactory",
     takes_deepspeed=True,
+    default_of=lambda key: plain_keys()[key].default,
     path=path_of,
 )

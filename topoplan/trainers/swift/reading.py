@@ -17,6 +17,10 @@ _MARKS_OF_MEGATRON = frozenset(
     ]
 )
 _METHODS = "sft|pt|rlhf"
+_SUBCOMMANDS = (
+    *("pt", "sft", "infer", "merge-lora", "web-ui", "deploy", "rollout", "rlhf", "sample", "export", "eval"),
+    *("app", "merge_lora", "web_ui"),
+)
 _CLI = re.compile(r"(?:.*[/\s(`])?(swift|megatron)[\s)`'\"]*", re.DOTALL)
 _FILE = re.compile(rf"(?:.*/)?swift[./]cli[./](_megatron[./])?({_METHODS})(?:\.py)?")
 
@@ -45,6 +49,9 @@ SWIFT = Recognizer(
     rule_name_of=_usual,
     command="swift",
     methods=_METHODS,
+    subcommands=_SUBCOMMANDS,
+    starts_torchrun=True,
+    spreads_models=True,
     programs=r"swift|swift\.cli\.(?!_megatron\.).*",
     program_substring="swift",
     takes_deepspeed=True,
@@ -58,6 +65,9 @@ MEGATRON = Recognizer(
     rule_name_of=_usual,
     command="megatron",
     methods=_METHODS,
+    subcommands=("pt", "sft", "rlhf", "export"),
+    starts_torchrun=True,
+    spreads_models=True,
     programs=r"megatron|swift\.cli\._megatron\..*",
     program_substring="megatron",
     text_keys=("system", "new_special_tokens"),

@@ -1,6 +1,16 @@
-"""The rules on ms-swift's arguments."""
+"""The rules on ms-swift's launches and arguments."""
 
-from topoplan.trainers.swift.rules.swift import findings
-from topoplan.trainers.swift.rules.table import RULES
+from __future__ import annotations
 
-__all__ = ["RULES", "findings"]
+from collections.abc import Iterator
+
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Setup
+from topoplan.trainers.swift.rules import launch, swift
+from topoplan.trainers.swift.rules.table import RULES as RULES
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """Report faults of ms-swift's launches and arguments."""
+    for module in (launch, swift):
+        yield from module.findings(setup)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from topoplan.reading.rules import read_rules
 
-RULES = read_rules(__package__, "swift.toml")
+RULES = {**read_rules(__package__, "launch.toml"), **read_rules(__package__, "swift.toml")}

@@ -1,4 +1,4 @@
-"""What rules need to know about a launch, the texts of the launch rules, and helpers for their edits."""
+"""What rules need to know about a launch, and helpers for their edits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import re
 
 from topoplan.reading.finding import Edit
 from topoplan.reading.mpi import MPI
-from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Variable
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.words import is_open
 from topoplan.reading.wrappers import CONTAINERS, REMOTE
-from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain_keys
-
-RULES = read_rules(__package__, "launch.toml")
 
 LAST_PORT = 65535
 _OF_ACCELERATE = {
@@ -23,18 +19,7 @@ _OF_ACCELERATE = {
     "master_port": "main_process_port",
 }
 """torchrun's options, as accelerate names them."""
-_YES = frozenset(["1", "true", "y"])
 _SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
-
-
-def is_llamafactory_cli(launch: Launch) -> bool:
-    """Whether a launch is `llamafactory-cli train`, which starts torchrun itself and reads NNODES and the like."""
-    return launch.program == "llamafactory-cli" and not launch.starter
-
-
-def is_swift_cli(launch: Launch) -> bool:
-    """Whether a launch is `swift sft` or similar, which starts torchrun itself if NPROC_PER_NODE or NNODES is set."""
-    return launch.program in ("swift", "megatron") and not launch.starter
 
 
 def certain_text(value: Option | Variable | None) -> str | None:
@@ -110,38 +95,27 @@ def has_exports(launch: Launch) -> bool:
     return not (MPI | REMOTE | CONTAINERS) & set(launch.wrappers)
 
 
-def is_enabled(launch: Launch, name: str) -> bool:
-    """Whether a variable is set to a true value, as LLaMA-Factory's is_env_enabled reads it."""
-    variable = launch.variable(name)
-    return variable is not None and variable.value.strip().lower() in _YES
-
-
-def starts_torchrun_anyway(launch: Launch) -> bool:
-    """Whether LLaMA-Factory trains with Megatron, for which it starts torchrun even on one GPU."""
-    return is_enabled(launch, "USE_MCA") or is_enabled(launch, "USE_MEGATRON_BRIDGE")
-
-
 def configurations_of(setup: Setup, launch: Launch) -> tuple[Configuration, ...]:
     """Return the configurations that a launch uses: its file, its arguments, or those in the same document."""
     if launch.file_configuration is not None:
         return (launch.file_configuration,)
     if launch.configuration is not None and not launch.config_file:
         return (launch.configuration,)
-    if not launch.config_file:
+    if not launch.config_file or launch.trains is None:
         return ()
-    return tuple(one for one in setup.of("llamafactory") if not one.from_command and one.part.name == launch.part.name)
-
-
-def megatron_keys(configuration: Configuration, path: TrainerPath) -> list[str]:
-    """Return the keys that only one training path knows; without its variable, LLaMA-Factory's parser refuses them."""
-    own = keys_for(path).keys() - plain_keys().keys()
-    return [key for key in configuration.source.data if key in own]
+    beside = (one for one in setup.of(launch.trains.trainer) if one.part.name == launch.part.name)
+    return tuple(one for one in beside if not one.from_command)
 
 
 def size_of(configuration: Configuration, key: str) -> int:
     """Return a parallel size; 1 if the key is absent."""
     value = configuration.get(key, 1)
     return value if isinstance(value, int) else 1
+
+
+def assignment(variable: Variable) -> str:
+    """Return a pattern for a variable's assignment."""
+    return rf"(?<![\w$]){re.escape(variable.name)}="
 
 
 def lines_of(launch: Launch) -> list[tuple[int, str]]:
