@@ -11,7 +11,7 @@ import pytest
 from tests.bed.watched import Jobs, ends, sees
 from tests.waiting import LIMIT_S, wait_until
 from topoplan.errors import HostError
-from topoplan.run.log_copy import LogCopy
+from topoplan.run.following import LogCopy
 from topoplan.run.progress import Progress
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from topoplan.catalog.fabrics import FabricKind, machine_of
 from topoplan.catalog.packages import PYTHON, is_version, packages
-from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
 from topoplan.hosts.preflight.fleet import most_common
-from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_address
+from topoplan.hosts.probe import ComputeNetwork, Probed, network_of, socket_interface, usable_address
 from topoplan.hosts.result import Result, failure, warning
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu

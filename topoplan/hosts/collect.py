@@ -12,12 +12,25 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from topoplan.hosts.facts import LIBRARIES, GpuFacts, HostFacts
-from topoplan.hosts.parse_infiniband import parse_adapters, parse_mtus
-from topoplan.hosts.parse_ip import parse_default_interface, parse_interfaces, parse_listening, parse_route
-from topoplan.hosts.parse_lscpu import parse_cpus
-from topoplan.hosts.parse_nvidia_smi import parse_driver, parse_gpus, parse_nvlink, parse_processes, with_nvlink
+from topoplan.hosts.parse_network import (
+    parse_adapters,
+    parse_default_interface,
+    parse_interfaces,
+    parse_listening,
+    parse_mtus,
+    parse_route,
+)
+from topoplan.hosts.parse_nvidia_smi import (
+    parse_driver,
+    parse_gpus,
+    parse_nvlink,
+    parse_processes,
+    parse_topology,
+    with_nvlink,
+)
 from topoplan.hosts.parse_system import (
     parse_cgroup_memory,
+    parse_cpus,
     parse_df,
     parse_limits,
     parse_meminfo,
@@ -25,9 +38,8 @@ from topoplan.hosts.parse_system import (
     parse_path,
     parse_port_range,
 )
-from topoplan.hosts.parse_topology import parse_topology
 from topoplan.hosts.sections import Section, number, pairs, read_sections
-from topoplan.remote.programs import program
+from topoplan.remote.connection import program
 from topoplan.terminal import plain_values
 
 T = TypeVar("T")

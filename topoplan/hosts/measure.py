@@ -12,8 +12,7 @@ from typing import Any
 
 from topoplan.errors import HostError
 from topoplan.hosts.needs import python_on
-from topoplan.remote.connection import Chunk, Connection, Stream, last_line
-from topoplan.remote.programs import program
+from topoplan.remote.connection import Chunk, Connection, Stream, last_line, program
 from topoplan.remote.waiting import Deadline
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.environment import node_environment

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 from topoplan.errors import HostError
@@ -58,8 +60,7 @@ _WINDOW_BYTES = 512 * 1024
 _FEED_S = 0.005
 """Interval at which to check whether the host accepts more standard input."""
 _LOOK_S = 0.25
-"""Interval at which to check for events that ring no bell: the exit code of a command that closed its outputs long
-ago."""
+"""Interval at which to check for what rings no bell: the exit code of a command that closed its outputs long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +163,7 @@ class Stream:
             self.bell.listen(min(look_s, deadline.left_s) if deadline else look_s)
 
     def write(self, data: bytes) -> None:
-        """Send more to the command's standard input, which was held open.
-
-        What cannot be sent immediately is sent by the next `poll`.
-        """
+        """Send more to the command's standard input, which was held open; the next `poll` sends what is left."""
         self._stdin = memoryview(bytes(self._stdin) + data)
         self._feed()
 
@@ -265,8 +263,8 @@ class Connection:
         other outputs. At most `keep_bytes` of each output are kept, half from the start and half from the end. `late`
         is raised if the command does not end by the deadline.
 
-        Raises:
-            HostError: `lost`, or `deadline`; the command may then still be running. `command`: the host runs no shell.
+        Raises HostError: `lost`, or `deadline`; the command may then still be running. `command`: the host runs no
+        shell.
         """
         deadline = Deadline(deadline_s)
         stream = self.start(command, *args, stdin=stdin, deadline_s=deadline_s)
@@ -307,17 +305,13 @@ class Connection:
         `stdin` is sent first. With `hold_stdin` the command's standard input then stays open until `end_stdin`, `close`
         or the end of this process or of the connection, whichever comes first.
 
-        Raises:
-            HostError: `lost`, `deadline`, or `command`: the host does not start commands.
+        Raises HostError: `lost`, `deadline`, or `command`: the host does not start commands.
         """
         script = _script(command, *args) if isinstance(command, str) else _script('exec "$@"', *command, *args)
         return Stream(self.name, self._open(_called(command), deadline_s), script + stdin, hold_stdin=hold_stdin)
 
     def _session(self, limit: Deadline) -> paramiko.Channel:
-        """Open a new session.
-
-        If the host's last allowed session was ours, it may be closed here but not yet on the host, so this is retried.
-        """
+        """Open a new session; retried, because one of ours may be closed here but not yet on the host (MaxSessions)."""
         from paramiko import ChannelException
 
         closing = Deadline(min(limit.left_s, _CLOSING_S))
@@ -409,9 +403,9 @@ def _event_within(limit: Deadline) -> threading.Event:
 
 
 def _script(text: str, *words: str) -> bytes:
-    """Return a script with its arguments for the standard input of `SHELL`.
+    """Return a script with its arguments for the standard input of `SHELL`; the rest of that is the script's own.
 
-    The braces make bash read all of it before it starts; what follows is the script's own standard input.
+    The braces make bash read all of the script before it starts.
     """
     said = _BEGIN.decode().rstrip("\n")
     return f"{_OPENING}{{\n{_IS_BASH}\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
@@ -452,3 +446,9 @@ def connection_lost_error(host: str) -> HostError:
         problem="lost",
         remedy="check the machine and the network; what was started there may still be running",
     )
+
+
+@cache
+def program(room: str, name: str) -> str:
+    """Return the text of a program, such as `program("hosts", "collect.sh")`."""
+    return files("topoplan").joinpath(room, "scripts", name).read_text(encoding="utf-8")

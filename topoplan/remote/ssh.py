@@ -69,14 +69,11 @@ def connect(
     `through` is an open connection to the last jump host, to be shared with other targets. The time that the user takes
     to answer `access.ask` does not count.
 
-    Raises:
-        HostError: what failed; `host` is the jump host if that was the reason.
+    Raises HostError: what failed; `host` is the jump host if that was the reason.
     """
     if through is not None:
         through.hold()
-        jump: Jump | None = through
-    else:
-        jump = open_jump(target, access, deadline_s=deadline_s)
+    jump = through or open_jump(target, access, deadline_s=deadline_s)
     try:
         return _log_in(target, access, Deadline(deadline_s), jump)
     except BaseException:
@@ -88,10 +85,7 @@ def connect(
 def open_jump(target: Target, access: Access, *, deadline_s: float = CONNECT_S) -> Jump | None:
     """Connect to the last of the target's jump hosts through the ones before it; None if there are none.
 
-    The caller releases it.
-
-    Raises:
-        HostError: about the jump host that failed.
+    The caller releases it. Raises HostError about the jump host that failed.
     """
     jump: Jump | None = None
     for hop in target.jumps:

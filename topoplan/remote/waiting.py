@@ -66,10 +66,7 @@ class Call(Generic[T]):
 def within(limit_s: float, job: Callable[[], T]) -> T:
     """Return the result of a call that accepts no time limit, such as a name lookup.
 
-    After the limit its thread is abandoned.
-
-    Raises:
-        Overtime: the limit has passed.
+    After the limit its thread is abandoned. Raises TimedOut.
     """
     call = Call(job)
     if not call.done.wait(limit_s):

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from topoplan.bundle.node_script import GOES_ON
 from topoplan.run.causes import CAUSES, HANG, HOST_MEMORY, SHM, Cause, Weight
 from topoplan.run.progress import Progress
-from topoplan.run.rank_lines import LONGEST, RankLine, rank_line
-from topoplan.run.waited_for import WaitedFor, waited_for
+from topoplan.run.rank_lines import LONGEST, RankLine, WaitedFor, rank_line, waited_for
 from topoplan.units import in_seconds, named
 
 _LINES = 1000
@@ -113,9 +112,9 @@ def diagnose(
 
     `tails` are the last lines of each node. `codes` are the exit codes of the nodes that have ended, and of no others
     (None: the node left no code); a negative code, or one above 128, is a signal. `ended_at_s` uses one clock for all
-    nodes. `lost` describes nodes that cannot be reached any more. A lost node is not to blame if the others have
-    trouble with peers that are still running, which are recognized by their `addresses`. Leave out everything after the
-    job was told to stop: those ends are not failures.
+    nodes. `lost` describes nodes that cannot be reached any more; such a node is not to blame if the others have
+    trouble with peers that still run, recognized by their `addresses`. Leave out what came after the job was told to
+    stop.
     """
     ended_at_s, lost = ended_at_s or {}, lost or {}
     named = _peers_in_trouble(tails, addresses or {}) if lost else set()
@@ -211,10 +210,7 @@ def _of_an_ended_node(lines: Sequence[RankLine], report: _Report | None, code: i
 
 
 def _refusal(lines: Sequence[RankLine]) -> _Found | None:
-    """Return the refusal in the last line of a node script that ended with 2: what is wrong, a semicolon, what to do.
-
-    A trainer may end with 2 too.
-    """
+    """Return what a node script that ended with 2 says in its last line: the reason, a semicolon, what to do."""
     place = next((place for place in reversed(range(len(lines))) if lines[place].text.strip()), None)
     match = None if place is None else _SCRIPT.match(lines[place].text)
     if place is None or match is None:
@@ -373,8 +369,7 @@ def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
 def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
     """Return the first and last line of each traceback, and whether it is not merely the reason of a later one.
 
-    Tracebacks of several ranks may be interleaved. A long one may have lost its beginning, and one of a SyntaxError has
-    none.
+    Those of several ranks may be interleaved; a long one may lack its beginning, and one of a SyntaxError has none.
     """
     starts: dict[tuple[int | None, int | None], int] = {}
     ends: dict[tuple[int | None, int | None], int] = {}

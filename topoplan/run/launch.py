@@ -358,10 +358,8 @@ def called_on_host(run_id: str) -> str:
 
 
 def runs_directory_on(target: Target) -> str:
-    """Return the name of the directory of all runs on a host, below its workdir or the user's home.
-
-    Each user has a separate one, because several users may share a workdir.
-    """
+    """Return the name of the user's directory of runs on a host, below its workdir, which others may share, or the
+    home."""
     return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
 
 

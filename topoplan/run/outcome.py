@@ -15,7 +15,7 @@ from topoplan.run.record import RunRecord, RunState, load, now_text, update
 ENDED_STATES: tuple[State, ...] = ("ended", "gone", "rebooted")
 """States of a job that was started and is no longer there."""
 _STOP_S = 90.0
-"""Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the final
+"""Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the last
 check."""
 _CLOCK_S = 2
 
@@ -23,8 +23,7 @@ _CLOCK_S = 2
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
     """Return the exit code of the run: the first nonzero code in node order; 1 if a job ended without a code.
 
-    Nodes that were ended because another one had failed come last. None while a job is running or cannot be asked
-    about.
+    Nodes that were ended because another one failed come last. None while a job is running or cannot be asked about.
     """
     worst = stopped = 0
     for state in states.values():
@@ -48,12 +47,9 @@ def record_state(
 ) -> RunRecord:
     """Write the current state into a run's record and return the record.
 
-    `codes` are exit codes by node label, and `left` are the nodes on which the run may still be running. Callers that
-    have not watched the run to its end pass `unless_over`: what another process has recorded meanwhile stays.
-
-    Raises:
-        InputError: the record is gone or cannot be used.
-        OutputError: the record cannot be written.
+    `codes` are exit codes by node label; on the nodes `left` the run may still be running. With `unless_over`, for
+    callers that have not watched to the end, an end recorded by another process stays. Raises InputError: the record is
+    gone or cannot be used; OutputError: it cannot be written.
     """
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
@@ -89,10 +85,9 @@ def grace_of_stop_s(run_id: str, ended_s: float) -> float | None:
 
 
 def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
-    """Return seconds from the request to stop the run until `unix_s`.
+    """Return seconds from the request to stop the run until `unix_s`; None if nobody had asked.
 
-    None if nobody had asked, or so long before that the stop cannot be the reason for what ends now: whoever asked may
-    have been interrupted, or may have reached no host.
+    None too if that was so long before that it is not the reason: whoever asked may have reached no host.
     """
     if record.stop_asked is None:
         return None
@@ -101,12 +96,9 @@ def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
 
 
 def record_end_of(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
-    """Return the record, with the run's end written into it if all nodes have ended.
+    """Return the record, with the end of the run if all nodes have ended: the client that started it may be gone.
 
-    The client that started the run may be gone.
-
-    Raises:
-        InputError, OutputError: as `record_state`.
+    Raises InputError and OutputError, as `record_state`.
     """
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):

@@ -31,9 +31,8 @@ _LEAST_S = 2.0
 _LEAST_ELAPSED_S = 10.0
 """Shortest time when the progress bar's clock is used, which shows whole seconds."""
 _LATE_S = 1.5
-"""If arrival times and the bar's clock differ by more than this, the lines did not arrive when they were printed: after
-a lost connection, or when an old log is read.
-"""
+"""If arrival times and the bar's clock differ by more, lines were held up by a lost connection, or an old log is
+read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +77,9 @@ class Progress:
     ) -> None:
         """Start before the first line.
 
-        `step_s` and `band_s` are the prediction; `world_size` is the number of GPUs; losses are logged every
-        `logging_steps` steps; `start_up_s` is the predicted time until the first step. `logs` are the log formats to
-        recognize; None means those of all trainers.
+        `step_s` and `band_s` are the prediction; `world_size` counts GPUs; losses are logged every `logging_steps`
+        steps; `start_up_s` is the predicted time until the first step. `logs` are the formats to recognize; None: of
+        all trainers.
         """
         self._logs = logs or tuple(trainer.log for trainer in registry.TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s

@@ -18,11 +18,7 @@ T = TypeVar("T")
 
 
 def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Target]:
-    """Return login targets for the hosts of the given nodes, by node label.
-
-    Raises:
-        InputError: the SSH configuration is wrong.
-    """
+    """Return the login targets of nodes by label. Raises InputError: the SSH configuration is wrong."""
     config = SshConfig(Path(record.ssh_config) if record.ssh_config else None)
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda node: config.target(node.host), nodes)
@@ -30,11 +26,7 @@ def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Targ
 
 
 def chosen(record: RunRecord, node: int | None) -> tuple[NodeRecord, ...]:
-    """Return one node of the run, or all nodes if `node` is None.
-
-    Raises:
-        InputError: there is no such node.
-    """
+    """Return one node of the run, or all if `node` is None. Raises InputError: there is no such node."""
     found = tuple(one for one in record.nodes if node in (None, one.node))
     if not found:
         known = f"0 to {len(record.nodes) - 1}" if len(record.nodes) > 1 else "0"
@@ -47,8 +39,7 @@ def ask_all(
 ) -> dict[str, T | HostError]:
     """Return the result of `job` for each node of the run, run concurrently, in node order; the error where it failed.
 
-    Raises:
-        InputError: the SSH configuration is wrong.
+    Raises InputError: the SSH configuration is wrong.
     """
     nodes = {node.label: node for node in record.nodes}
     with logged_in(targets_of(record, record.nodes), access) as hosts:

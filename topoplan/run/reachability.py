@@ -16,9 +16,7 @@ from topoplan.run.events import Event, Tell
 from topoplan.units import named
 
 REPORT_AFTER_S = 3.0
-"""Delay before a loss is reported: one that heals immediately is not worth a line, and the loss of all hosts is one
-line.
-"""
+"""Delay before a report: a loss that heals is not worth a line, and the loss of all hosts is one line."""
 REMIND_S = 60.0
 """Time from the first report to the second; doubled for every further one, up to `REMIND_AT_MOST_S`."""
 REMIND_AT_MOST_S = 3600.0
@@ -117,8 +115,8 @@ class Reachability:
     def look(self, *, any_seen: bool, running: Mapping[str, float]) -> None:
         """Make the reports that are due.
 
-        `any_seen` tells whether there is a connection to any host. `running` are the nodes that are seen to run, with
-        the seconds since their last output.
+        `any_seen`: whether there is a connection to any host. `running`: seconds since the last output of nodes seen to
+        run.
         """
         if not self._outages:
             return

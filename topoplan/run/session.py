@@ -47,13 +47,10 @@ T = TypeVar("T")
 INTERRUPTED = 130
 
 End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
-"""How a session ended.
-
-`stopped`: the run was stopped by another process, such as `topoplan runs stop`. `interrupted`: the user interrupted the
-session, which stops the run if this session started it. `detached`, `left`: the session ended on request, and the run
-goes on. `refused`: nothing was uploaded to any host. `unknown`: some hosts were out of sight for as long as was
-allowed, or refuse the login, and no other node has failed.
-"""
+"""How a session ended. `stopped`: by another process, such as `topoplan runs stop`. `interrupted`: by the user, which
+stops the run if this session started it. `detached`, `left`: on request, and the run goes on. `refused`: nothing was
+uploaded to any host. `unknown`: hosts were out of sight for as long as was allowed, or refuse the login, and no other
+node has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +83,8 @@ class Session(ABC):
     """One session with a run. `go` performs all of it and may be called once."""
 
     OWNS_RUN: ClassVar[bool]
-    """Whether this session owns the run: Ctrl-C then stops the run, a second Ctrl-C leaves it, and this session's
-    record of the outcome is authoritative.
-    """
+    """Whether this session owns the run: Ctrl-C then stops it, a second one leaves it, and its record of the outcome
+    holds."""
 
     def __init__(
         self,
@@ -122,11 +118,8 @@ class Session(ABC):
         self._give_up = False
 
     def go(self) -> Outcome:
-        """Perform the session and return its outcome.
-
-        Raises:
-            InputError: the SSH configuration is wrong, or there is no place for the record.
-        """
+        """Perform the session. Raises InputError: the SSH configuration is wrong, or there is no place for the
+        record."""
         try:
             outcome = self._begin() or self._watch()
             self._measure(outcome)
@@ -264,10 +257,8 @@ class Session(ABC):
         return self._failed_outcome(watch, failure, FAILED, errors, tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
-        """Whether somebody asked to stop the run before its first node ended.
-
-        If so, wait for the remaining nodes until their grace period is over.
-        """
+        """Whether somebody asked to stop the run before its first node ended; if so, wait for the others to end in
+        time."""
         grace_s = grace_of_stop_s(self._run, first_failure_s(watch.nodes))
         if grace_s is None:
             return False
@@ -406,10 +397,7 @@ class Session(ABC):
         nodes: Sequence[WatchedNode] = (),
         left: tuple[str, ...] = (),
     ) -> None:
-        """Update the record, unless another process has already recorded the end.
-
-        A full disk is not fatal here: the hosts know the state of their jobs.
-        """
+        """Update the record, unless another process has recorded the end. A full disk is not fatal: the hosts know."""
         if not self._has_record:
             return
         codes = {node.name: node.code for node in nodes if node.code is not None}

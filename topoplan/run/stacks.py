@@ -18,9 +18,8 @@ from topoplan.run.shown import shown_line
 from topoplan.units import named
 
 Stacks = Mapping[int, Sequence[str]]
-"""Stack frames by global rank, such as `fetch (data.py:12)`, innermost first. For a rank that cannot run, the first
-entry is the reason.
-"""
+"""Frames by global rank, such as `fetch (data.py:12)`, innermost first; of a rank that cannot run, the reason comes
+first."""
 
 GONE = "gone: its process no longer exists"
 _BLOCKED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}
@@ -51,11 +50,7 @@ OBSERVED_S = 3.0
 
 
 def inspect_ranks(connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float) -> RankStacks:
-    """Inspect the ranks of one node.
-
-    Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
-    """
+    """Inspect the ranks of one node. Raises HostError: `lost`, `deadline`, or `command`: the host cannot tell."""
     done = connection.run(programs.STACKS, *job_words(run_dir, started), deadline_s=deadline_s)
     written = key_values(done).get("written", "")
     return RankStacks(stacks=main_threads(done.stdout), written_bytes=int(written) if written.isdecimal() else 0)
@@ -85,7 +80,7 @@ def main_threads(said: bytes) -> dict[int, list[str]]:
 def outlying_ranks(stacks: Stacks) -> tuple[int, ...]:
     """Return the ranks that the others seem to wait for.
 
-    These are the ranks that cannot run; else those in no collective while others are in one; else the smallest group.
+    Those that cannot run; else those in no collective while others are in one; else the smallest group.
     """
     blocked = tuple(sorted(rank for rank, frames in stacks.items() if frames and _is_blocked(frames[0])))
     if 0 < len(blocked) < len(stacks):

@@ -19,8 +19,7 @@ from topoplan.remote.fanout import run_on_all
 from topoplan.remote.waiting import Call, Deadline
 from topoplan.run.drift import DriftDetector
 from topoplan.run.events import Event, Tell
-from topoplan.run.following import FollowedLog, JobFinder, NodeAnswer, Reconnect
-from topoplan.run.log_copy import LogCopy
+from topoplan.run.following import FollowedLog, JobFinder, LogCopy, NodeAnswer, Reconnect
 from topoplan.run.node import NodeState, directory_problem
 from topoplan.run.progress import Progress, Status
 from topoplan.run.reachability import Reachability, duration_text
@@ -58,10 +57,10 @@ class Watch:
     ) -> None:
         """Begin to follow all nodes that are not `is_over`.
 
-        A host that has been unreachable for `lost_after_s`, while another one has, is given up on, and its node has
-        failed; None means never. `progress` reads the nodes' lines, and `drift` compares what `progress` has read with
-        the prediction. After `hang_after_s` without a step the run `has_hung`. With `on_data` the raw output is passed
-        to that function together with the name of its node, and no events are made of it.
+        A host that has been unreachable for `lost_after_s`, while another one has not, is given up on, and its node has
+        failed; None means never. `progress` reads the nodes' lines, and `drift` compares them with the prediction.
+        After `hang_after_s` without a step the run `has_hung`. With `on_data` the raw output is passed to that function
+        together with the name of its node, and no events are made of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
@@ -194,10 +193,8 @@ class Watch:
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _look_for_silence(self) -> None:
-        """Report a silence and collect the stacks.
-
-        While a host is out of sight or the run is being stopped, silence says nothing.
-        """
+        """Report a silence and collect the stacks; it says nothing while a host is out of sight or the run is being
+        stopped."""
         if (
             self._on_data is not None
             or self.stopping

@@ -13,7 +13,7 @@ from dataclasses import replace
 from topoplan.errors import HostError, InputError, nearest
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
-from topoplan.hosts.preflight import adapters, fabric, gpus, interfaces, nccl, software, storage, system
+from topoplan.hosts.preflight import adapters, fabric, gpus, interfaces, software, storage, system
 from topoplan.hosts.preflight.fleet import Check, Fleet, Node
 from topoplan.hosts.result import Result
 from topoplan.specs.cluster import Cluster
@@ -42,7 +42,7 @@ CHECKS: Mapping[str, Check] = {
     "gpudirect": adapters.peermem,
     "cloud": fabric.cloud,
     "fabric-files": fabric.fabric_files,
-    "nccl-settings": nccl.nccl_settings,
+    "nccl-settings": fabric.nccl_settings,
     "python": software.python,
     "packages": software.packages,
     "versions": software.versions,

@@ -20,7 +20,7 @@ from topoplan.hosts.preflight.checks import MASTER_REACHABLE, PORTS_OPEN
 from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.preflight.interfaces import fabric_address
 from topoplan.hosts.result import Result, failure, ok, skipped
-from topoplan.remote.programs import program
+from topoplan.remote.connection import program
 from topoplan.terminal import plain_values
 from topoplan.units import named
 
