@@ -50,10 +50,9 @@ class SpecDraft:
 
 
 def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str = _EXAMPLE) -> SpecDraft:
-    """Return the spec of a cluster of these hosts, rank 0 first, with findings about it.
+    """Return the spec of a cluster of these hosts, rank 0 first, with findings; `below` is the text for model and job.
 
-    Where hosts differ, the spec states the minimum: what every host has. Hosts with different GPUs cannot form a
-    cluster. `below` is the text for model and job.
+    Where hosts differ, the spec states what every host has. Hosts with different GPUs cannot form a cluster.
     """
     findings = [*(check for one in hosts for check in _alone(one)), *differences(hosts)]
     if any(check.outcome == "failure" for check in findings):

@@ -60,8 +60,8 @@ def measure(
     """Return rank 0's description of the machine and a row for each measurement.
 
     `on_progress` is called with the number of finished measurements and their total. `connections` are in the order of
-    the cluster's hosts. Raises HostError: `command` if a host lacks torch, has other GPUs than the spec says, or the
-    program failed there; `deadline`; `lost`.
+    the cluster's hosts. Raises HostError: `command` (no torch, other GPUs than in the spec, or the program failed),
+    `deadline`, `lost`.
     """
     streams: dict[str, Stream] = {}
     port = random.randint(*_PORTS)

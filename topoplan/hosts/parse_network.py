@@ -1,4 +1,7 @@
-"""Parse interfaces, routes, names and listening ports from the output of `ip`, `getent` and /proc/net/tcp."""
+"""Parse a machine's network: interfaces, routes, names, listening ports and RDMA adapters.
+
+Their sources are `ip`, `getent`, /proc/net/tcp, `ibv_devinfo`, and /sys/class/infiniband as the script reads it.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def _json_list(text: str) -> list[dict[str, Any]]:
 
 
 def parse_adapters(text: str, mtus: Mapping[tuple[str, int], int] | None = None) -> tuple[AdapterFacts, ...]:
-    """Return the ports of all adapters, sorted by device and port; `mtus` are those of `parse_mtus`."""
+    """Return the ports of all RDMA adapters, sorted by device and port; `mtus` are those of `parse_mtus`."""
     own: dict[str, dict[str, str]] = defaultdict(dict)
     nets: dict[tuple[str, int], str] = {}
     ports: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""Parse the output of nvidia-smi: the cards, the processes on them, their NVLinks.
+"""Parse the output of nvidia-smi: the cards, the processes on them, their NVLinks, and the paths between devices.
 
 A value that a card or a driver does not provide is written `N/A`, `[N/A]`, `[Not Supported]`, `[Unknown Error]` or
 `[Insufficient Permissions]`, and becomes None.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from topoplan.hosts.facts import GpuFacts, GpuProcess
 from topoplan.hosts.sections import number
@@ -28,6 +28,9 @@ _LANE_BYTES_PER_S = {
 # Rates that vendors quote for a link, each way. The driver shows the signaling rate, which is slightly higher: 25.781
 # for NVLink 2, 26.562 for NVLink 4, 53.125 for NVLink 5.
 _LINK_GB_PER_S = (20.0, 25.0, 50.0, 100.0)
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the header is underlined, even in a pipe
+_LINK = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|C2C|N/A|X")
+_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}\d")
 
 
 def parse_gpus(text: str) -> tuple[GpuFacts, ...]:
@@ -163,26 +166,12 @@ def _quoted(gb_per_s: float) -> float:
     return near[0] if near else gb_per_s
 
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the header is underlined, even in a pipe
-_LINK = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|C2C|N/A|X")
-_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}\d")
+def parse_topology(text: str) -> tuple[Mapping[tuple[str, str], str], Mapping[int, int]]:
+    """Parse the matrix of `nvidia-smi topo -m` of any driver since 2014: the kind of path between each two devices.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """The contents of the matrix."""
-
-    links: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(device, device) -> NV18, PIX, PXB, PHB, NODE, SYS. GPUs are `GPU0`; NICs have their device names."""
-    numa_nodes: Mapping[int, int] = field(default_factory=dict)
-    """GPU index -> NUMA node."""
-
-
-def parse_topology(text: str) -> Topology:
-    """Parse the matrix of any driver since 2014.
-
-    NICs may be columns with their own names or NIC0 with a legend below, separators may be tabs or blanks, and columns
-    may have run into each other (`SYSSYS`).
+    Return (device, device) -> NV18, PIX, PXB, PHB, NODE, SYS, with GPUs as `GPU0` and NICs by their device names, and
+    GPU index -> NUMA node. NICs may be columns with their own names or NIC0 with a legend below, separators may be tabs
+    or blanks, and columns may have run into each other (`SYSSYS`).
     """
     lines = [_ESCAPE.sub("", line) for line in text.splitlines()]
     legend = [re.fullmatch(r"\s*(NIC\d+): +(\S{1,64})\s*", line, re.ASCII) for line in lines]
@@ -211,7 +200,7 @@ def parse_topology(text: str) -> Topology:
         after = rest.split()
         if gpu and len(after) > 1 and (node := re.match(r"\d{1,4}\b", after[1], re.ASCII)):
             numa_nodes[int(gpu[1])] = int(node[0])
-    return Topology(links=links, numa_nodes=numa_nodes)
+    return links, numa_nodes
 
 
 def _cells(text: str, count: int) -> tuple[list[str], str]:

@@ -1,4 +1,4 @@
-"""Parse memory, limits and file systems from the output of /proc, ulimit, cgroups and df."""
+"""Parse CPUs, memory, limits and file systems from the output of lscpu, /proc, ulimit, cgroups and df."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def parse_nccl_settings(text: str) -> Mapping[str, str]:
 
 
 def parse_cpus(text: str) -> tuple[int | None, int | None]:
-    """Return the number of sockets, and of physical cores over all sockets.
+    """Return the number of sockets, and of physical cores over all sockets, from the output of `lscpu`.
 
     Machines that report no sockets (`-`, or clusters on Arm) give the numbers that they have.
     """

@@ -1,4 +1,7 @@
-"""Probe hosts: each is asked about its hardware and software with one login and one script, all hosts concurrently."""
+"""Probe hosts: each is asked about its hardware and software with one login and one script, all hosts concurrently.
+
+What they say together tells which addresses, interfaces and adapters a cluster of them uses.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ from topoplan.remote.fanout import logged_in
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.specs.cluster import Fabric, Host
+
+_NEAR = ("PIX", "PXB")
+"""Topology between a GPU and an adapter that share PCIe switches, so that data need not cross the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +96,7 @@ def usable_address(one: Probed, among: Sequence[Probed]) -> str:
     """Return the name or address by which all hosts find a host; empty if there is none.
 
     The user's own is preferred, if it means the same on every host, because the SSH configuration knows it; otherwise
-    the one that SSH connected to. A name that a host resolves to a loopback address (127.0.1.1 in /etc/hosts) is of no
-    use to the others.
+    the one that SSH connected to. A name that resolves to a loopback address is of no use to the others.
     """
     for address in dict.fromkeys((one.host.address, one.hostname)):
         found = [resolved for other in among if (resolved := _resolved(other.facts, address)) is not None]
@@ -107,7 +112,7 @@ def usable_address(one: Probed, among: Sequence[Probed]) -> str:
 def socket_interface(one: Probed, among: Sequence[Probed]) -> tuple[str, tuple[str, ...]]:
     """Return the interface of `one` that leads to the other hosts, and all such interfaces if there are several.
 
-    A single host gives the interface of its default route. Empty if nothing is known.
+    Of a single host, that of the default route. Empty if nothing is known.
     """
     names = [
         route.interface
@@ -136,10 +141,6 @@ def _resolved(facts: HostFacts, address: str) -> str | None:
     return route.resolved[0] if route is not None and route.resolved else None
 
 
-_NEAR = ("PIX", "PXB")
-"""Topology between a GPU and an adapter that share PCIe switches, so that data need not cross the CPU."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeNetwork:
     """The network that carries a host's training traffic."""
@@ -165,7 +166,7 @@ class ComputeNetwork:
 
 
 def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
-    """Return the network of a host whose sockets use `interface`.
+    """Return the training network of a host whose sockets use `interface`, as opposed to storage or management.
 
     These are the active ports that share PCIe switches with a GPU, or all active ports if none does or the driver does
     not tell; of them, the ports with the link layer and rate that account for most of the bandwidth. Without adapters,
@@ -188,15 +189,12 @@ def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
     chosen = near or active
     if not chosen:
         machine = machine_of(facts.firmware, facts.pci)
-        if machine is not None and machine.nics is not None:
-            return ComputeNetwork(
-                kind=machine.kind or "ethernet",
-                left_out=tuple(left_out),
-                nics=machine.nics,
-                rate_bytes_per_s=machine.nic_bytes_per_s,
-            )
+        kind: FabricKind = "ethernet"
         speeds = {one.name: one.speed_bytes_per_s for one in facts.interfaces or ()}
-        return ComputeNetwork(kind="ethernet", left_out=tuple(left_out), rate_bytes_per_s=speeds.get(interface))
+        nics, rate_bytes_per_s = 1, speeds.get(interface)
+        if machine is not None and machine.nics is not None:
+            kind, nics, rate_bytes_per_s = machine.kind or kind, machine.nics, machine.nic_bytes_per_s
+        return ComputeNetwork(kind=kind, left_out=tuple(left_out), nics=nics, rate_bytes_per_s=rate_bytes_per_s)
     weights: Counter[tuple[str, float]] = Counter()
     for one in chosen:
         weights[one.link_layer, one.rate_bytes_per_s or 0.0] += round(one.rate_bytes_per_s or 0.0)

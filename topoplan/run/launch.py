@@ -128,7 +128,7 @@ class LaunchSession(Session):
 
     def _reach(self) -> Outcome | None:
         self._step("connect", f"connecting to {_hosts(len(self._bundle.nodes))}")
-        errors = self._connect(self._host_failed).errors
+        errors = self._connect(lambda name, error: self._tell(host_failure(name, error))).errors
         return Outcome(end="refused", code=FAILED, errors=errors) if errors else None
 
     def _check(self) -> Outcome | None:
@@ -179,7 +179,7 @@ class LaunchSession(Session):
         if not errors:
             return None
         for name, error in errors.items():
-            self._host_failed(name, error)
+            self._tell(host_failure(name, error))
         self._clean_up()
         self._update_record("failed", FAILED, reason=str(next(iter(errors.values()))))
         return Outcome(end="failed", code=FAILED, run=self._run, errors=errors)
@@ -209,7 +209,7 @@ class LaunchSession(Session):
             self._all_started = not unreachable
             return None
         for name, error in errors.items():
-            self._host_failed(name, error)
+            self._tell(host_failure(name, error))
         left = self._stop_all()
         first, error = next(iter(errors.items()))
         self._update_record("failed", FAILED, reason=str(error), left=tuple(left))
@@ -313,16 +313,11 @@ class LaunchSession(Session):
         draft, count = self._bundle.draft, len(self._bundle.nodes)
         if count == 1 or draft.master_address is None:
             return None
-        token, grace_s = secrets.token_hex(16), self._settings.grace_s
-        return Peers(
-            nodes=count, address=draft.master_address, port=draft.master_port, token=token, grace_s=grace_s
-        )  # fmt: skip
+        address, port, token = draft.master_address, draft.master_port, secrets.token_hex(16)
+        return Peers(nodes=count, address=address, port=port, token=token, grace_s=self._settings.grace_s)
 
     def _files_of(self, place: NodeRecord) -> dict[str, bytes]:
         return self._bundle.files_of(self._bundle.nodes[place.node])
-
-    def _host_failed(self, name: str, error: HostError) -> None:
-        self._tell(host_failure(name, error))
 
 
 def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:

@@ -168,14 +168,14 @@ def start_node(
     return _started(lines[-1].decode(), connection, run_dir)
 
 
-def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_lines: int | None = None) -> Stream:
+def follow_node(connection: Connection, run_dir: str, *, offset: int = 0) -> Stream:
     """Stream the bytes of the job's log from `offset`, at most its size, and what is added to it.
 
     The stream ends when the job has ended, with the job's exit code if there is one; `node_state` distinguishes it from
     an exit code of the follower, which ends when the stream is closed or this process ends. The job does not. Raises
     HostError: `lost`, `deadline` or `command`: the host starts no command.
     """
-    return connection.start(programs.FOLLOW, _path_argument(run_dir), _tail_start(offset, tail_lines), hold_stdin=True)
+    return connection.start(programs.FOLLOW, _path_argument(run_dir), f"-c+{offset + 1}", hold_stdin=True)
 
 
 def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
@@ -183,9 +183,8 @@ def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = N
 
     Raises HostError, as `follow_node`.
     """
-    return connection.start(
-        ["tail", _tail_start(0, tail_lines), "--", posixpath.join(_path_argument(run_dir), ".topoplan", "log")]
-    )
+    start = "-c+1" if tail_lines is None else f"-n{tail_lines}"
+    return connection.start(["tail", start, "--", posixpath.join(_path_argument(run_dir), ".topoplan", "log")])
 
 
 def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
@@ -302,10 +301,6 @@ def job_words(run_dir: str, started: Started | None) -> tuple[str, ...]:
 def _path_argument(run_dir: str) -> str:
     """Return a run directory as an argument; a leading `./` keeps a relative one from being taken for an option."""
     return run_dir if run_dir.startswith("/") else f"./{run_dir}"
-
-
-def _tail_start(offset: int, tail_lines: int | None) -> str:
-    return f"-c+{offset + 1}" if tail_lines is None else f"-n{tail_lines}"
 
 
 def _run_name(run_dir: str) -> str:

@@ -334,17 +334,15 @@ def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
     gone, freed_bytes = [], 0
     until = datetime.now(UTC) - timedelta(seconds=older_than_s)
     for record in runs():
-        if isinstance(record, RunRecord) and record.is_over and not record.left and _ended(record) <= until:
+        if not isinstance(record, RunRecord) or not record.is_over or record.left:
+            continue
+        if datetime.fromisoformat(record.ended or record.created) <= until:
             directory = record.directory()
             with _writing(directory):
                 freed_bytes += sum(file.stat().st_size for file in directory.iterdir())
                 shutil.rmtree(directory)
             gone.append(record)
     return gone, freed_bytes
-
-
-def _ended(record: RunRecord) -> datetime:
-    return datetime.fromisoformat(record.ended or record.created)
 
 
 def to_dict(record: RunRecord) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from topoplan.remote.connection import Connection
 from topoplan.run import programs
@@ -36,24 +35,20 @@ _SHOWN_FRAMES = 6
 _SHOWN_GROUPS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStacks:
-    """The result of inspecting the job of one node."""
-
-    stacks: dict[int, list[str]] = field(default_factory=dict)
-    """By rank; without functions if there is no py-spy, or it lacks permission."""
-    written_bytes: int = 0
-    """Bytes written by the job during the `OBSERVED_S` of the inspection."""
-
-
 OBSERVED_S = 3.0
+"""How long the writes of a job are observed."""
 
 
-def inspect_ranks(connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float) -> RankStacks:
-    """Inspect the ranks of one node. Raises HostError: `lost`, `deadline`, or `command`: the host cannot tell."""
+def inspect_ranks(
+    connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float
+) -> tuple[dict[int, list[str]], int]:
+    """Return the stacks of one node's ranks, and the bytes that its job wrote in `OBSERVED_S`.
+
+    Stacks are empty without py-spy, or if it lacks permission. Raises HostError, as `node_state`.
+    """
     done = connection.run(programs.STACKS, *job_words(run_dir, started), deadline_s=deadline_s)
     written = key_values(done).get("written", "")
-    return RankStacks(stacks=main_threads(done.stdout), written_bytes=int(written) if written.isdecimal() else 0)
+    return main_threads(done.stdout), int(written) if written.isdecimal() else 0
 
 
 def main_threads(said: bytes) -> dict[int, list[str]]:

@@ -24,7 +24,7 @@ from topoplan.run.node import NodeState, directory_problem
 from topoplan.run.progress import Progress, Status
 from topoplan.run.reachability import Reachability, duration_text
 from topoplan.run.silence import SilenceDetector
-from topoplan.run.stacks import OBSERVED_S, RankStacks, inspect_ranks, outlying_ranks, stack_lines, with_missing_ranks
+from topoplan.run.stacks import OBSERVED_S, inspect_ranks, outlying_ranks, stack_lines, with_missing_ranks
 from topoplan.run.watched import WatchedNode, end_time_s, failure_phrase
 from topoplan.trainers.log import may_match
 
@@ -216,7 +216,7 @@ class Watch:
     def _ask_for_stacks(self) -> None:
         asked = {node.name: node for node in self.nodes if not node.is_over}
 
-        def look(name: str, connection: Connection) -> RankStacks:
+        def look(name: str, connection: Connection) -> tuple[dict[int, list[str]], int]:
             node = asked[name]
             try:
                 return inspect_ranks(connection, node.run_dir, started=node.started, deadline_s=_STACKS_S)
@@ -229,13 +229,14 @@ class Watch:
 
         connections = {name: node.connection for name, node in asked.items() if node.connection is not None}
         found = run_on_all(connections, look, deadline_s=2 * _STACKS_S)
-        looks = {name: look for name, look in found.items() if isinstance(look, RankStacks)}
+        looks = {name: look for name, look in found.items() if not isinstance(look, HostError)}
         self.stacks = {}
-        for name, one in looks.items():
+        for name, (stacks, _) in looks.items():
             first = asked[name].node * self._ranks
-            self.stacks |= with_missing_ranks(one.stacks, range(first, first + self._ranks))
-        most = max(looks, key=lambda name: looks[name].written_bytes, default="")
-        if most and looks[most].written_bytes > _WRITES_BYTES_PER_S * OBSERVED_S:
+            self.stacks |= with_missing_ranks(stacks, range(first, first + self._ranks))
+        written_bytes = {name: written for name, (_, written) in looks.items()}
+        most = max(written_bytes, key=lambda name: written_bytes[name], default="")
+        if most and written_bytes[most] > _WRITES_BYTES_PER_S * OBSERVED_S:
             self._writer = most
         elif any(self.stacks.values()) and not self._closed:
             text = "\n  ".join(["where the ranks are:", *stack_lines(self.stacks)])

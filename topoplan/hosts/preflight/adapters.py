@@ -14,8 +14,7 @@ from topoplan.units import format_bit_rate, named
 _FULL_RATE = 0.95
 """Fraction of the rate in the spec; a lower rate means that the link trained to fewer lanes or a slower speed."""
 _DMABUF_KERNEL = (5, 12)
-"""First Linux version that can export GPU memory (NCCL user guide, GPUDirect RDMA); nvidia_peermem is then not
-needed."""
+"""First Linux version that can export GPU memory (NCCL user guide, GPUDirect RDMA), without nvidia_peermem."""
 _DYNAMIC_GID_NCCL = (2, 21)
 """First NCCL version that selects the GID itself (NCCL user guide, NCCL_IB_GID_INDEX)."""
 _ROCE_V2 = "RoCE v2"
@@ -95,8 +94,8 @@ def gid(fleet: Fleet, node: Node) -> Result | None:
 def traffic_class(fleet: Fleet, node: Node) -> Result | None:
     """RoCE in another queue than the lossless one.
 
-    What an administrator has set for a port (tc/PORT/traffic_class) overrides what NCCL requests, in queue pairs that
-    the kernel sets up (nccl#2383).
+    What is set for a port (tc/PORT/traffic_class) overrides what NCCL requests, in queue pairs of the kernel
+    (nccl#2383).
     """
     if fleet.cluster.nodes == 1 or fleet.cluster.fabric.kind != "roce" or node.facts.adapters is None:
         return None

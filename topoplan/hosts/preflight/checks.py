@@ -85,8 +85,8 @@ def fleet_of(
 ) -> Fleet:
     """Return the hosts that answered, in the order of `cluster.hosts`.
 
-    `reported` has one entry per host, keyed by its name; `query_times_s` gives the times at which each was asked and
-    had answered, in seconds since 1970 by our clock.
+    `reported` has one entry per host, by name; `query_times_s` has the times at which each was asked and had answered,
+    in seconds since 1970 by our clock.
     """
     nodes = tuple(
         Node(number=number, name=name, host=host, facts=one, query_times_s=(query_times_s or {}).get(name))

@@ -25,9 +25,7 @@ from topoplan.terminal import plain_values
 from topoplan.units import named
 
 CONNECT_S = 4.0
-"""Time limit per connection: a lost first packet is retransmitted after 1 and after 3 seconds (RFC 6298,
-tcp_syn_retries).
-"""
+"""Time limit per connection: a lost first packet is sent again after 1 and 3 s (RFC 6298, tcp_syn_retries)."""
 LIMIT_S = 45.0
 """Time after which a host's program ends in any case."""
 PORTS = 2

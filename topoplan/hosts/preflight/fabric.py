@@ -1,4 +1,4 @@
-"""Checks of what a network needs on hosts besides NCCL, and for cloud machines that the spec does not know of."""
+"""Checks of NCCL's settings, of what a network needs besides, and for cloud machines that the spec does not know of."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from topoplan.units import named
 
 
 def cloud(fleet: Fleet, node: Node) -> Result | None:
-    """A cloud machine whose network needs a key that the spec lacks.
-
-    NCCL would use another network, or pair GPUs and NICs wrongly.
-    """
+    """A cloud machine whose network needs a key that the spec lacks: NCCL would use another, or pair GPUs and NICs
+    wrongly."""
     cluster, facts = fleet.cluster, node.facts
     machine = machine_of(facts.firmware, facts.pci)
     if cluster.nodes == 1 or machine is None:

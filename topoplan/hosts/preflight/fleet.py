@@ -87,9 +87,6 @@ def names(nodes: Iterable[Node]) -> str:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version for comparison.
-
-    (5, 15, 0) for `5.15.0-105-generic`, (2, 21, 5) for `2.21.5+cuda12.4`.
-    """
+    """Return the leading numbers of a version, for comparison: (5, 15, 0) for `5.15.0-105-generic`."""
     found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", text.strip())
     return tuple(int(part) for part in found[0].split(".")) if found else ()
