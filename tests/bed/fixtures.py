@@ -76,15 +76,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[Hosts]:
-    """Four hosts with directories, stand-ins for the trainer and a bundle for a single test."""
-    made = hosts_of(four, tmp_path)
+def hosts(
+    request: pytest.FixtureRequest, four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> Iterator[Hosts]:
+    """Four hosts with directories, stand-ins for the trainer and a bundle; each test must leave nothing running.
+
+    The parameter, if there is one, has other keys for the cluster.
+    """
+    made = hosts_of(four, tmp_path, **getattr(request, "param", {}))
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
     yield made
-    # Clean up whatever a test left, so that the next one starts on clean hosts.
-    made.end_clients()
-    for name in NAMES:
-        for pid, line in four.processes(name).items():
-            if not line.startswith("sshd"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    try:
+        made.assert_nothing_is_left()
+    finally:
+        # Clean up whatever a test left, so that the next one starts on clean hosts.
+        made.end_clients()
+        for name in NAMES:
+            for pid, line in four.processes(name).items():
+                if not line.startswith("sshd"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)

@@ -19,7 +19,6 @@ def test_connections_that_end_together_leave_their_jump_host_to_the_others(bed: 
     targets = {name: bed.target("inside", "jump", name=name) for name in names}
     connections = connect_all(targets, Access(), deadline_s=90)
     last = connections.pop(names[-1])
-    assert isinstance(last, Connection)
     threads = [threading.Thread(target=one.close) for one in connections.values() if isinstance(one, Connection)]
     assert len(threads) == len(names) - 1
     for thread in threads:

@@ -264,7 +264,6 @@ class TestAConnectionThatBreaks:
         with connect(cables.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
             stream = connection.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
             first = next(stream.read(LIMIT_S))
-            assert isinstance(first, Chunk)
             cables.cut("beta")
             time.sleep(1.5)
             cables.heal("beta")
