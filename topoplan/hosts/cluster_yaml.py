@@ -119,7 +119,6 @@ def _alone(one: Probed) -> list[Result]:
 
 
 def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Result]:
-    """Return the problems of a host's connection to the other hosts."""
     found = []
     if not usable_address(one, hosts):
         doubters = [other.name for other in hosts if not _finds(other, one)]
@@ -149,7 +148,6 @@ def _head(hosts: Sequence[Probed]) -> list[str]:
 
 
 def _software(facts: Sequence[HostFacts]) -> list[str]:
-    """Return the lines about the trainer's environment."""
     lines = [
         f'  {name}: "{version}"'
         for name, version in _shared(facts).items()
@@ -159,7 +157,6 @@ def _software(facts: Sequence[HostFacts]) -> list[str]:
 
 
 def _shared(facts: Sequence[HostFacts]) -> dict[str, str]:
-    """Return the versions that are the same on all hosts."""
     versions = facts[0].versions
     return {name: text for name, text in versions.items() if len({one.versions.get(name) for one in facts}) == 1}
 

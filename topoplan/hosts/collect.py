@@ -107,8 +107,6 @@ def host_facts(output: bytes) -> HostFacts:
 
 
 class _Sections:
-    """The sections of a host's answer."""
-
     def __init__(self, output: bytes) -> None:
         self._sections = read_sections(output)
         self._by_name = {section.name: section for section in self._sections}

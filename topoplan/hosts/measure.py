@@ -18,7 +18,6 @@ from topoplan.specs.cluster import Cluster
 from topoplan.trainers.environment import node_environment
 
 LIMIT_S = 240.0
-"""Time after which no new measurement begins."""
 _STARTS_S = 90.0
 """Time for torch to be imported and all processes to meet."""
 _MIB = 2**20

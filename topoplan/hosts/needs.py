@@ -27,7 +27,6 @@ class RunNeeds:
     run: TrainerRun
     """The trainer's paths, absolute or relative to the working directory, its packages and its checkpoints."""
     model_bytes: int
-    """Size of the model's weights in bf16."""
     master_port: int
     gpu_bytes: float
     """Predicted peak usage of the fullest GPU, as nvidia-smi shows it."""

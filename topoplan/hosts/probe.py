@@ -32,7 +32,6 @@ class Probed:
     name: str
     """The user's name for the host; the key of results and messages."""
     host: Host
-    """The host as the user gave it."""
     hostname: str
     """Name or address that SSH connected to, which may come from the SSH configuration."""
     user: str

@@ -19,7 +19,6 @@ class Section:
 
     name: str
     code: int
-    """Exit code of the tool."""
     text: str
     """Output of the tool; bytes that are not UTF-8 are replaced."""
     is_whole: bool = True

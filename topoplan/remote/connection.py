@@ -37,7 +37,6 @@ Source = Literal["stdout", "stderr"]
 KEEP_BYTES = 2**20
 """How much of each output of `run` is kept: little enough for a hundred hosts at once."""
 _OPEN_S = 15.0
-"""Timeout for a host to start a command."""
 _FIRST = 'read -r -t 60 x && until [ "$x" = : ]; do read -r -t 60 x || exit; done'
 SHELL = f"bash --norc -c '{_FIRST} && exec bash --norc -s'"
 """Shell command that reads a script from standard input. If the network is cut between this command and its input, the
@@ -47,7 +46,6 @@ of the leading empty lines.
 _OPENING = "\n\n\n\n:\n"
 _IS_BASH = """[ "$BASH_VERSION" ] || { echo 'a start-up file of its login shell runs another shell' >&2; exit 1; }"""
 _BEGIN = b"topoplan:begin\n"
-"""Marks the beginning of the script's own output."""
 _GREETING_BYTES = 64 * 1024
 """How much of the output before the marker is kept: it gives the reason if the marker never arrives."""
 _CLOSING_S = 3.0
@@ -374,8 +372,6 @@ class Connection:
 
 
 class _HeadAndTail:
-    """The first and the last part of an output."""
-
     def __init__(self, most_bytes: int) -> None:
         self._half = max(1, most_bytes // 2)
         self._head = bytearray()

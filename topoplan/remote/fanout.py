@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 _FILES = 8192
 AT_ONCE = 32
-"""Number of concurrent logins."""
 AT_ONCE_PER_JUMP = 8
 """Number of concurrent logins behind one jump host, because its sshd serves them all."""
 _AGAIN = ("banner", "lost")
@@ -119,7 +118,6 @@ class Hosts:
     """The results of logging in to hosts, by name."""
 
     results: Mapping[str, Connection | HostError]
-    """In the order of the targets."""
 
     @property
     def connections(self) -> dict[str, Connection]:

@@ -65,7 +65,6 @@ class Access:
     """By file: the key, or why there is none."""
     _agents: dict[Path, list[PKey] | str] = field(default_factory=dict)
     _asked_at: dict[Path, float] = field(default_factory=dict)
-    """When each agent was asked."""
 
     def offers(self, target: Target) -> Iterator[tuple[str, PKey]]:
         """Yield the keys to offer, each with a name for messages, in the order in which ssh offers them.

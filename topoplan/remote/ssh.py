@@ -114,7 +114,6 @@ def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | Non
 
 
 def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
-    """Open a channel from the jump host to the target."""
     from paramiko import ChannelException, SSHException
 
     transport = jump.connection.transport
@@ -271,7 +270,6 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
 
 
 def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, deadline: Deadline) -> None:
-    """Offer one key after the other."""
     from paramiko import AuthenticationException, SSHException
 
     offered: list[str] = []

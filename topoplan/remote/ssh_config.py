@@ -39,7 +39,6 @@ class Target:
     alias: str
     """The address in the spec, by which `ssh` on the command line finds the host's settings."""
     hostname: str
-    """Name or address to connect to."""
     user: str
     port: int = 22
     identity_files: tuple[Path, ...] = ()
@@ -64,7 +63,6 @@ class Target:
     connect_timeout_s: float | None = None
     """Time limit for the connection before keys are exchanged; None leaves it to the caller."""
     address_family: str = "any"
-    """any, inet or inet6."""
 
     @property
     def key_name(self) -> str:

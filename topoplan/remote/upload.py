@@ -27,7 +27,6 @@ from topoplan.units import in_seconds
 OURS = program("remote", "ours.sh")
 """Shell functions that tell whether a directory belongs to us alone."""
 PUT = OURS + program("remote", "put.sh")
-"""The program that runs on the host."""
 _NO_REASON = b"due to previous errors"
 """The end of tar's last line, which says only that there were other errors."""
 

@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 INTERRUPT_LOOK_S = 0.05
-"""Interval at which to check whether the user wants to stop."""
 
 
 class TimedOut(Exception):  # noqa: N818  not an error by itself; the caller knows what it means

@@ -44,7 +44,6 @@ _RECHECK_S = 1.0
 _MAY_RECOVER: frozenset[HostProblem] = frozenset(
     {"unresolved", "unreachable", "refused", "timeout", "proxy", "banner", "lost", "deadline"}
 )
-"""Problems with a host that may be gone some time later."""
 _RESUMES = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
 
 
@@ -70,7 +69,6 @@ def lost_steps(attempts: Sequence[Attempt], last_first_step: int | None) -> int:
 
 
 def _new_directory(run_dir: str) -> str:
-    """Return another directory for the same run on the same host."""
     parent, name = posixpath.split(run_dir)
     return posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
 
@@ -175,7 +173,6 @@ class RetryingLaunch(LaunchSession):
             self._tell = tell
 
     def _record_new_start(self, **changes: Any) -> None:
-        """Record that the nodes are being started again, in new run directories."""
         nodes = tuple(
             replace(node, run_dir=_new_directory(node.run_dir), started=None, code=None) for node in self._record.nodes
         )

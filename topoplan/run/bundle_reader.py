@@ -43,7 +43,6 @@ class BundleNode:
     """Number of the node, from 0: its `--node_rank`."""
     host: Host
     script: str
-    """File name of the script in the bundle."""
 
     @property
     def name(self) -> str:
@@ -59,7 +58,6 @@ class Bundle:
     draft: Draft
     """What the bundle was made from: spec, plan, and the trainer's own files."""
     nodes: tuple[BundleNode, ...]
-    """In the order of their numbers."""
     files: Mapping[str, bytes]
     """Content by name of all files that a node may need; `files_of` selects those for one node."""
     edited: tuple[str, ...] = ()

@@ -21,7 +21,6 @@ from topoplan.run.rank_lines import LONGEST, RankLine, WaitedFor, rank_line, wai
 from topoplan.units import in_seconds, named
 
 _LINES = 1000
-"""Number of last lines that are read per node."""
 _EVIDENCE_LINES = 5
 _EVIDENCE_CHARS = 300
 _STEPS_AFTER = 3
@@ -45,7 +44,6 @@ _REPORTED_CODE = re.compile(r"\s*exitcode\s*: (?P<code>-?[0-9]{1,9}) \(pid")
 _AGENT = re.compile(r"[WEIF][0-9]{4} [0-9:.]+ [0-9]+ .*torch/distributed/(?:elastic|run)")
 _SCRIPT = re.compile(rf"(?P<script>node-[0-9]+\.sh): (?!note: |{GOES_ON} )(?P<message>.+)")
 _REFUSED = 2
-"""Exit code of a node script that refuses to start the trainer."""
 _ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _FOR_WANT_OF_A_RANK = ("nccl-timeout", "nccl-peer", "abort", "terminated")
 """Kinds of failures that the absence of another rank brings about."""
@@ -64,7 +62,6 @@ class Diagnosis:
     cause: str
     """The likely cause, as a phrase without a full stop."""
     remedy: str
-    """What to do; may be empty."""
     evidence: tuple[str, ...]
     """The log lines that support the cause, in log order."""
     certain: bool
@@ -73,8 +70,6 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A possible reason for a node's end."""
-
     weight: Weight
     kind: str
     cause: str
@@ -83,9 +78,7 @@ class _Found:
     local: int | None = None
     rank: int | None = None
     place: int = 0
-    """Line number, for sorting."""
     is_exception: bool = False
-    """Whether the line ends a traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +89,6 @@ class _Report:
     local: int
     code: int | None
     words: str
-    """The report's line on the exit code."""
 
 
 def diagnose(
@@ -177,7 +169,6 @@ def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int
 
 
 def _report(lines: Sequence[RankLine]) -> _Report | None:
-    """Return the last report of torchrun in the lines."""
     start = next((place for place in reversed(range(len(lines))) if lines[place].text.startswith(_ROOT)), None)
     if start is None:
         return None
@@ -343,7 +334,6 @@ def _found(cause: Cause, match: re.Match[str], lines: Sequence[RankLine], place:
 
 
 def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
-    """Return the finding for a traceback whose exception matches no pattern."""
     line = lines[end]
     match = _EXCEPTION.match(line.text)
     if match is None or match["type"].endswith(_NOT_THE_CAUSE):
@@ -425,7 +415,6 @@ def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str,
 
 
 def _is_other(text: str) -> bool:
-    """Whether this line begins something else."""
     return bool(_AGENT.match(text)) or text.startswith((*_TRACEBACKS, *_BETWEEN))
 
 

@@ -32,18 +32,14 @@ from topoplan.units import GIB, in_seconds
 _WARM_UP = 5
 """Steps after the first one seen during which kernels are compiled and the allocator fills."""
 _LEAST_S = 60.0
-"""A shorter stretch is not reported."""
 _ALLOWANCE, _THRESHOLD, _LARGEST = 0.5, 12.0, 3.0
 """In standard deviations: the allowance per interval, the threshold for a report, the most that one interval adds. With
 a mean at the very end of the band, a false report takes a million intervals on average (Siegmund 1985, (2.57))."""
 _SCATTER = 30
-"""Number of recent intervals from which the standard deviation is estimated."""
 _LEAST_SCATTER = 0.02
 """Smallest standard deviation, as a fraction of the bound: intervals are not timed more precisely."""
 _REFERENCE_INTERVALS = 20
-"""Number of intervals that serve as the reference if nothing is predicted."""
 _REFERENCE_FACTOR = 1.25
-"""Factor over the reference above which a step is too long."""
 _RISES, _GROWTH = 3, 1.02
 """Memory counts as growing if its peak has risen this many times since the first steps, and by this factor."""
 _DATA_SHARE = 0.5
@@ -65,7 +61,6 @@ class _Stretch:
 
     level: float = 0.0
     since: int = 0
-    """Number of the first step in the stretch."""
     steps: int = 0
     seconds: float = 0.0
 
@@ -182,7 +177,6 @@ class DriftDetector:
             self._data.append((step, data_s))
 
     def _new_intervals(self) -> list[Interval]:
-        """Return the new intervals that count."""
         found = [one for one in self._progress.intervals if one.last > self._seen]
         if found and self._first is None:
             self._first = found[0].last - found[0].steps

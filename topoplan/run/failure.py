@@ -29,7 +29,6 @@ ranks, and the loss of a host is noticed only after some seconds."""
 REACHABLE_S = 25.0
 """Wait for hosts that were out of sight before the failure: their output may be older. Enough for one login attempt."""
 DISKS_S = 8.0
-"""Timeout for a host to check its disks."""
 _NOTICED_S = 5.0
 """Longest delay until the loss of a host is noticed."""
 
@@ -40,13 +39,11 @@ class Failure:
 
     node: str
     host: str
-    """Address of the node's host."""
     what: str
     """How the node failed, such as `ended with exit code 1`."""
     code: int | None = None
     diagnosis: Diagnosis | None = None
     tail: tuple[str, ...] = ()
-    """The last lines of the node's log."""
     log: Path | None = None
     stacks: tuple[str, ...] = ()
     """If the run had gone quiet before, the lines that show where its ranks were in their programs."""
@@ -159,7 +156,6 @@ def hang_failure(watch: Watch, *, ranks_per_node: int | None) -> Failure:
 
 
 def _what_happened(node: WatchedNode, diagnosis: Diagnosis | None) -> str:
-    """Return what happened to a node whose end has not been seen."""
     if diagnosis is not None and diagnosis.kind == "hang":
         return "one of its ranks hangs or is far behind"
     if node.unreachable is not None:

@@ -30,7 +30,6 @@ from topoplan.run.watched import WatchedNode
 MOST_BEHIND_BYTES = 64 * 2**20
 """A local copy that lacks more than this is not continued: a user who attaches to a run wants to see it now."""
 _ANSWER_S = 15.0
-"""Timeout for a host to report the state of its job."""
 _EMPTY_EVERY_S = 0.5
 _TRY_S = 5.0
 """Timeout of the first login attempt to a host that is gone; each further one gets twice as long, up to `CONNECT_S`."""
@@ -129,7 +128,6 @@ class FollowedLog:
     lines: ShownLines = field(default_factory=ShownLines)
     stream: Stream | None = None
     answers: deque[NodeAnswer] = field(default_factory=deque)
-    """Answers that were not handled yet."""
     shown_from: int = 0
     """Log offset before which bytes are kept but not shown."""
     has_start: bool = False

@@ -83,7 +83,6 @@ class LaunchSession(Session):
         self._bundle, self._planned = bundle, bundle.draft
         self._preflight, self._secrets = preflight, secrets
         self._all_started = True
-        """Whether every host has confirmed its start."""
 
     @property
     def _stops_on_failure(self) -> bool:
@@ -321,7 +320,6 @@ class LaunchSession(Session):
 
 
 def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
-    """Return the record of a new run, with its id and its directory on each host."""
     run_id = records.new_run_id(bundle.run)
     return RunRecord(
         run_id=run_id,

@@ -57,7 +57,6 @@ class NodeState:
     ended_s_ago: float | None = None
     """Seconds since the end; None unless `ended`."""
     directory: Directory = "there"
-    """Condition of the run directory."""
     stopped: str = ""
     """If the host ended this job because another node failed: which node, and how, such as `node-02 failed`."""
 
@@ -77,7 +76,6 @@ class SuspectProcess:
     since_unix_s: int
     """When the process was started, by the host's clock."""
     command: str
-    """The beginning of its command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +83,7 @@ class Stopped:
     """The result of stopping a job."""
 
     was_running: bool
-    """Whether any process of the job was there."""
     left: tuple[int, ...]
-    """Ids of processes that are still there."""
     code: int | None
     """Exit code of the script; None if it left none."""
     suspects: tuple[SuspectProcess, ...] = ()
@@ -112,7 +108,6 @@ class Peers:
     port: int
     """The master port, until the trainer takes it."""
     token: str
-    """Shared secret by which the supervisors recognize each other."""
     meet_s: float = 15.0
     """Longest wait for all supervisors to meet; jobs are then started without full supervision."""
     end_after_s: float = 20.0
@@ -120,7 +115,6 @@ class Peers:
     lost_s: float = 900.0
     """Time without a sign of life after which a machine counts as gone."""
     grace_s: float = 10.0
-    """Time from SIGTERM to SIGKILL."""
 
     def lines(self, node: int, run_dir: str) -> str:
         """Return the two lines of standard input for a node's supervisor: its program and its configuration."""
@@ -369,7 +363,6 @@ def _started(text: str, connection: Connection, run_dir: str) -> Started:
 
 
 def _refuse(connection: Connection, done: Completed, run_dir: str, script: str = "") -> NoReturn:
-    """Raise the error that explains why a program did not do its work."""
     lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
     # Shells prefix their position (`bash: line 3: `), which is of no use to a reader.
     words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""

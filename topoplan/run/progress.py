@@ -25,7 +25,6 @@ from topoplan.trainers.registry import steps_of, trainer_named
 _AT_ONCE = 50
 """When more lines arrive at once, only this many last ones update the state; losses in the others are only counted."""
 _INTERVALS = 20
-"""Number of intervals of which the median is taken."""
 _LEAST_S = 2.0
 """Shortest time over which steps are timed: torchrun forwards lines every 0.1 s."""
 _LEAST_ELAPSED_S = 10.0
@@ -57,7 +56,6 @@ class Status:
     ratio: float | None
     """step_s divided by the predicted step time: above 1 is slower."""
     in_band: bool | None
-    """Whether step_s is within the predicted band."""
 
 
 class Progress:
@@ -173,7 +171,6 @@ class Progress:
         )
 
     def _read(self, node: int, text: str, at_s: float) -> bool:
-        """Read one piece of output; return whether it contained anything."""
         bar = next((found for log in self._logs if log.bar and (found := log.bar.match(text))), None)
         if bar:
             self._take_bar(int(bar["step"]), int(bar["total"]), at_s, clock_s(bar["clock"]))

@@ -176,7 +176,6 @@ class Reachability:
 
 
 def _peers(running: Mapping[str, float]) -> str:
-    """Return what the other nodes do, and what that means."""
     if not running:
         return "no other node is running; waiting for it"
     names = named(running)

@@ -209,7 +209,6 @@ class Session(ABC):
         return any(node.failed and (node.given_up is None or self._stops_on_failure) for node in watch.nodes)
 
     def _is_given_up(self, watch: Watch) -> bool:
-        """Whether hosts that cannot be seen have been waited for long enough."""
         return watch.is_offline or any(node.failed and node.given_up is not None for node in watch.nodes)
 
     def _failed(self, watch: Watch) -> Outcome:
@@ -250,7 +249,6 @@ class Session(ABC):
         self._update_record("failed", outcome.code, reason=words, nodes=nodes, left=outcome.running)
 
     def _hung(self, watch: Watch) -> Outcome:
-        """End a run that makes no more progress."""
         failure = hang_failure(watch, ranks_per_node=self._ranks_per_node)
         self._step("stop", f"{failure.what}: stopping all nodes, as requested by --hang-after")
         errors = self._stop_all(watch)
@@ -422,7 +420,6 @@ class Session(ABC):
 
 
 def _unreachable(nodes: Iterable[WatchedNode]) -> dict[str, HostError]:
-    """Return why hosts cannot be seen, by node."""
     return {node.name: why for node in nodes if (why := node.unreachable or node.given_up) is not None}
 
 

@@ -139,7 +139,6 @@ class SilenceDetector:
         return found[0] if first > 2 * second + 2 * _LOOK_S else None
 
     def _assign(self, at_s: float | None) -> None:
-        """Assign the new lines to their writers."""
         for (node, name), lines in self._new.items():
             seen: set[int | None] = set()
             for text in reversed(lines.split("\n")):

@@ -118,7 +118,6 @@ def stack_lines(stacks: Stacks) -> Iterator[str]:
 
 
 def _groups(stacks: Stacks) -> list[tuple[int, ...]]:
-    """Return groups of ranks that are at the same place, smallest first."""
     found: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, frames in sorted(stacks.items()):
         if frames:

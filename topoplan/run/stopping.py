@@ -60,7 +60,6 @@ def stop_all(
 
 
 def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | None:
-    """Return the error of a node that was not stopped; None if all is well."""
     if result is None:
         return HostError(
             "not stopped yet", host=node.address, problem="deadline", remedy="check what is still running there"

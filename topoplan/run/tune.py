@@ -342,7 +342,6 @@ def _went_wrong_in_slurm(trial: SlurmTrial, nodes: list[Path], logs: Path) -> di
 
 
 def _end(path: Path) -> str:
-    """Return the end of a file as text; empty if there is no file."""
     try:
         with open_end(path, _END_BYTES) as file:
             return file.read().decode("utf-8", "replace")

@@ -256,7 +256,6 @@ class Watch:
         self._show(one, data)
 
     def _show(self, one: FollowedLog, data: bytes) -> None:
-        """Pass on the next bytes of the log."""
         node = one.node
         past = data[: max(0, one.shown_from - node.offset)]
         node.offset += len(data)
@@ -364,7 +363,6 @@ class Watch:
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
 
     def _end_lines(self, one: FollowedLog) -> None:
-        """Show an incomplete last line."""
         rest = one.lines.end()
         if one.node.offset > one.shown_from:
             self._show_lines(one.node, rest)

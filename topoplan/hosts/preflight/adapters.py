@@ -146,7 +146,6 @@ def peermem(fleet: Fleet, node: Node) -> Result | None:
 
 
 def _chosen(node: Node) -> Iterator[AdapterFacts]:
-    """Yield the adapters named in the spec, or else all."""
     for one in node.facts.adapters or ():
         if not node.host.hcas or any(_is_named(one, name) for name in node.host.hcas):
             yield one

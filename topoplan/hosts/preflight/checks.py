@@ -54,7 +54,6 @@ CHECKS: Mapping[str, Check] = {
 }
 """The checks of a host's facts by name, in the order in which they are shown."""
 MASTER_REACHABLE, PORTS_OPEN = "master-port", "high-ports"
-"""The checks of `connections`."""
 SECRETS = "secrets"
 """The check of this machine's own environment."""
 NAMES = (SECRETS, REACHABLE, *CHECKS, MASTER_REACHABLE, PORTS_OPEN)

@@ -23,10 +23,8 @@ class Node:
     """A host that answered."""
 
     number: int
-    """Node rank."""
     name: str
     host: Host
-    """The host as in the spec."""
     facts: HostFacts
     query_times_s: tuple[float, float] | None = None
     """When the host was asked and when it had answered, by this machine's clock, in seconds since 1970."""
