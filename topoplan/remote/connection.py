@@ -280,7 +280,11 @@ class Connection:
         finally:
             stream.close()
         if not stream.begun:
-            raise shell_timeout_error(self.target, deadline_s)
+            raise self.target.error(
+                "deadline",
+                f"its login shell did not start topoplan's script within {in_seconds(deadline_s)}",
+                f"check whether `{self.target.ssh} true` returns: a start-up file such as ~/.bashrc may be waiting",
+            )
         if late is not None:
             raise late
         last = kept["stderr"].value() or kept["stdout"].value()
@@ -422,15 +426,6 @@ def no_shell_error(target: Target, output: bytes) -> HostError:
     """Return the error for a host that accepted the login but ran no bash; `output` is what it printed."""
     return target.error(
         "command", f"it did not run topoplan's script{last_line(output)}", f"check whether `{target.ssh} bash` works"
-    )
-
-
-def shell_timeout_error(target: Target, deadline_s: float) -> HostError:
-    """Return the error for a host that had not begun the script by the deadline."""
-    return target.error(
-        "deadline",
-        f"its login shell did not start topoplan's script within {in_seconds(deadline_s)}",
-        f"check whether `{target.ssh} true` returns: a start-up file such as ~/.bashrc may be waiting",
     )
 
 

@@ -1,16 +1,25 @@
-"""What the states of all nodes imply for their run."""
+"""Find and ask the hosts of a recorded run, and what the states of all nodes imply for it."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
 
 from topoplan.errors import HostError, InputError
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import logged_in
+from topoplan.remote.identities import Access
+from topoplan.remote.ssh_config import SshConfig, Target
 from topoplan.run.node import NodeState, State
-from topoplan.run.record import RunRecord, RunState, load, now_text, update
+from topoplan.run.record import NodeRecord, RunRecord, RunState, load, now_text, update
+
+T = TypeVar("T")
 
 ENDED_STATES: tuple[State, ...] = ("ended", "gone", "rebooted")
 """States of a job that was started and is no longer there."""
@@ -18,6 +27,35 @@ _STOP_S = 90.0
 """Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the last
 check."""
 _CLOCK_S = 2
+
+
+def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Target]:
+    """Return the login targets of nodes by label. Raises InputError: the SSH configuration is wrong."""
+    config = SshConfig(Path(record.ssh_config) if record.ssh_config else None)
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda node: config.target(node.host), nodes)
+        return dict(zip((node.label for node in nodes), found, strict=True))
+
+
+def chosen(record: RunRecord, node: int | None) -> tuple[NodeRecord, ...]:
+    """Return one node of the run, or all if `node` is None. Raises InputError: there is no such node."""
+    found = tuple(one for one in record.nodes if node in (None, one.node))
+    if not found:
+        known = f"0 to {len(record.nodes) - 1}" if len(record.nodes) > 1 else "0"
+        raise InputError(f"no node {node} in run {record.run_id}", where="--node", expected=f"expected {known}")
+    return found
+
+
+def ask_all(
+    record: RunRecord, access: Access, job: Callable[[NodeRecord, Connection], T], *, deadline_s: float
+) -> dict[str, T | HostError]:
+    """Return the result of `job` for each node of the run, run concurrently, in node order; the error where it failed.
+
+    Raises InputError: the SSH configuration is wrong.
+    """
+    nodes = {node.label: node for node in record.nodes}
+    with logged_in(targets_of(record, record.nodes), access) as hosts:
+        return hosts.ask(lambda label, connection: job(nodes[label], connection), deadline_s=deadline_s)
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
