@@ -61,6 +61,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
     findings += [check for one in hosts for check in _connected(one, hosts)]
     gpus = [gpu for one in hosts for gpu in one.facts.gpus or ()]
     per_node = min(len(one.facts.gpus or ()) for one in hosts)
+    more = [one.name for one in hosts if len(one.facts.gpus or ()) > per_node]
     memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
     card = known.gpu_of_driver(gpus[0].name, memory)
     is_rack = card is not None and card.nvlink_domain_gpus > card.gpus_per_node
@@ -74,7 +75,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
         [
             spec_line("name", scalar(title)),
             spec_line("nodes", len(hosts)),
-            spec_line("gpus_per_node", per_node, _count_reason(hosts, per_node)),
+            spec_line("gpus_per_node", per_node, f"the fewest; more on {named(more)}" if more else ""),
             *_gpu_lines(card, gpus[0].name, memory),
         ],
         [*_nvlink(card, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
@@ -161,11 +162,6 @@ def _shared(facts: Sequence[HostFacts]) -> dict[str, str]:
     return {name: text for name, text in versions.items() if len({one.versions.get(name) for one in facts}) == 1}
 
 
-def _count_reason(hosts: Sequence[Probed], per_node: int) -> str:
-    more = [one.name for one in hosts if len(one.facts.gpus or ()) > per_node]
-    return f"the fewest; more on {named(more)}" if more else ""
-
-
 def _gpu_lines(known: Gpu | None, driver_name: str, memory: int | None) -> list[str]:
     said = f"the driver calls it {driver_name}"
     size = f"{memory // 2**20}MiB" if memory else ""
@@ -212,10 +208,8 @@ def _nvlink(
 
 def _all_joined(facts: HostFacts) -> bool:
     """Whether every two GPUs are connected by NVLink; True if the topology is unknown."""
-    links = {
-        pair: link for pair, link in (facts.topology or {}).items() if all(re.fullmatch(r"GPU\d+", d) for d in pair)
-    }
-    return all(link.startswith("NV") for link in links.values())
+    links = [link for pair, link in (facts.topology or {}).items() if all(re.fullmatch(r"GPU\d+", d) for d in pair)]
+    return all(link.startswith("NV") for link in links)
 
 
 def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Result]) -> list[str]:

@@ -68,7 +68,8 @@ def measure(
         total = 0
         for node, (name, connection) in enumerate(connections.items()):
             task = {**_task(cluster, node, on_cpu=on_cpu), "port": port, "limit_s": limit_s}
-            total = _rows_of(task)
+            kernels = len(task["products"]) + 2 * len(task["attention"]) + len(task["copies"])
+            total = kernels + 3 * len(task["groups"]) * len(task["messages"])
             python = python_on(cluster.hosts[node]) or "python3"
             words = (python, "-c", _PROGRAM, _PROGRAM)
             line = json.dumps(task).encode() + b"\n"
@@ -92,11 +93,6 @@ def _task(cluster: Cluster, node: int, *, on_cpu: bool) -> dict[str, Any]:
         "environment": {one.name: one.value for one in node_environment(cluster, (), node)},
         **(_SMALL if on_cpu else sizes),
     }
-
-
-def _rows_of(task: Mapping[str, Any]) -> int:
-    kernels = len(task["products"]) + 2 * len(task["attention"]) + len(task["copies"])
-    return kernels + 3 * len(task["groups"]) * len(task["messages"])
 
 
 def _read(

@@ -68,11 +68,6 @@ def lost_steps(attempts: Sequence[Attempt], last_first_step: int | None) -> int:
     return sum(max(0, (one.last_step or 0) - (step or 0)) for one, step in zip(attempts, begins, strict=True))
 
 
-def _new_directory(run_dir: str) -> str:
-    parent, name = posixpath.split(run_dir)
-    return posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
-
-
 class RetryingLaunch(LaunchSession):
     """A launch that restarts the run after a failure that is worth it, as often as the settings allow."""
 
@@ -173,10 +168,12 @@ class RetryingLaunch(LaunchSession):
             self._tell = tell
 
     def _record_new_start(self, **changes: Any) -> None:
-        nodes = tuple(
-            replace(node, run_dir=_new_directory(node.run_dir), started=None, code=None) for node in self._record.nodes
-        )
-        fresh: dict[str, Any] = {"nodes": nodes, "state": "starting", "code": None, "ended": None, "reason": ""}
+        nodes = []
+        for node in self._record.nodes:
+            parent, name = posixpath.split(node.run_dir)
+            run_dir = posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
+            nodes.append(replace(node, run_dir=run_dir, started=None, code=None))
+        fresh: dict[str, Any] = {"nodes": tuple(nodes), "state": "starting", "code": None, "ended": None, "reason": ""}
         self._record = records.update(self._run, **fresh, **changes)
 
     def _tell_of_waiting(self, errors: Mapping[str, HostError], until: str) -> None:

@@ -159,11 +159,8 @@ class SilenceDetector:
             text = f"no step for {duration_text(self.quiet_s)}{f' ({due})' if due else ''}"
         else:
             text = f"no output for {duration_text(self.quiet_s)}, and no step yet"
-        data: dict[str, Any] = {
-            "quiet_s": round(self.quiet_s, 1),
-            "step": step,
-            "ranks": list(map(_values, last_lines)),
-        }
+        ranks = list(map(_values, last_lines))
+        data: dict[str, Any] = {"quiet_s": round(self.quiet_s, 1), "step": step, "ranks": ranks}
         last = "; the last lines:" if last_lines else ""
         return Event(kind="silence", text="\n".join([f"{text}{last}", *_line_texts(last_lines)]), data=data)
 
