@@ -328,6 +328,15 @@ class Bed:
         self._start(host, options)
         self._wait_for(host)
 
+    @contextlib.contextmanager
+    def restarted(self, name: str, *options: str) -> Iterator[None]:
+        """Have the host's sshd run with these options before its own."""
+        self.restart(name, options=options)
+        try:
+            yield
+        finally:
+            self.restart(name)
+
     def reboot(self, name: str, down_s: float) -> None:
         """Shut a host down, and boot it after a while."""
         self.shut_down(name)

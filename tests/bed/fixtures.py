@@ -11,7 +11,9 @@ import pytest
 
 from tests.bed.bed import Bed, Machine, probe
 from tests.bed.jobs import NAMES, Hosts, hosts_of
+from tests.bed.logins import log_in
 from tests.bed.watched import Jobs
+from topoplan.remote.connection import Connection
 
 MACHINES = (
     Machine(name="alpha"),
@@ -36,6 +38,13 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         pytest.skip(f"no sshd to log in to: {reason}")
     with Bed(tmp_path_factory.mktemp("bed"), MACHINES) as made:
         yield made
+
+
+@pytest.fixture
+def alpha(bed: Bed) -> Iterator[Connection]:
+    """A connection to one of the machines."""
+    with log_in(bed.target("alpha")) as connection:
+        yield connection
 
 
 @pytest.fixture

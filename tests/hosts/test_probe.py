@@ -86,11 +86,8 @@ class TestAskHosts:
         assert found.failed["deaf"].problem == "refused"
 
     def test_says_when_a_host_runs_no_script(self, cables: Bed) -> None:
-        cables.restart("alpha", options=["ForceCommand echo 'This account is closed' >&2"])
-        try:
+        with cables.restarted("alpha", "ForceCommand echo 'This account is closed' >&2"):
             found = asked(cables, "alpha")
-        finally:
-            cables.restart("alpha")
         error = found.failed["alpha"]
         assert (error.problem, error.what) == ("command", "it did not run topoplan's script: This account is closed")
 
