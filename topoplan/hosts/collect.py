@@ -66,8 +66,7 @@ class CollectRequest:
 
 COLLECT = program("hosts", "collect.sh")
 VERSIONS = program("hosts", "versions.py").replace("@names@", " ".join(LIBRARIES))
-"""`COLLECT` is the script for `Connection.run`, with `COLLECT_S` and `collect_arguments`; it runs `VERSIONS` with
-Python."""
+"""`COLLECT` is for `Connection.run`, with `COLLECT_S` and `collect_arguments`; it runs `VERSIONS` with Python."""
 
 
 def collect_arguments(wanted: CollectRequest) -> tuple[str, ...]:

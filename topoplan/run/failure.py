@@ -60,8 +60,9 @@ def first_cause(
     """Return the first failure and the exit code of the run, after giving the cause time to appear.
 
     Call this once a node has failed. Among failures at nearly the same time, the one that explains the others counts,
-    even on a host that cannot be seen yet. Waiting ends as soon as `leave` returns true. If nothing explains the
-    failure, or a line reports a full disk, the host is asked for full disks: a job cannot log its error on one.
+    even on a host that cannot be seen yet. Waiting ends as soon as `leave` returns true. The host is asked for full
+    disks if nothing explains the failure, as a job on one cannot log its error, or if a line reports one, as it seldom
+    says which.
     """
     found = _first_cause(watch, ranks_per_node, tell, leave)
     node = next((one for one in watch.nodes if found is not None and one.name == found[0].node), None)

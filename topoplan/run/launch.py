@@ -351,8 +351,7 @@ def called_on_host(run_id: str) -> str:
 
 
 def runs_directory_on(target: Target) -> str:
-    """Return the name of the user's directory of runs on a host, below its workdir, which others may share, or the
-    home."""
+    """Return the name of the user's directory of runs on a host, below its workdir (others may share that) or home."""
     return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
 
 

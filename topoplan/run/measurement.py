@@ -122,7 +122,7 @@ def trainer_file(
 
 
 def path_of_file(bundle: Path, run_dir: str, spec: Spec, plan: Plan) -> str:
-    """Return the path of the trainer's log file on the first node; empty if it writes none. Raises KeyError,
+    """Return the path of the trainer's log file on the first node, empty if it has none. Raises KeyError,
     InputError."""
     if not (name := _file_of(plan)):
         return ""

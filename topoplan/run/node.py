@@ -43,8 +43,7 @@ class NodeState:
     """The state of a node's job."""
 
     state: State
-    """`gone`: it ended without an exit code, as its first process was killed too. `rebooted`: the machine was,
-    meanwhile."""
+    """`gone`: without an exit code, as the first process was killed too. `rebooted`: the machine was, meanwhile."""
     code: int | None = None
     """Exit code of the script, 128 + N if signal N ended it; None unless `ended`."""
     log_bytes: int = 0

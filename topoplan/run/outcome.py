@@ -24,8 +24,7 @@ T = TypeVar("T")
 ENDED_STATES: tuple[State, ...] = ("ended", "gone", "rebooted")
 """States of a job that was started and is no longer there."""
 _STOP_S = 90.0
-"""Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the last
-check."""
+"""Upper limit for the duration of a stop beside its grace: logins, also through jump hosts, and the final check."""
 _CLOCK_S = 2
 
 

@@ -30,8 +30,7 @@ _LEAST_S = 2.0
 _LEAST_ELAPSED_S = 10.0
 """Shortest time when the progress bar's clock is used, which shows whole seconds."""
 _LATE_S = 1.5
-"""If arrival times and the bar's clock differ by more, lines were held up by a lost connection, or an old log is
-read."""
+"""If arrival times and the bar's clock differ by more, lines were held up (a lost connection), or the log is old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,8 +49,8 @@ INTERRUPTED = 130
 End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
 """How a session ended. `stopped`: by another process, such as `topoplan runs stop`. `interrupted`: by the user, which
 stops the run if this session started it. `detached`, `left`: on request, and the run goes on. `refused`: nothing was
-uploaded to any host. `unknown`: hosts were out of sight for as long as was allowed, or refuse the login, and no other
-node has failed."""
+uploaded to any host. `unknown`: hosts were unseen for as long as was allowed, or refuse the login, and no other
+failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,7 @@ class Session(ABC):
     """One session with a run. `go` performs all of it and may be called once."""
 
     OWNS_RUN: ClassVar[bool]
-    """Whether this session owns the run: Ctrl-C then stops it, a second one leaves it, and its record of the outcome
-    holds."""
+    """Whether this session owns the run: Ctrl-C then stops it, a second one leaves it, and its record counts."""
 
     def __init__(
         self,
@@ -118,8 +117,7 @@ class Session(ABC):
         self._give_up = False
 
     def go(self) -> Outcome:
-        """Perform the session. Raises InputError: the SSH configuration is wrong, or there is no place for the
-        record."""
+        """Perform the session. Raises InputError: wrong SSH configuration, or no place for the record."""
         try:
             outcome = self._begin() or self._watch()
             self._measure(outcome)
@@ -255,8 +253,7 @@ class Session(ABC):
         return self._failed_outcome(watch, failure, FAILED, errors, tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
-        """Whether somebody asked to stop the run before its first node ended; if so, wait for the others to end in
-        time."""
+        """Whether somebody asked to stop the run before its first node ended; if so, give the others time to end."""
         grace_s = grace_of_stop_s(self._run, first_failure_s(watch.nodes))
         if grace_s is None:
             return False

@@ -104,8 +104,7 @@ class SilenceDetector:
         return max(_LEAST_S, _SEVERAL * self._progress.pace_s, 2 * self._longest_s)
 
     def look(self, *, at_most_s: float | None = None) -> Event | None:
-        """Return the report to make once the silence exceeds `patience_s` or `at_most_s`, else None. To be called
-        often."""
+        """Return the report to make once the silence exceeds `patience_s` or `at_most_s`, else None; call often."""
         now_s = self._clock()
         if now_s - self._looked_s < _LOOK_S:
             return None

@@ -17,8 +17,7 @@ from topoplan.run.shown import shown_line
 from topoplan.units import named
 
 Stacks = Mapping[int, Sequence[str]]
-"""Frames by global rank, such as `fetch (data.py:12)`, innermost first; of a rank that cannot run, the reason comes
-first."""
+"""Frames by global rank, such as `fetch (data.py:12)`, innermost first; before them, why a rank cannot run."""
 
 GONE = "gone: its process no longer exists"
 _BLOCKED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}

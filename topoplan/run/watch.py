@@ -193,8 +193,7 @@ class Watch:
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _look_for_silence(self) -> None:
-        """Report a silence and collect the stacks; it says nothing while a host is out of sight or the run is being
-        stopped."""
+        """Report a silence and collect the stacks, unless a host is out of sight or the run is being stopped."""
         if (
             self._on_data is not None
             or self.stopping

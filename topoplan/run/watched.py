@@ -40,8 +40,7 @@ class WatchedNode:
     state: NodeState | None = None
     """The state that the host reported last."""
     start_later: Callable[[Connection], Started] | None = None
-    """Starts the job if the connection was lost before the host confirmed the start; None once it must not start any
-    more."""
+    """Starts the job if no host has confirmed it, the connection being lost; None once it must not start any more."""
     start_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while `start_later` is running."""
     ended: bool = False

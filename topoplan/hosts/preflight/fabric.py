@@ -10,7 +10,7 @@ from topoplan.units import named
 
 
 def cloud(fleet: Fleet, node: Node) -> Result | None:
-    """A cloud machine whose network needs a key that the spec lacks: NCCL would use another, or pair GPUs and NICs
+    """A cloud machine whose network needs a key that the spec lacks: NCCL would use another one, or pair NICs
     wrongly."""
     cluster, facts = fleet.cluster, node.facts
     machine = machine_of(facts.firmware, facts.pci)
