@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from topoplan.catalog.fabrics import link_layers
 from topoplan.hosts.facts import AdapterFacts
-from topoplan.hosts.preflight.fleet import Fleet, Node, names, version
+from topoplan.hosts.preflight.fleet import Fleet, Node, version
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.hosts.sections import address_of, number
 from topoplan.units import format_bit_rate, named
@@ -108,11 +108,8 @@ def traffic_class(fleet: Fleet, node: Node) -> Result | None:
         named_ones = ", ".join(f"{one.device} {one.traffic_class or 'none'}" for one in active_adapters(node))
         return warning(f"its adapters send with traffic classes of their own: {named_ones}", "set one for all of them")
     own = next(iter(forced), None)
-    if others := fleet.majority_against(node, _forced):
-        return warning(
-            f"the host sends with traffic class {own}, and {_forced(others[0])} on {names(others)}",
-            "set the same on all hosts",
-        )
+    if words := fleet.difference(node, _forced):
+        return warning(f"the host sends with traffic class {words}", "set the same on all hosts")
     if own is not None and asked not in (None, own):
         return warning(
             f"traffic class {asked} is asked for, and the host sends with {own} (DSCP {own >> 2}) whatever is asked",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.catalog.fabrics import daemon_of_kind, fabric_name, machine_of, profile_of
-from topoplan.hosts.preflight.fleet import Fleet, Node, names
+from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import named
 
@@ -98,8 +98,7 @@ def nccl_settings(fleet: Fleet, node: Node) -> Result:
         def setting(one: Node, name: str = name) -> str | None:
             return one.facts.nccl_settings.get(name, "not set")
 
-        if others := fleet.majority_against(node, setting):
-            what = f"{name} is {setting(node)}, and {setting(others[0])} on {names(others)}"
-            return warning(what, "set the same value on all hosts, or on none")
+        if words := fleet.difference(node, setting):
+            return warning(f"{name} is {words}", "set the same value on all hosts, or on none")
     shown = [f"{name}={value}" for name, value in sorted(own.items())]
     return ok(named(shown, 6) if shown else "NCCL's defaults")

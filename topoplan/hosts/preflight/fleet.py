@@ -68,6 +68,11 @@ class Fleet:
             return ()
         return tuple(other for other in self.nodes if value(other) == usual)
 
+    def difference(self, node: Node, value: Callable[[Node], T | None]) -> str:
+        """Return `2.7.0, and 2.6.0 on alpha, beta` if this host's value is not the most common one; otherwise empty."""
+        others = self.majority_against(node, value)
+        return f"{value(node)}, and {value(others[0])} on {names(others)}" if others else ""
+
 
 Check = Callable[[Fleet, Node], Result | None]
 """One check of one host; returns None if it does not apply."""

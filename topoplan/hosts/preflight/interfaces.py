@@ -136,9 +136,9 @@ def mtu(fleet: Fleet, node: Node) -> Result | None:
         return most_common(each.active_mtu_bytes for each in active_adapters(one))
 
     for what, value in ((_socket_interface(fleet, node), of_interface), ("RDMA adapters", of_adapters)):
-        if others := fleet.majority_against(node, value):
+        if words := fleet.difference(node, value):
             return warning(
-                f"MTU of {what} is {value(node)}, and {value(others[0])} on {names(others)}",
+                f"MTU of {what} is {words}",
                 "set the same MTU on all hosts and switches; try `ping -M do -s 8972` between them where it is 9000",
             )
     found = of_interface(node) or of_adapters(node)
