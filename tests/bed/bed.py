@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -327,6 +328,15 @@ class Bed:
         self._start(host, options)
         self._wait_for(host)
 
+    @contextlib.contextmanager
+    def restarted(self, name: str, *options: str) -> Iterator[None]:
+        """Have the host's sshd run with these options before its own."""
+        self.restart(name, options=options)
+        try:
+            yield
+        finally:
+            self.restart(name)
+
     def reboot(self, name: str, down_s: float) -> None:
         """Shut a host down, and boot it after a while."""
         self.shut_down(name)
@@ -509,6 +519,27 @@ class Bed:
             "processes": [[host.sshd.pid, _start_time(host.sshd.pid)] for host in self.hosts.values() if host.sshd],
         }
         self._state.write_text(json.dumps(left))
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, options: str = "size=1m", *, inside: Bed | None = None, name: str = "") -> Iterator[Path]:
+    """Mount a tmpfs, as a host sees it, or this machine without one; yield the path by which we see it."""
+    sshd = inside[name].sshd if inside else None
+    prefix = ["nsenter", "-t", str(sshd.pid), "-m"] if sshd else []
+    made = subprocess.run([*prefix, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("no mounts here")
+    try:
+        yield Path(f"/proc/{sshd.pid}/root{place}") if sshd else place
+    finally:
+        subprocess.run([*prefix, "umount", "-l", str(place)], check=True)
+
+
+def fill_disk(place: Path) -> None:
+    """Write a file until the disk is full."""
+    with contextlib.suppress(OSError), (place / "ballast").open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(512))
 
 
 def under_way(bed: Bed, name: str, before: Collection[int] = ()) -> list[str]:

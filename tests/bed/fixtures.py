@@ -11,7 +11,9 @@ import pytest
 
 from tests.bed.bed import Bed, Machine, probe
 from tests.bed.jobs import NAMES, Hosts, hosts_of
+from tests.bed.logins import log_in
 from tests.bed.watched import Jobs
+from topoplan.remote.connection import Connection
 
 MACHINES = (
     Machine(name="alpha"),
@@ -36,6 +38,13 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         pytest.skip(f"no sshd to log in to: {reason}")
     with Bed(tmp_path_factory.mktemp("bed"), MACHINES) as made:
         yield made
+
+
+@pytest.fixture
+def alpha(bed: Bed) -> Iterator[Connection]:
+    """A connection to one of the machines."""
+    with log_in(bed.target("alpha")) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -76,15 +85,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[Hosts]:
-    """Four hosts with directories, stand-ins for the trainer and a bundle for a single test."""
-    made = hosts_of(four, tmp_path)
+def hosts(
+    request: pytest.FixtureRequest, four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> Iterator[Hosts]:
+    """Four hosts with directories, stand-ins for the trainer and a bundle; each test must leave nothing running.
+
+    The parameter, if there is one, has other keys for the cluster.
+    """
+    made = hosts_of(four, tmp_path, **getattr(request, "param", {}))
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
     yield made
-    # Clean up whatever a test left, so that the next one starts on clean hosts.
-    made.end_clients()
-    for name in NAMES:
-        for pid, line in four.processes(name).items():
-            if not line.startswith("sshd"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    try:
+        made.assert_nothing_is_left()
+    finally:
+        # Clean up whatever a test left, so that the next one starts on clean hosts.
+        made.end_clients()
+        for name in NAMES:
+            for pid, line in four.processes(name).items():
+                if not line.startswith("sshd"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)

@@ -1,12 +1,11 @@
 """Bundles for the hosts of a bed, with a stand-in for the trainer's Python whose behavior is set per host."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ class Ran:
 
     @property
     def failure(self) -> Failure:
-        assert self.outcome.failure is not None
         return self.outcome.failure
 
     @property
@@ -285,15 +283,9 @@ def hosts_of(bed: Bed, root: Path, *, gpus: int = 2, **cluster: Any) -> Hosts:
     return hosts
 
 
-def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
-    """Send SIGINT when a line with one of the words has come; return the whole output of the process."""
-    said = []
-    assert process.stdout is not None
-    for line in process.stdout:
+def read_until(process: subprocess.Popen[str], words: str, count: int = 1) -> list[str]:
+    """Read the output of a process until so many lines have these words; return what was read."""
+    said: list[str] = []
+    while sum(words in line for line in said) < count and (line := process.stdout.readline()):
         said.append(line)
-        if any(word in line for word in words):
-            process.send_signal(signal.SIGINT)
-            break
-    said.append(process.stdout.read())
-    process.wait(LIMIT_S)
-    return "".join(said)
+    return said

@@ -17,7 +17,6 @@ NOT_IN_CATALOG = ("rtx5090-pcie", "titan-old-driver")
 
 def loaded(hosts: list[Probed], tmp_path: Path) -> Cluster:
     text = cluster_spec(hosts).text
-    assert text is not None
     (tmp_path / "cluster.yaml").write_text(text)
     return load_cluster(tmp_path / "cluster.yaml")
 

@@ -8,6 +8,7 @@ from topoplan.hosts.parse_nvidia_smi import (
     parse_gpus,
     parse_nvlink,
     parse_processes,
+    parse_topology,
     pci_address,
     with_nvlink,
 )
@@ -66,6 +67,8 @@ class TestParseGpus:
         parse_processes(text)
         parse_nvlink(text)
         pci_address(text)
+        parse_topology(text)
+        parse_topology("\tGPU0\tGPU1\tCPU Affinity\nGPU0" + text)
 
 
 class TestParseProcesses:
@@ -115,3 +118,44 @@ class TestParseNvlink:
 )
 def test_a_bus_id_becomes_that_of_sysfs(written: str, address: str) -> None:
     assert pci_address(written) == address
+
+
+def test_a_dgx_h100_has_nics_by_their_names() -> None:
+    links, numa_nodes = parse_topology(recorded("dgx-h100", "topology.txt"))
+    assert links["GPU0", "GPU7"] == "NV18"
+    assert links["GPU3", "mlx5_5"] == links["mlx5_5", "GPU3"] == "PXB"
+    assert links["mlx5_1", "mlx5_2"] == "PIX"
+    assert links["GPU0", "mlx5_11"] == "SYS"
+    assert numa_nodes == {**dict.fromkeys(range(4), 0), **dict.fromkeys(range(4, 8), 1)}
+    assert not any("NIC" in device for pair in links for device in pair)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_matrix_is_whole_and_symmetric(machine: str) -> None:
+    links, _ = parse_topology(recorded(machine, "topology.txt"))
+    devices = {device for pair in links for device in pair}
+    assert len(links) == len(devices) * (len(devices) - 1)
+    assert all(links[two, one] == link for (one, two), link in links.items())
+
+
+def test_columns_that_run_together_are_told_apart() -> None:
+    text = recorded("hgx-b200", "topology.txt")
+    assert "SYSSYS" in text
+    links, _ = parse_topology(text)
+    assert links["GPU0", "mlx5_15"] == "SYS"
+    assert links["GPU0", "mlx5_4"] == "PIX"
+
+
+def test_an_old_driver_names_the_nic_in_its_column() -> None:
+    links, numa_nodes = parse_topology(recorded("titan-old-driver", "topology.txt"))
+    assert links["GPU4", "mlx5_0"] == "PHB"
+    assert numa_nodes == {}
+
+
+def test_the_first_memory_of_a_grace_cpu_is_its_own() -> None:
+    assert parse_topology(recorded("gb200-tray", "topology.txt"))[1] == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def test_a_row_that_is_cut_is_left_out() -> None:
+    text = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\n"
+    assert parse_topology(text)[0] == {("GPU0", "GPU1"): "PHB"}

@@ -1,8 +1,11 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.hosts.machines import recorded
 from topoplan.hosts.parse_system import (
     parse_cgroup_memory,
+    parse_cpus,
     parse_df,
     parse_limits,
     parse_meminfo,
@@ -80,3 +83,12 @@ def test_garbage_never_raises(text: str) -> None:
     parse_cgroup_memory(f"limit\t{text}")
     parse_port_range(text)
     parse_nccl_settings(text)
+    parse_cpus(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "sockets", "cores"),
+    [("lscpu-gh200.txt", 1, 72), ("lscpu-a64fx.txt", 4, 48), ("lscpu-xeon-2016.txt", 2, 24)],
+)
+def test_reads_the_lines_of_many_cpus(file: str, sockets: int, cores: int) -> None:
+    assert parse_cpus(recorded("cpus", file)) == (sockets, cores)

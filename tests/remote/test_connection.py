@@ -1,25 +1,20 @@
 import os
+import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.bed.bed import Bed
+from tests.bed.logins import log_in
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
 from topoplan.remote.connection import SHELL, Bell, Chunk, Connection, Stream, StreamEnd
+from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
-from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
 
 NOISE = 24 * 2**20
 """Bytes on each output: many windows of the channel."""
-
-
-@pytest.fixture
-def alpha(bed: Bed) -> Iterator[Connection]:
-    with connect(bed.target("alpha"), Access(), deadline_s=LIMIT_S) as connection:
-        yield connection
 
 
 def collected(stream: Stream, deadline_s: float = LIMIT_S) -> tuple[bytes, bytes, StreamEnd]:
@@ -104,50 +99,45 @@ class TestRun:
         assert b"no-such-command" in done.stderr
 
     def test_starts_nothing_on_a_connection_that_is_closed(self, bed: Bed) -> None:
-        connection = connect(bed.target("alpha"), Access(), deadline_s=LIMIT_S)
+        connection = log_in(bed.target("alpha"))
         connection.close()
         connection.close()
         with pytest.raises(HostError, match="the connection was lost"):
             connection.run(["true"], deadline_s=LIMIT_S)
 
     def test_is_told_when_the_host_starts_no_more_commands(self, bed: Bed) -> None:
-        bed.restart("beta", options=["MaxSessions 1"])
-        with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
+        with bed.restarted("beta", "MaxSessions 1"), log_in(bed.target("beta")) as connection:
             held = connection.start(["sleep", "600"])
             with pytest.raises(HostError, match="MaxSessions") as caught:
                 connection.run(["true"], deadline_s=LIMIT_S)
             held.close()
-        bed.restart("beta")
         assert caught.value.problem == "command"
 
     def test_comes_after_another_where_the_host_allows_one_at_a_time(self, bed: Bed) -> None:
-        bed.restart("beta", options=["MaxSessions 1"])
-        with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
+        with bed.restarted("beta", "MaxSessions 1"), log_in(bed.target("beta")) as connection:
             assert [connection.run("true", deadline_s=LIMIT_S).code for _ in range(30)] == [0] * 30
-        bed.restart("beta")
 
     def test_shows_what_a_host_says_that_starts_no_shell(self, bed: Bed) -> None:
-        bed.restart("beta", options=["ForceCommand echo This account is for backups only; exit 3"])
-        with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
+        with (
+            bed.restarted("beta", "ForceCommand echo This account is for backups only; exit 3"),
+            log_in(bed.target("beta")) as connection,
+        ):
             for use in (lambda: connection.run("echo out", deadline_s=LIMIT_S), lambda: put(connection)):
                 with pytest.raises(
                     HostError, match="it did not run topoplan's script: This account is for backups"
                 ) as no:
                     use()
                 assert no.value.remedy == f"check whether `ssh {bed.user}@beta bash` works"
-        bed.restart("beta")
 
     def test_tells_a_login_shell_that_waits(self, bed: Bed) -> None:
-        bed.restart("beta", options=["ForceCommand sleep 6000"])
-        with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
+        with bed.restarted("beta", "ForceCommand sleep 6000"), log_in(bed.target("beta")) as connection:
             with pytest.raises(HostError, match="its login shell did not start topoplan's script within 2 s"):
                 connection.run("echo out", deadline_s=2)
             with pytest.raises(HostError, match="its login shell did not start topoplan's script within 2 s"):
                 put(connection, deadline_s=2)
-        bed.restart("beta")
 
     def test_does_not_wait_for_a_host_that_stopped_answering(self, bed: Bed) -> None:
-        with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection, bed.frozen("beta"):
+        with log_in(bed.target("beta")) as connection, bed.frozen("beta"):
             started = time.monotonic()
             with pytest.raises(HostError, match=r"^beta: `true` was not started within 0\.5 s") as caught:
                 connection.run(["true"], deadline_s=0.5)
@@ -172,12 +162,12 @@ class TestStream:
         assert collected(stream) == (b"on\n", b"", StreamEnd(code=0))
 
     def test_lets_the_command_run_when_it_is_closed(self, bed: Bed) -> None:
-        with connect(bed.target("alpha"), Access(), deadline_s=LIMIT_S) as connection:
+        with log_in(bed.target("alpha")) as connection:
             stream = connection.start(["sleep", "4170"])
             assert eventually(lambda: "sleep 4170" in bed.processes("alpha").values())
             stream.close()
         assert not eventually(lambda: "sleep 4170" not in bed.processes("alpha").values(), 0.3)
-        with connect(bed.target("alpha"), Access(), deadline_s=LIMIT_S) as connection:
+        with log_in(bed.target("alpha")) as connection:
             pid = next(pid for pid, line in bed.processes("alpha").items() if line == "sleep 4170")
             connection.run(["kill", str(pid)], deadline_s=LIMIT_S)
         assert eventually(lambda: "sleep 4170" not in bed.processes("alpha").values())
@@ -185,7 +175,7 @@ class TestStream:
     def test_ends_what_looks_at_its_standard_input(self, bed: Bed) -> None:
         watched = "sleep 4180 & pid=$!; { cat >/dev/null; kill $pid; } & wait $pid"
         for end in ("stream", "connection"):
-            connection = connect(bed.target("alpha"), Access(), deadline_s=LIMIT_S)
+            connection = log_in(bed.target("alpha"))
             # A script's standard input is the rest of what bash reads, also for what it starts in the background.
             stream = connection.start(f"exec 3<&0; {watched.replace('cat', 'cat <&3')}", hold_stdin=True)
             assert eventually(lambda: "sleep 4180" in bed.processes("alpha").values())
@@ -194,7 +184,7 @@ class TestStream:
             connection.close()
 
     def test_rings_one_bell_for_many_hosts(self, bed: Bed) -> None:
-        connections = {name: connect(bed.target(name), Access(), deadline_s=LIMIT_S) for name in ("alpha", "bare")}
+        connections = {name: log_in(bed.target(name)) for name in ("alpha", "bare")}
         script = "while read -r word; do echo $word; done; exit $1"
         streams = {
             name: one.start(script, str(code), hold_stdin=True) for code, (name, one) in enumerate(connections.items())
@@ -223,7 +213,7 @@ class TestStream:
 class TestAConnectionThatBreaks:
     def test_by_a_cut_cable_is_noticed_after_some_seconds(self, cables: Bed) -> None:
         name = "beta"
-        with connect(cables.target(name), Access(), deadline_s=LIMIT_S) as connection:
+        with log_in(cables.target(name)) as connection:
             stream = connection.start("echo up; sleep 600")
             assert next(stream.read(LIMIT_S)) == Chunk(source="stdout", data=b"up\n")
             cables.cut(name)
@@ -241,7 +231,7 @@ class TestAConnectionThatBreaks:
     def test_behind_a_jump_host_is_noticed_too(self, cables: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("topoplan.remote.wire._PROBE_S", 0.3)
         monkeypatch.setattr("topoplan.remote.wire._SSH_SILENT_S", 3.0)
-        with connect(cables.target("inside", "jump"), Access(), deadline_s=LIMIT_S) as connection:
+        with log_in(cables.target("inside", "jump")) as connection:
             time.sleep(4)  # sshd answers, so the connection is kept
             assert connection.run(["true"], deadline_s=LIMIT_S).code == 0
             with cables.partition("jump", "inside"):
@@ -252,7 +242,7 @@ class TestAConnectionThatBreaks:
         cables.restart("inside")
 
     def test_by_the_end_of_its_sshd_is_noticed_at_once(self, bed: Bed) -> None:
-        with connect(bed.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
+        with log_in(bed.target("beta")) as connection:
             stream = connection.start("echo up; sleep 600")
             next(stream.read(LIMIT_S))
             bed.restart("beta")
@@ -261,11 +251,33 @@ class TestAConnectionThatBreaks:
     def test_for_two_seconds_only_loses_nothing(self, cables: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", LIMIT_S)  # the cut may last longer on a busy machine
         monkeypatch.setattr("topoplan.remote.wire._SSH_SILENT_S", LIMIT_S)
-        with connect(cables.target("beta"), Access(), deadline_s=LIMIT_S) as connection:
+        with log_in(cables.target("beta")) as connection:
             stream = connection.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
             first = next(stream.read(LIMIT_S))
-            assert isinstance(first, Chunk)
             cables.cut("beta")
             time.sleep(1.5)
             cables.heal("beta")
             assert (first.data + collected(stream)[0]).split() == [b"%d" % number for number in range(1, 7)]
+
+
+def test_a_command_that_ends_while_it_is_fed_does_no_harm(bed: Bed) -> None:
+    with log_in(bed.target("alpha")) as connection:
+        for _ in range(30):
+            assert connection.run(["true"], stdin=b"x" * 2**18, deadline_s=90).code == 0
+        assert connection.is_alive
+
+
+def test_connections_that_end_together_leave_their_jump_host_to_the_others(bed: Bed) -> None:
+    names = [f"node{index}" for index in range(8)]
+    targets = {name: bed.target("inside", "jump", name=name) for name in names}
+    connections = connect_all(targets, Access(), deadline_s=90)
+    last = connections.pop(names[-1])
+    threads = [threading.Thread(target=one.close) for one in connections.values() if isinstance(one, Connection)]
+    assert len(threads) == len(names) - 1
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(5):
+        assert last.run(["true"], deadline_s=90).code == 0
+    last.close()

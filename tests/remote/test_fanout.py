@@ -100,7 +100,6 @@ class TestConnectAll:
         targets = {name: bed.target(name, jumps=(jump,)) for name in ("inside", "inside2")}
         results = connect_all(targets, Access(), deadline_s=30)
         for name, result in results.items():
-            assert isinstance(result, HostError)
             assert (result.host, result.problem) == (name, "refused")
             assert result.what.startswith("jump host jump: nothing listens")
 
@@ -124,7 +123,6 @@ class TestConnectAll:
         opened: list[Connection] = []
 
         def stop(name: str, result: Connection | HostError) -> None:
-            assert isinstance(result, Connection)
             opened.append(result)
             raise KeyboardInterrupt
 
@@ -147,7 +145,6 @@ class TestRunOnAll:
 
         results = run_on_all(connections, job, deadline_s=LIMIT_S)
         assert results["alpha"] is None
-        assert isinstance(results["beta"], HostError)
         assert results["beta"].problem == "deadline"
         close_all(dict(connections))
 
@@ -161,7 +158,6 @@ class TestRunOnAll:
         )
         assert time.monotonic() - started < LIMIT_S
         assert results["alpha"] == 0
-        assert isinstance(results["beta"], HostError)
         assert (results["beta"].host, results["beta"].problem) == ("beta", "deadline")
         assert connections["alpha"].is_alive
         assert not connections["beta"].is_alive

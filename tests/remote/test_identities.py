@@ -155,14 +155,11 @@ class TestWhoWeAre:
         log_in(bed.target("alpha", identity_files=(sealed, bed.key))).close()
 
     def test_a_host_that_wants_more_than_a_key(self, bed: Bed) -> None:
-        bed.restart("beta", options=["PasswordAuthentication yes", "AuthenticationMethods publickey,password"])
-        error = refused(bed.target("beta"))
-        bed.restart("beta", options=["PasswordAuthentication yes", "PubkeyAuthentication no"])
-        none = refused(bed.target("beta"))
-        bed.restart("beta")
-        for one in (error, none):
-            assert one.problem == "auth"
-            assert "requires password" in one.what
+        for option in ("AuthenticationMethods publickey,password", "PubkeyAuthentication no"):
+            with bed.restarted("beta", "PasswordAuthentication yes", option):
+                error = refused(bed.target("beta"))
+            assert error.problem == "auth"
+            assert "requires password" in error.what
 
     def test_a_certificate_beside_the_key_is_used(self, bed: Bed, tmp_path: Path) -> None:
         authority, mine = tmp_path / "authority", tmp_path / "mine"
@@ -170,6 +167,5 @@ class TestWhoWeAre:
         new_key(mine)
         sign = ["ssh-keygen", "-q", "-s", authority, "-I", "me", "-n", bed.user, mine.with_suffix(".pub")]
         subprocess.run(sign, check=True, capture_output=True)
-        bed.restart("beta", options=[f"TrustedUserCAKeys {authority}.pub"])
-        log_in(bed.target("beta", identity_files=(mine,))).close()
-        bed.restart("beta")
+        with bed.restarted("beta", f"TrustedUserCAKeys {authority}.pub"):
+            log_in(bed.target("beta", identity_files=(mine,))).close()

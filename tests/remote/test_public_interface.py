@@ -29,7 +29,7 @@ def test_no_subclass_overrides_what_is_private_in_paramiko() -> None:
     from paramiko.packet import Packetizer
     from paramiko.pkey import PKey
 
-    from topoplan.remote.agent import _key_class
+    from topoplan.remote.identities import _key_class
     from topoplan.remote.ssh import _clockless
 
     for own, base in ((_key_class(), PKey), (_clockless(), Packetizer)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.bed import Bed
+from tests.bed.bed import Bed, small_disk
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
@@ -34,20 +34,6 @@ def names(directory: Path) -> list[str]:
 def keep_uploading(connection: Connection, directory: Path) -> None:
     for number in range(100):
         upload(connection, {"big": bytes(BIG)}, str(directory / f"{number}"), deadline_s=LIMIT_S)
-
-
-@contextlib.contextmanager
-def small_disk(bed: Bed, name: str, place: Path) -> Iterator[None]:
-    """Mount a disk of 1 MB, as the host sees it, which may have mounts of its own."""
-    sshd = bed[name].sshd
-    inside = ["nsenter", "-t", str(sshd.pid), "-m"]
-    made = subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if made.returncode != 0:
-        pytest.skip("no mounts here")
-    try:
-        yield
-    finally:
-        subprocess.run([*inside, "umount", "-l", str(place)], check=True)
 
 
 def test_files_are_put_where_they_belong(host: Connection, tmp_path: Path) -> None:
@@ -146,7 +132,7 @@ def test_what_the_host_says_is_said_with_a_remedy(host: Connection, tmp_path: Pa
 def test_where_there_is_no_room_it_says_so_and_leaves_nothing(bed: Bed, host: Connection, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    with small_disk(bed, host.name, small):
+    with small_disk(small, inside=bed, name=host.name):
         place = str(small / "run")
         with pytest.raises(HostError, match=r"(No space left on device|Wrote only .*); make room there") as caught:
             upload(host, {"first": b"1", "big": os.urandom(4 * 2**20)}, place, deadline_s=LIMIT_S)

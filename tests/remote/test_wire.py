@@ -88,9 +88,8 @@ class TestTheWayThere:
             thread.join()
 
     def test_a_server_without_a_common_algorithm(self, bed: Bed) -> None:
-        bed.restart("beta", options=["Ciphers chacha20-poly1305@openssh.com"])
-        error = refused(bed.target("beta"))
-        bed.restart("beta")
+        with bed.restarted("beta", "Ciphers chacha20-poly1305@openssh.com"):
+            error = refused(bed.target("beta"))
         assert error.problem == "protocol"
         assert error.remedy
 

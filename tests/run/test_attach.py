@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, StopAfter, both
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, StopAfter, both, read_until
 from tests.bed.watched import texts
 from tests.waiting import LIMIT_S, wait_until
 from topoplan.errors import HostError
@@ -76,10 +76,7 @@ def waits(hosts: Hosts) -> None:
 def test_continues_the_copies_of_a_client_that_was_killed(hosts: Hosts) -> None:
     waits(hosts)
     process = hosts.start()
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "begun" in line:
-            break
+    read_until(process, "begun")
     process.kill()
     process.communicate()
     client = Client(hosts)
@@ -123,7 +120,6 @@ def test_who_leaves_while_hosts_do_not_answer_leaves_at_once(hosts: Hosts) -> No
         assert time.monotonic() - started < LIMIT_S / 2
     assert (attached.end, attached.code, list(attached.running)) == ("left", 130, LABELS)
     hosts.stop_from_another_client()
-    hosts.assert_nothing_is_left()
 
 
 @pytest.fixture
@@ -180,7 +176,6 @@ def test_one_that_is_given_up_ends_the_watching_and_the_run_unless_asked_not_to(
     assert records.load().state == "running"
     hosts.assert_jobs_are_on("two")
     hosts.stop_from_another_client()
-    hosts.assert_nothing_is_left()
 
 
 def test_hosts_that_cannot_be_seen_at_first_are_waited_for(hosts: Hosts) -> None:
@@ -248,7 +243,6 @@ def test_who_leaves_while_somebody_else_stops_it_is_told_what_still_runs(hosts: 
     assert (attached.end, attached.code, list(attached.running)) == ("stopped", 143, LABELS[1:])
     release(hosts)
     stop.join()
-    hosts.assert_nothing_is_left()
 
 
 def test_a_failure_of_long_ago_is_told_at_once(hosts: Hosts) -> None:

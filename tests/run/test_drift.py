@@ -39,6 +39,11 @@ class Run:
         self.progress.feed(0, f"{text}\n", self.now_s)
         self.drift.read(f"{text}\n")
 
+    def look(self) -> None:
+        self.drift.look({})
+        if self.drift._pending:
+            self.drift._pending.done.wait(5.0)
+
     def steps(self, each_s: Iterable[float], line: Callable[[int], str] = lambda step: "") -> list[str]:
         """Run steps; return what is reported meanwhile."""
         before = len(self.events)
@@ -48,9 +53,7 @@ class Run:
             at = round(self.now_s - 1000.0)
             clock = f"{at // 3600}:{at // 60 % 60:02d}:{at % 60:02d}"
             self.says(f"[default0]:  1%|1 | {self.step}/9999 [{clock}<9:00:00, 4.0s/it]{line(self.step)}")
-            self.drift.look({})
-            if self.drift._pending:
-                self.drift._pending.done.wait(5.0)
+            self.look()
         return [event.text for event in self.events[before:]]
 
 
@@ -115,9 +118,7 @@ def test_waiting_for_samples_is_the_cause_where_the_log_has_it() -> None:
             f"INFO Step {run.step}: {{'time/read_experience': {read_s}, 'time/train_step': {seconds},"
             f" 'actor/sft_loss': 1.5, 'perf/max_memory_reserved_gb': 41.0}}"
         )
-        run.drift.look({})
-        if run.drift._pending:
-            run.drift._pending.done.wait(5.0)
+        run.look()
 
     for _ in range(40):
         step(4.0, 0.1)

@@ -29,7 +29,6 @@ def test_there_is_none_while_no_node_has_failed() -> None:
 
 def test_of_ends_that_explain_as_little_the_earliest_counts() -> None:
     found = first_failure([node(0, "x", code=3, at=2.0), node(1, "y", code=4, at=1.0)], ranks_per_node=8)
-    assert found is not None
     failure, code = found
     assert (failure.node, failure.host, failure.code, failure.tail, code) == ("node-01", "gpu1", 4, ("y",), 4)
     assert failure.reason == "node-01: ended with exit code 4"
@@ -40,7 +39,6 @@ def test_a_node_whose_lines_tell_the_cause_comes_before_one_that_ended_earlier()
     lines = ("[rank3]: Traceback (most recent call last):", '[rank3]:   File "t.py", line 1, in <module>', oom)
     running = node(0, *lines, state="running")
     found = first_failure([running, node(1, "Connection reset by peer", code=1, at=1.0)], ranks_per_node=4)
-    assert found is not None
     failure, code = found
     assert (failure.node, failure.what, failure.code, code) == ("node-00", "one of its ranks failed", None, 1)
     assert failure.diagnosis.rank == 3

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bed.bed import Bed
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, hosts_of
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once
 from tests.bundle.nodes import stand_in_trainer
 from tests.run.test_attach import Client
 from tests.waiting import wait_until
@@ -55,14 +54,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def hosts(
-    request: pytest.FixtureRequest, four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
-) -> Hosts:
-    """Four hosts with one rank each, or as many as requested."""
-    made = hosts_of(four, tmp_path, gpus=getattr(request, "param", 1), cpu_cores=2)
-    monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
-    return made
+def ranks_on_each(ranks: int) -> pytest.MarkDecorator:
+    """Let each of the four hosts have so many ranks."""
+    return pytest.mark.parametrize("hosts", [{"gpus": ranks, "cpu_cores": 2}], indirect=True, ids=[f"{ranks} ranks"])
 
 
 def trains(hosts: Hosts, then: str, *, timeout_s: float = 600, program: str = LAUNCHER) -> None:
@@ -77,25 +71,25 @@ def trains(hosts: Hosts, then: str, *, timeout_s: float = 600, program: str = LA
         )
 
 
+@ranks_on_each(1)
 def test_a_job_over_four_hosts_ends_well(hosts: Hosts) -> None:
     trains(hosts, "end")
     ran = hosts.launch(settings=SETTINGS)
     assert ran.outcome.code == 0, ran.of("line")
     said = "\n".join(ran.of("line"))
     assert all(f"rank {rank} of 4 sees 6" in said for rank in range(4))
-    hosts.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("hosts", [2], indirect=True)
+@ranks_on_each(2)
 def test_the_rank_that_failed_is_blamed_and_all_others_are_stopped(hosts: Hosts) -> None:
     trains(hosts, "rank 5 raises")
     ran = hosts.launch(settings=replace(SETTINGS, grace_s=5))
-    hosts.assert_nothing_is_left()
     assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 5, "gpu-memory")
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ())
     assert ran.outcome.code == 1
 
 
+@ranks_on_each(1)
 @pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 def test_a_rank_that_hangs_is_mentioned_and_blamed_with_its_place_in_the_program(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +110,7 @@ def test_a_rank_that_hangs_is_mentioned_and_blamed_with_its_place_in_the_program
     assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
 
 
+@ranks_on_each(1)
 def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,9 +123,9 @@ def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
     assert (ran.failure.node, ran.diagnosis.kind, ran.outcome.code) == ("node-02", "lost", 1)
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ("node-02",))
     hosts.stop_from_another_client()
-    hosts.assert_nothing_is_left()
 
 
+@ranks_on_each(1)
 def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_back(hosts: Hosts) -> None:
     trains(hosts, "rank 2 is killed")
     offline = After("be offline")
@@ -148,7 +143,6 @@ def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_
             hosts.bed.show()
 
     ran = hosts.launch(settings=replace(SETTINGS, grace_s=5), on=on)
-    hosts.assert_nothing_is_left()
     assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 2, "killed")
     assert (ran.outcome.end, ran.outcome.running, ran.outcome.code) == ("failed", (), 1)
 
@@ -172,11 +166,11 @@ if __name__ == "__main__":
 """
 
 
+@ranks_on_each(1)
 def test_a_rank_that_is_killed_ends_all_nodes_though_nobody_watches_and_one_port_is_open(hosts: Hosts) -> None:
     trains(hosts, "rank 2 is killed", program=STORE)
     with hosts.bed.closed_but_for(hosts.bundle.draft.master_port):
         process = hosts.start()
-        assert process.stdout is not None
         assert any("running on" in line for line in process.stdout)
         process.kill()
         process.communicate()

@@ -1,6 +1,8 @@
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,19 @@ ENDED = NodeState(state="ended", code=0)
 FAILED = NodeState(state="ended", code=7)
 GONE = NodeState(state="gone")
 LOST = HostError("x", host="b", problem="lost")
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def created(count: int = 1, run_id: str = "r-1", **changes: Any) -> RunRecord:
+    """Create the record of a run on so many hosts."""
+    nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(count))
+    made = RunRecord(run_id=run_id, name="r", bundle="/b", created=record.now_text(), nodes=nodes)
+    record.create(replace(made, **changes))
+    return record.load(run_id)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +48,8 @@ def test_a_run_has_a_code_once_all_its_nodes_have_ended(states: list[NodeState |
     assert exit_code({str(number): state for number, state in enumerate(states)}) == code
 
 
-def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(2))
-    made = RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes)
-    record.create(made)
+def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked() -> None:
+    made = created(2)
     assert record_end_of(made, {"node-00": ENDED}) == made
     assert record_end_of(made, {"node-00": ENDED, "node-01": LOST}) == made
     over = record_end_of(made, {"node-00": ENDED, "node-01": FAILED})
@@ -48,12 +58,8 @@ def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
     assert record_end_of(over, {"node-00": ENDED, "node-01": ENDED}) == over
 
 
-def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
-    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes))
+def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped() -> None:
+    created()
     record_stop_request("r-1", 10.0)
     assert record_end_of(record.load(), {"node-00": NodeState(state="ended", code=143)}).state == "stopped"
 
@@ -71,35 +77,25 @@ def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped
     ],
 )
 def test_a_stop_is_to_blame_for_what_ends_soon_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_s_ago: float, ended_s_ago: int | None, code: int, state: str
+    asked_s_ago: float, ended_s_ago: int | None, code: int, state: str
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
     asked = datetime.fromtimestamp(time.time() - asked_s_ago, UTC).isoformat()
-    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=asked, nodes=nodes, stop_asked=asked))
+    created(stop_asked=asked)
     ended = NodeState(state="ended", code=code, ended_s_ago=ended_s_ago) if ended_s_ago is not None else GONE
     assert record_end_of(record.load(), {"node-00": ended}).state == state
 
 
-def test_who_asks_how_a_run_is_changes_no_end_that_its_launch_has_noted_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(2))
-    before = RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes)
-    record.create(before)
+def test_who_asks_how_a_run_is_changes_no_end_that_its_launch_has_noted_meanwhile() -> None:
+    before = created(2)
     over = record.update("r-1", state="failed", code=7, reason="node-01: ended with exit code 7")
     stopped = NodeState(state="ended", code=143)
     assert record_end_of(before, {"node-00": stopped, "node-01": FAILED}) == over == record.load()
 
 
-def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that() -> None:
     assert grace_of_stop_s("r-1", time.monotonic()) is None
     record_stop_request("r-1", 10.0)
-    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text()))
+    created(0)
     assert grace_of_stop_s("r-1", time.monotonic()) is None
     before = time.monotonic() - 0.01
     record_stop_request("r-1", 300)
@@ -115,6 +111,6 @@ def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
     assert grace_of_stop_s("r-1", time.monotonic()) is None
     record_stop_request("r-1", 5.0)
     assert grace_of_stop_s("r-1", time.monotonic() + 0.01) == 5.0
-    record.create(RunRecord(run_id="r-2", name="r", bundle="/b", created=record.now_text(), state="failed"))
+    created(0, "r-2", state="failed")
     record_stop_request("r-2", 10.0)
     assert record.load("r-2").stop_asked is None

@@ -6,11 +6,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.bed.bed import fill_disk, small_disk
 from tests.run.this_host import (
     AS_ROOT,
     OTHER_USER,
@@ -54,8 +54,7 @@ class TestStart:
         assert not [data for data in files if b"hush-7" in data]
 
     def test_writes_both_outputs_into_the_log_and_gives_no_input(self, host: Host) -> None:
-        host.start("echo out; echo err >&2; cat; echo end")
-        assert eventually(host.ended)
+        host.finish("echo out; echo err >&2; cat; echo end")
         assert host.log() == b"out\nerr\nend\n"
 
     @pytest.mark.parametrize(
@@ -73,8 +72,7 @@ class TestStart:
         ],
     )
     def test_keeps_the_exit_code(self, host: Host, script: str, code: int) -> None:
-        host.start(script)
-        assert eventually(host.ended)
+        host.finish(script)
         assert host.state()["code"] == str(code)
 
     @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
@@ -131,9 +129,10 @@ class TestStart:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
     def test_says_that_the_disk_is_full_and_starts_nothing(self, host: Host) -> None:
-        with _small_disk(host.run_dir):
+        host.run_dir.mkdir()
+        with small_disk(host.run_dir, "size=1m,mode=700"):
             (host.run_dir / "node.sh").write_text("touch /proc/self/cwd/ran")
-            _fill(host.run_dir)
+            fill_disk(host.run_dir)
             words = (str(host.run_dir), "node.sh", host.run_dir.name, programs.LEADER)
             done = host.program(programs.START, *words, stdin=NO_PEERS.encode() + WHOLE)
             assert done.returncode == ExitCode.NOT_STARTED
@@ -143,28 +142,10 @@ class TestStart:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
     def test_keeps_the_exit_code_where_the_disk_is_full_by_then(self, host: Host) -> None:
-        with _small_disk(host.run_dir):
-            host.start("cat /dev/zero; exit 9")
-            assert eventually(host.ended)
+        host.run_dir.mkdir()
+        with small_disk(host.run_dir, "size=1m,mode=700"):
+            host.finish("cat /dev/zero; exit 9")
             assert host.state()["code"] == "9"
-
-
-@contextlib.contextmanager
-def _small_disk(place: Path) -> Iterator[None]:
-    place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(place)], capture_output=True)
-    if made.returncode != 0:
-        pytest.skip("no mounts here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def _fill(place: Path) -> None:
-    with contextlib.suppress(OSError), (place / "ballast").open("wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 4096)
 
 
 class TestWhatRunsIsWhatWasPut:
@@ -240,15 +221,13 @@ class TestState:
         assert host.state()["state"] == "ended"
 
     def test_sees_that_all_of_it_was_killed(self, host: Host) -> None:
-        record = host.start("echo up; exec sleep 3000")
-        assert eventually(lambda: host.log() == b"up\n")
+        record = host.begin("echo up; exec sleep 3000")
         os.killpg(record["pid"], signal.SIGKILL)
         assert eventually(lambda: host.state()["pids"] == "")
         assert host.state()["state"] == "gone"
 
     def test_names_what_is_left_where_only_the_leader_was_killed(self, host: Host) -> None:
-        record = host.start("echo up; exec sleep 3000")
-        assert eventually(lambda: host.log() == b"up\n")
+        record = host.begin("echo up; exec sleep 3000")
         os.kill(record["pid"], signal.SIGKILL)
         assert eventually(lambda: host.state()["state"] == "gone")
         assert host.state()["pids"] != ""
@@ -268,8 +247,7 @@ class TestState:
         "text", ["", "{}", "null", '{"pid": "x"}', '{"pid": -1, "start_ticks": 1, "boot_id": "a"}']
     )
     def test_a_damaged_record_is_no_job(self, host: Host, text: str) -> None:
-        host.start("exit 0")
-        assert eventually(host.ended)
+        host.finish("exit 0")
         assert eventually(lambda: not processes_in(host.run_dir))
         (host.run_dir / ".topoplan" / "started.json").write_text(text)
         for program in (programs.STATE, programs.STOP):

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import math
 import os
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.bed.bed import fill_disk, small_disk
 from topoplan.errors import InputError, OutputError
 from topoplan.run import record
 from topoplan.run.record import NodeRecord, RunRecord, Started, Unreadable
@@ -252,17 +252,8 @@ def test_a_process_that_was_killed_while_it_wrote_leaves_nothing_that_stays(stat
 def full(state: Path) -> Iterator[Callable[[], None]]:
     """Yield a function that fills the disk with the records."""
     state.mkdir(parents=True)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", state], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip("mounts need root")
-
-    def fill() -> None:
-        with contextlib.suppress(OSError), (state / "ballast").open("ab", buffering=0) as file:
-            while True:
-                file.write(bytes(512))
-
-    yield fill
-    subprocess.run(["umount", "-l", state], check=True)
+    with small_disk(state, "size=256k"):
+        yield lambda: fill_disk(state)
 
 
 class TestAFullDisk:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.run.shown import KEEP_LINES, MOST_BYTES, ShownLines, Tail, shown_line
+from topoplan.run.shown import KEEP_LINES, LONGEST_BYTES, MOST_BYTES, Lines, ShownLines, Tail, shown_line
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,29 @@ def test_the_last_lines_are_kept_within_bounds() -> None:
     tail.add("ValueError: " + "z" * 90_000 + " at the end\n")
     assert (tail.lines()[-1][:12], tail.lines()[-1][-11:]) == ("ValueError: ", " at the end")
     assert sum(map(len, tail.lines())) < 300_000
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 100])
+def test_lines_are_whole_wherever_the_pieces_are_cut(step: int) -> None:
+    data = b"one\n\ntwo\r\n\xff\x00\nlast"
+    lines = Lines()
+    found = [lines.add(data[at : at + step]) for at in range(0, len(data), step)]
+    assert b"".join(found) == b"one\n\ntwo\r\n\xff\x00\n"
+    assert all(one.endswith(b"\n") for one in found if one)
+    assert (lines.rest(), lines.rest()) == (b"last\n", b"")
+
+
+def test_output_without_line_ends_gets_some_and_loses_nothing() -> None:
+    lines = Lines()
+    found = [lines.add(b"x" * 1000) for _ in range(LONGEST_BYTES // 100)] + [lines.add(b"\nend"), lines.rest()]
+    whole = b"".join(found)
+    assert whole.replace(b"\n", b"") == b"x" * 1000 * (LONGEST_BYTES // 100) + b"end"
+    assert max(map(len, whole.split(b"\n"))) <= LONGEST_BYTES + 1000
+
+
+def test_of_a_long_line_that_is_drawn_over_the_last_state_stays() -> None:
+    lines = Lines(longest_bytes=20, redrawn=True)
+    assert lines.add(b"\r10%" * 4) == b""
+    assert (lines.add(b"\r11%" * 9), lines.open) == (b"", b"\r11%")
+    assert lines.add(b"\r99%\r  \nnext") == b"\r11%\r99%\r  \n"
+    assert lines.rest() == b"next\n"

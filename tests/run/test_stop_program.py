@@ -24,6 +24,7 @@ from tests.run.this_host import (
     is_alive,
     processes_in,
     programs_in,
+    somebody_elses,
     stat_field,
     told,
 )
@@ -111,37 +112,31 @@ class TestWithoutWhatItNotedThere:
 
     def test_what_the_client_knows_counts_more_than_a_file_that_names_another(self, host: Host) -> None:
         words = self.job(host)
-        with subprocess.Popen(["sleep", "3000"], start_new_session=True) as foreign:
-            try:
-                host.recorded(pid=foreign.pid, start_ticks=int(stat_field(foreign.pid, 22)))
-                assert host.state(*words)["directory"] == "damaged"
-                assert words[0] in host.stop(LIMIT_S, *words)["found"].split()
-                assert foreign.poll() is None
-            finally:
-                foreign.kill()
+        with somebody_elses() as foreign:
+            host.recorded(pid=foreign.pid, start_ticks=int(stat_field(foreign.pid, 22)))
+            assert host.state(*words)["directory"] == "damaged"
+            assert words[0] in host.stop(LIMIT_S, *words)["found"].split()
+            assert foreign.poll() is None
 
     @AS_ROOT
     @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
     def test_what_somebody_else_put_in_its_place_counts_for_nothing(self, host: Host, known: bool) -> None:
         words = self.job(host)
         host.run_dir.rename(host.run_dir.with_name("elsewhere"))
-        with subprocess.Popen(["sleep", "3000"], start_new_session=True) as foreign:
-            try:
-                (host.run_dir / ".topoplan").mkdir(parents=True)
-                record = {"pid": foreign.pid, "start_ticks": int(stat_field(foreign.pid, 22)), "boot_id": words[2]}
-                (host.run_dir / ".topoplan" / "started.json").write_text(json.dumps(record))
-                (host.run_dir / ".topoplan" / "exit").write_text("0")
-                os.chown(host.run_dir, OTHER_USER, -1)
-                said = host.state(*(words if known else ()))
-                assert (said["state"], said["directory"], said["code"]) == ("running", "foreign", "")
-                said = host.stop(LIMIT_S, *(words if known else ()))
-                assert (len(said["found"].split()), said["left"], said["code"]) == (4, "", "")
-                assert foreign.poll() is None
-                if not known:
-                    done = host.program(programs.STOP, str(host.run_dir), host.run_dir.name, "0", "0")
-                    assert (done.returncode, b"belongs to UNKNOWN" in done.stderr) == (ExitCode.NOT_OURS, True)
-            finally:
-                foreign.kill()
+        with somebody_elses() as foreign:
+            (host.run_dir / ".topoplan").mkdir(parents=True)
+            record = {"pid": foreign.pid, "start_ticks": int(stat_field(foreign.pid, 22)), "boot_id": words[2]}
+            (host.run_dir / ".topoplan" / "started.json").write_text(json.dumps(record))
+            (host.run_dir / ".topoplan" / "exit").write_text("0")
+            os.chown(host.run_dir, OTHER_USER, -1)
+            said = host.state(*(words if known else ()))
+            assert (said["state"], said["directory"], said["code"]) == ("running", "foreign", "")
+            said = host.stop(LIMIT_S, *(words if known else ()))
+            assert (len(said["found"].split()), said["left"], said["code"]) == (4, "", "")
+            assert foreign.poll() is None
+            if not known:
+                done = host.program(programs.STOP, str(host.run_dir), host.run_dir.name, "0", "0")
+                assert (done.returncode, b"belongs to UNKNOWN" in done.stderr) == (ExitCode.NOT_OURS, True)
 
     @AS_ROOT
     def test_a_mark_that_somebody_else_puts_on_himself_leads_nowhere(self, host: Host) -> None:
@@ -196,8 +191,7 @@ class TestWhatMayBeOfIt:
         """Start a job that leaves such a process, and yield its id. The mark is dropped before Python starts."""
         host.run_dir.mkdir()
         (host.run_dir / "daemon.py").write_text(DAEMON)
-        host.start(f"env -i {sys.executable} daemon.py {how}; exit 3")
-        assert eventually(host.ended)
+        host.finish(f"env -i {sys.executable} daemon.py {how}; exit 3")
         assert eventually((host.run_dir / "pid").exists)
         pid = int((host.run_dir / "pid").read_text())
         words = b"daemon.py" if how == "mapped" else b"sleep\x003300"
@@ -225,8 +219,7 @@ class TestWhatMayBeOfIt:
             assert is_alive(pid)
 
     def test_is_not_what_a_client_looks_with(self, host: Host) -> None:
-        host.start("exit 0")
-        assert eventually(host.ended)
+        host.finish("exit 0")
         assert eventually(lambda: not processes_in(host.run_dir))
         look = f"cd {host.run_dir} && exec 5<.topoplan/log && tail -f .topoplan/log"
         with subprocess.Popen(["bash", "--norc", "-s"], stdin=subprocess.PIPE, start_new_session=True) as client:
@@ -285,8 +278,7 @@ exec /bin/mv "$@"
 
 class TestStop:
     def test_ends_a_job_that_does_as_it_is_told_long_before_the_grace_is_over(self, host: Host) -> None:
-        host.start("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.02; done")
-        assert eventually(lambda: host.log() == b"up\n")
+        host.begin("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.02; done")
         began = time.monotonic()
         said = host.stop(grace_s=LIMIT_S)
         assert (said["left"], said["code"]) == ("", "5")
@@ -296,8 +288,7 @@ class TestStop:
 
     @in_each_shell
     def test_kills_what_ignores_being_told(self, host: Host) -> None:
-        host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
-        assert eventually(lambda: host.log() == b"up\n")
+        host.begin("trap '' TERM; echo up; while :; do sleep 0.02; done")
         began = time.monotonic()
         said = host.stop(grace_s=0.5)
         assert (said["left"], said["code"]) == ("", "137")
@@ -336,8 +327,7 @@ class TestStop:
         assert processes_in(host.run_dir) == []
 
     def test_ends_what_a_job_has_left_running(self, host: Host) -> None:
-        host.start("setsid sleep 3000 & exit 4")
-        assert eventually(host.ended)
+        host.finish("setsid sleep 3000 & exit 4")
         assert eventually(lambda: len(processes_in(host.run_dir)) == 1)
         said = host.state()
         assert (said["state"], said["pids"]) == ("ended", str(processes_in(host.run_dir)[0]))
@@ -346,8 +336,7 @@ class TestStop:
         assert processes_in(host.run_dir) == []
 
     def test_ends_what_is_stopped(self, host: Host) -> None:
-        record = host.start("echo up; while :; do sleep 0.02; done")
-        assert eventually(lambda: host.log() == b"up\n")
+        record = host.begin("echo up; while :; do sleep 0.02; done")
         os.killpg(record["pid"], signal.SIGSTOP)
         assert host.stop(grace_s=LIMIT_S)["left"] == ""
         assert host.state()["code"] == "143"
@@ -414,24 +403,19 @@ class TestStop:
 
     @pytest.mark.parametrize("change", [-1, 1])
     def test_leaves_a_process_alone_that_came_by_the_recorded_id(self, host: Host, change: int) -> None:
-        host.start("exit 0")
-        assert eventually(host.ended)
-        with subprocess.Popen(["sleep", "3000"], start_new_session=True) as foreign:
-            try:
-                ticks = int(stat_field(foreign.pid, 22))
-                host.recorded(pid=foreign.pid, session=foreign.pid, start_ticks=ticks + change)
-                (host.run_dir / ".topoplan" / "exit").unlink()
-                said = host.state()
-                assert (said["state"], said["pids"]) == ("gone", "")
-                assert host.stop(0)["found"] == ""
-                assert foreign.poll() is None
-            finally:
-                foreign.kill()
+        host.finish("exit 0")
+        with somebody_elses() as foreign:
+            ticks = int(stat_field(foreign.pid, 22))
+            host.recorded(pid=foreign.pid, session=foreign.pid, start_ticks=ticks + change)
+            (host.run_dir / ".topoplan" / "exit").unlink()
+            said = host.state()
+            assert (said["state"], said["pids"]) == ("gone", "")
+            assert host.stop(0)["found"] == ""
+            assert foreign.poll() is None
 
     def test_leaves_a_session_alone_whose_leader_it_cannot_prove(self, host: Host) -> None:
         """The recorded leader has gone, and a session of that id has members without the mark."""
-        host.start("exit 0")
-        assert eventually(host.ended)
+        host.finish("exit 0")
         leader = subprocess.Popen(["sh", "-c", "sleep 3000 & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
         member = int(leader.stdout.readline())
         leader.wait()
@@ -444,8 +428,7 @@ class TestStop:
             os.kill(member, signal.SIGKILL)
 
     def test_goes_on_when_the_one_who_asked_goes(self, host: Host) -> None:
-        host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
-        assert eventually(lambda: host.log() == b"up\n")
+        host.begin("trap '' TERM; echo up; while :; do sleep 0.02; done")
         words = [str(host.run_dir), host.run_dir.name, "30", "500"]
         stopper = subprocess.Popen(["bash", "-c", programs.STOP, "bash", *words], stdout=subprocess.PIPE)
         stopper.stdout.close()

@@ -8,6 +8,7 @@ from tests.bed.watched import Jobs, ends, sees
 from tests.waiting import LIMIT_S, wait_until
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
+from topoplan.run.following import Reconnect
 from topoplan.run.node import node_state
 from topoplan.run.settings import Settings
 from topoplan.run.stopping import stop_all
@@ -17,6 +18,10 @@ TIMES = Settings(grace_s=LIMIT_S / 2, stop_s=LIMIT_S, drain_s=LIMIT_S)
 
 def no_way(name: str, deadline_s: float) -> Connection:
     raise HostError("nobody is let in", host=name, problem="refused")
+
+
+def again(jobs: Jobs) -> Reconnect:
+    return lambda name, deadline_s: jobs.host(name)
 
 
 def state(jobs: Jobs, name: str) -> str:
@@ -38,26 +43,17 @@ def test_logs_in_again_where_the_connection_is_gone(jobs: Jobs) -> None:
     jobs.start(alpha="sleep 610", beta="sleep 620")
     nodes = [jobs.node("alpha"), jobs.node("beta", connection=None)]
     nodes[0].connection.close()
-    left = stop_all(nodes, TIMES, reconnect=lambda name, deadline_s: jobs.host(name), at_once=lambda: False)
+    left = stop_all(nodes, TIMES, reconnect=again(jobs), at_once=lambda: False)
     assert (left, state(jobs, "alpha"), state(jobs, "beta")) == ({}, "ended", "ended")
 
 
 def test_logs_in_again_where_following_the_log_is_all_that_a_host_allows(jobs: Jobs) -> None:
-    jobs.bed.restart("alpha", options=["MaxSessions 1"])
-    try:
+    with jobs.bed.restarted("alpha", "MaxSessions 1"):
         jobs.start(alpha="echo up; sleep 610", beta="exit 0")
         with jobs.watch(jobs.node("alpha")) as watch:
             assert sees(watch, lambda: jobs.of("line"))
-            left = stop_all(
-                watch.nodes,
-                TIMES,
-                reconnect=lambda name, deadline_s: jobs.host(name),
-                at_once=lambda: False,
-                watch=watch,
-            )
+            left = stop_all(watch.nodes, TIMES, reconnect=again(jobs), at_once=lambda: False, watch=watch)
         assert (left, state(jobs, "alpha")) == ({}, "ended")
-    finally:
-        jobs.bed.restart("alpha")
 
 
 def test_a_host_that_is_out_of_reach_is_named_and_the_others_are_stopped(jobs: Jobs) -> None:

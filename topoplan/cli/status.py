@@ -17,8 +17,7 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
     from topoplan.report.status import print_status, status_to_dict
     from topoplan.run import record
     from topoplan.run.node import node_state
-    from topoplan.run.outcome import record_end_of
-    from topoplan.run.reach import ask_all
+    from topoplan.run.outcome import ask_all, record_end_of
 
     known = record.load(run)
     states = ask_all(

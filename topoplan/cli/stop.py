@@ -25,8 +25,7 @@ def stop(
     from topoplan.report.stop import is_stopped, print_stop, stop_to_dict
     from topoplan.run import record
     from topoplan.run.node import SETTLE_S, stop_node
-    from topoplan.run.outcome import record_stop_request
-    from topoplan.run.reach import ask_all
+    from topoplan.run.outcome import ask_all, record_stop_request
 
     known = record.load(run)
     limit_s = grace + SETTLE_S + _MARGIN_S

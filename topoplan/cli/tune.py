@@ -270,8 +270,7 @@ def _write_job(tuning: Tuning, plans: Sequence[Plan], wanted: _Wanted) -> tuple[
     from topoplan.bundle.trials_job import TRIALS_SCRIPT, shared_paths, trials_files
     from topoplan.bundle.write import write_bundle, write_file
     from topoplan.errors import listed
-    from topoplan.run.slurm_trials import next_job_directory
-    from topoplan.run.tune import queued_trials, trials_directory
+    from topoplan.run.tune import next_job_directory, queued_trials, trials_directory
 
     trials = queued_trials(tuning, plans, wanted.steps, made_up=wanted.made_up)
     bundles, own = trials_files(trials, join([*wanted.again, "--go-on"]))

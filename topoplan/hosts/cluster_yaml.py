@@ -10,11 +10,10 @@ from typing import Any
 
 from topoplan.catalog.fabrics import FabricKind, machine_of
 from topoplan.catalog.packages import PYTHON, is_version, packages
-from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
 from topoplan.hosts.preflight.fleet import most_common
-from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_address
+from topoplan.hosts.probe import ComputeNetwork, Probed, network_of, socket_interface, usable_address
 from topoplan.hosts.result import Result, failure, warning
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
@@ -51,10 +50,9 @@ class SpecDraft:
 
 
 def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str = _EXAMPLE) -> SpecDraft:
-    """Return the spec of a cluster of these hosts, rank 0 first, with findings about it.
+    """Return the spec of a cluster of these hosts, rank 0 first, with findings; `below` is the text for model and job.
 
-    Where hosts differ, the spec states the minimum: what every host has. Hosts with different GPUs cannot form a
-    cluster. `below` is the text for model and job.
+    Where hosts differ, the spec states what every host has. Hosts with different GPUs cannot form a cluster.
     """
     findings = [*(check for one in hosts for check in _alone(one)), *differences(hosts)]
     if any(check.outcome == "failure" for check in findings):
@@ -63,6 +61,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
     findings += [check for one in hosts for check in _connected(one, hosts)]
     gpus = [gpu for one in hosts for gpu in one.facts.gpus or ()]
     per_node = min(len(one.facts.gpus or ()) for one in hosts)
+    more = [one.name for one in hosts if len(one.facts.gpus or ()) > per_node]
     memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
     card = known.gpu_of_driver(gpus[0].name, memory)
     is_rack = card is not None and card.nvlink_domain_gpus > card.gpus_per_node
@@ -76,7 +75,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str
         [
             spec_line("name", scalar(title)),
             spec_line("nodes", len(hosts)),
-            spec_line("gpus_per_node", per_node, _count_reason(hosts, per_node)),
+            spec_line("gpus_per_node", per_node, f"the fewest; more on {named(more)}" if more else ""),
             *_gpu_lines(card, gpus[0].name, memory),
         ],
         [*_nvlink(card, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
@@ -121,7 +120,6 @@ def _alone(one: Probed) -> list[Result]:
 
 
 def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Result]:
-    """Return the problems of a host's connection to the other hosts."""
     found = []
     if not usable_address(one, hosts):
         doubters = [other.name for other in hosts if not _finds(other, one)]
@@ -151,7 +149,6 @@ def _head(hosts: Sequence[Probed]) -> list[str]:
 
 
 def _software(facts: Sequence[HostFacts]) -> list[str]:
-    """Return the lines about the trainer's environment."""
     lines = [
         f'  {name}: "{version}"'
         for name, version in _shared(facts).items()
@@ -161,14 +158,8 @@ def _software(facts: Sequence[HostFacts]) -> list[str]:
 
 
 def _shared(facts: Sequence[HostFacts]) -> dict[str, str]:
-    """Return the versions that are the same on all hosts."""
     versions = facts[0].versions
     return {name: text for name, text in versions.items() if len({one.versions.get(name) for one in facts}) == 1}
-
-
-def _count_reason(hosts: Sequence[Probed], per_node: int) -> str:
-    more = [one.name for one in hosts if len(one.facts.gpus or ()) > per_node]
-    return f"the fewest; more on {named(more)}" if more else ""
 
 
 def _gpu_lines(known: Gpu | None, driver_name: str, memory: int | None) -> list[str]:
@@ -217,10 +208,8 @@ def _nvlink(
 
 def _all_joined(facts: HostFacts) -> bool:
     """Whether every two GPUs are connected by NVLink; True if the topology is unknown."""
-    links = {
-        pair: link for pair, link in (facts.topology or {}).items() if all(re.fullmatch(r"GPU\d+", d) for d in pair)
-    }
-    return all(link.startswith("NV") for link in links.values())
+    links = [link for pair, link in (facts.topology or {}).items() if all(re.fullmatch(r"GPU\d+", d) for d in pair)]
+    return all(link.startswith("NV") for link in links)
 
 
 def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Result]) -> list[str]:

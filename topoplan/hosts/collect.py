@@ -12,12 +12,25 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from topoplan.hosts.facts import LIBRARIES, GpuFacts, HostFacts
-from topoplan.hosts.parse_infiniband import parse_adapters, parse_mtus
-from topoplan.hosts.parse_ip import parse_default_interface, parse_interfaces, parse_listening, parse_route
-from topoplan.hosts.parse_lscpu import parse_cpus
-from topoplan.hosts.parse_nvidia_smi import parse_driver, parse_gpus, parse_nvlink, parse_processes, with_nvlink
+from topoplan.hosts.parse_network import (
+    parse_adapters,
+    parse_default_interface,
+    parse_interfaces,
+    parse_listening,
+    parse_mtus,
+    parse_route,
+)
+from topoplan.hosts.parse_nvidia_smi import (
+    parse_driver,
+    parse_gpus,
+    parse_nvlink,
+    parse_processes,
+    parse_topology,
+    with_nvlink,
+)
 from topoplan.hosts.parse_system import (
     parse_cgroup_memory,
+    parse_cpus,
     parse_df,
     parse_limits,
     parse_meminfo,
@@ -25,9 +38,8 @@ from topoplan.hosts.parse_system import (
     parse_path,
     parse_port_range,
 )
-from topoplan.hosts.parse_topology import parse_topology
-from topoplan.hosts.sections import Section, number, pairs, read_sections
-from topoplan.remote.programs import program
+from topoplan.hosts.sections import number, pairs, read_sections
+from topoplan.remote.connection import program
 from topoplan.terminal import plain_values
 
 T = TypeVar("T")
@@ -54,8 +66,7 @@ class CollectRequest:
 
 COLLECT = program("hosts", "collect.sh")
 VERSIONS = program("hosts", "versions.py").replace("@names@", " ".join(LIBRARIES))
-"""`COLLECT` is the script for `Connection.run`, with `COLLECT_S` and `collect_arguments`; it runs `VERSIONS` with
-Python."""
+"""`COLLECT` is for `Connection.run`, with `COLLECT_S` and `collect_arguments`; it runs `VERSIONS` with Python."""
 
 
 def collect_arguments(wanted: CollectRequest) -> tuple[str, ...]:
@@ -95,8 +106,6 @@ def host_facts(output: bytes) -> HostFacts:
 
 
 class _Sections:
-    """The sections of a host's answer."""
-
     def __init__(self, output: bytes) -> None:
         self._sections = read_sections(output)
         self._by_name = {section.name: section for section in self._sections}
@@ -106,7 +115,7 @@ class _Sections:
     def text(self, name: str, *fields: str, tool: str = "") -> str | None:
         """Return the text of a section, or None if there is none, which is recorded as missing for `fields`."""
         section = self._by_name.get(name)
-        why = _why_not(section)
+        why = section.problem if section is not None else "not asked, or its answer was lost"
         if section is None or why:
             self.missing.update(dict.fromkeys(fields, f"{tool}: {why}" if tool else why))
             return None
@@ -127,6 +136,7 @@ def _system(sections: _Sections) -> dict[str, Any]:
     sockets, cores = parse_cpus(sections.text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
     machine = pairs(sections.text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
     container = sections.text("container", "in_container")
+    clock = re.match(r"\s*(\d{1,12}(?:\.\d{1,9})?)", sections.text("clock", "clock_s") or "", re.ASCII)
     return {
         "hostname": fields.get("hostname", ""),
         "kernel": fields.get("kernel", ""),
@@ -135,7 +145,7 @@ def _system(sections: _Sections) -> dict[str, Any]:
         "peermem": None if "peermem" not in fields else fields["peermem"] == "yes",
         "sockets": sockets,
         "cpu_cores": cores,
-        "clock_s": _clock(sections.text("clock", "clock_s") or ""),
+        "clock_s": float(clock[1]) if clock else None,
         "in_container": None if container is None else bool(container.strip()),
         "firmware": {label: value for label, value in machine if label not in ("pci", "daemon")},
         "pci": tuple(sorted({value for label, value in machine if label == "pci"})),
@@ -149,29 +159,27 @@ def _gpus(sections: _Sections) -> dict[str, Any]:
     processes = sections.read(parse_processes, "gpu-processes", "gpu_processes", tool="nvidia-smi")
     if gpus is not None:
         gpus = with_nvlink(gpus, parse_nvlink(sections.text("nvlink") or ""))
-        gpus = _placed(gpus, sections.text("gpu-places") or "", topology.numa_nodes if topology else {})
-    return {"gpus": gpus, "gpu_processes": processes, "topology": topology.links if topology else None}
+        gpus = _placed(gpus, sections.text("gpu-places") or "", topology[1] if topology else {})
+    return {"gpus": gpus, "gpu_processes": processes, "topology": topology[0] if topology else None}
 
 
 def _network(sections: _Sections) -> dict[str, Any]:
     speeds, mtus = sections.text("speeds") or "", parse_mtus(sections.text("adapter-mtus") or "")
+    default_route = sections.text("default-route", "default_interface", tool="ip")
     return {
         "adapters": sections.read(lambda text: parse_adapters(text, mtus), "adapters", "adapters", tool="/sys/class"),
         "interfaces": sections.read(lambda text: parse_interfaces(text, speeds), "addresses", "interfaces", tool="ip"),
         "routes": tuple(route for text in sections.all("route") if (route := parse_route(text)) is not None),
-        "default_interface": sections.read(parse_default_interface, "default-route", "default_interface", tool="ip")
-        or "",
+        "default_interface": parse_default_interface(default_route or ""),
         "listening_ports": sections.read(parse_listening, "listening", "listening_ports", tool="/proc/net/tcp"),
     }
 
 
 def _memory(sections: _Sections) -> dict[str, Any]:
-    memory = parse_meminfo(
-        sections.text("meminfo", "memory_bytes", "memory_available_bytes", tool="/proc/meminfo") or ""
-    )
-    shm = parse_df(
-        sections.text("shared-memory", "shm_bytes", "shm_free_bytes", tool="df /dev/shm") or "", has_type=False
-    )
+    meminfo = sections.text("meminfo", "memory_bytes", "memory_available_bytes", tool="/proc/meminfo")
+    memory = parse_meminfo(meminfo or "")
+    shared = sections.text("shared-memory", "shm_bytes", "shm_free_bytes", tool="df /dev/shm")
+    shm = parse_df(shared or "", has_type=False)
     memlock, open_files = parse_limits(sections.text("limits", "memlock_bytes", "open_files") or "")
     return {
         "memory_bytes": memory.get("MemTotal"),
@@ -195,18 +203,7 @@ def _software(sections: _Sections) -> dict[str, Any]:
     }
 
 
-def _why_not(section: Section | None) -> str:
-    if section is None:
-        return "not asked, or its answer was lost"
-    return section.problem or ("" if section.is_whole else "its answer was cut off")
-
-
 def _placed(gpus: tuple[GpuFacts, ...], places: str, nodes: Mapping[int, int]) -> tuple[GpuFacts, ...]:
     """Return the GPUs with their NUMA nodes from sysfs, or else from the topology matrix."""
     by_bus = {bus: node for bus, value in pairs(places) if (node := number(value)) is not None and node >= 0}
     return tuple(replace(gpu, numa_node=by_bus.get(gpu.pci_bus, nodes.get(gpu.index))) for gpu in gpus)
-
-
-def _clock(text: str) -> float | None:
-    match = re.match(r"\s*(\d{1,12}(?:\.\d{1,9})?)", text, re.ASCII)
-    return float(match[1]) if match else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from topoplan import units
@@ -56,11 +57,11 @@ def differences(hosts: Sequence[Probed]) -> tuple[Result, ...]:
         ("memory", "main memory", of_facts(_memory), "the spec takes the smallest"),
         ("cpu-cores", "CPU cores", of_facts(lambda f: str(f.cpu_cores or "")), "the spec takes the fewest"),
         ("sockets", "CPU sockets", of_facts(lambda f: str(f.sockets or "")), "the spec takes the most common number"),
-        ("driver", "driver", of_facts(lambda f: f.versions.get("driver", "")), "install one driver version everywhere"),
+        ("driver", "driver", partial(_version, "driver"), "install one driver version everywhere"),
         ("peermem", "GPUDirect module", of_facts(_peermem), "modprobe nvidia-peermem where it is missing"),
     ]
     for library in ("python", *LIBRARIES):
-        asked.append((f"version-{library}", library, of_facts(_version(library)), "make the environments equal"))
+        asked.append((f"version-{library}", library, partial(_version, library), "make the environments equal"))
     found = [_compare(hosts, *one) for one in asked]
     return tuple(check for check in found if check is not None) + _same_machine(hosts)
 
@@ -108,8 +109,8 @@ def _same_machine(hosts: Sequence[Probed]) -> tuple[Result, ...]:
     )
 
 
-def _version(name: str) -> Callable[[HostFacts], str]:
-    return lambda facts: facts.versions.get(name, "")
+def _version(name: str, one: Probed) -> str:
+    return one.facts.versions.get(name, "")
 
 
 def _gpu_memory(facts: HostFacts) -> str:

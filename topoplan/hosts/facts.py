@@ -31,7 +31,6 @@ class GpuFacts:
     pcie_bytes_per_s: float | None = None
     """Rate of its PCIe link at full width and speed, each way."""
     nvlink_count: int | None = None
-    """Number of active links."""
     nvlink_bytes_per_s: float | None = None
     """Total rate of the active links, each way."""
     utilization: float | None = None
@@ -132,7 +131,6 @@ class HostFacts:
     default_interface: str = ""
     sockets: int | None = None
     cpu_cores: int | None = None
-    """Number of physical cores."""
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None
     shm_bytes: int | None = None
@@ -142,7 +140,6 @@ class HostFacts:
     open_files: int | None = None
     """Soft limit of the SSH session."""
     port_range: tuple[int, int] | None = None
-    """net.ipv4.ip_local_port_range."""
     listening_ports: frozenset[int] | None = None
     peermem: bool | None = None
     """Whether nvidia_peermem or nv_peer_mem is loaded."""
@@ -151,7 +148,6 @@ class HostFacts:
     clock_s: float | None = None
     """Seconds since 1970 by the host's clock, when the facts were collected."""
     paths: Mapping[str, PathFacts] = field(default_factory=dict)
-    """Facts about each requested path."""
     python: str = ""
     """The Python that reported the versions."""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -12,14 +12,12 @@ from typing import Any
 
 from topoplan.errors import HostError
 from topoplan.hosts.needs import python_on
-from topoplan.remote.connection import Chunk, Connection, Stream, last_line
-from topoplan.remote.programs import program
+from topoplan.remote.connection import Chunk, Connection, Stream, last_line, program
 from topoplan.remote.waiting import Deadline
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.environment import node_environment
 
 LIMIT_S = 240.0
-"""Time after which no new measurement begins."""
 _STARTS_S = 90.0
 """Time for torch to be imported and all processes to meet."""
 _MIB = 2**20
@@ -61,8 +59,8 @@ def measure(
     """Return rank 0's description of the machine and a row for each measurement.
 
     `on_progress` is called with the number of finished measurements and their total. `connections` are in the order of
-    the cluster's hosts. Raises HostError: `command` if a host lacks torch, has other GPUs than the spec says, or the
-    program failed there; `deadline`; `lost`.
+    the cluster's hosts. Raises HostError: `command` (no torch, other GPUs than in the spec, or the program failed),
+    `deadline`, `lost`.
     """
     streams: dict[str, Stream] = {}
     port = random.randint(*_PORTS)
@@ -70,7 +68,8 @@ def measure(
         total = 0
         for node, (name, connection) in enumerate(connections.items()):
             task = {**_task(cluster, node, on_cpu=on_cpu), "port": port, "limit_s": limit_s}
-            total = _rows_of(task)
+            kernels = len(task["products"]) + 2 * len(task["attention"]) + len(task["copies"])
+            total = kernels + 3 * len(task["groups"]) * len(task["messages"])
             python = python_on(cluster.hosts[node]) or "python3"
             words = (python, "-c", _PROGRAM, _PROGRAM)
             line = json.dumps(task).encode() + b"\n"
@@ -94,11 +93,6 @@ def _task(cluster: Cluster, node: int, *, on_cpu: bool) -> dict[str, Any]:
         "environment": {one.name: one.value for one in node_environment(cluster, (), node)},
         **(_SMALL if on_cpu else sizes),
     }
-
-
-def _rows_of(task: Mapping[str, Any]) -> int:
-    kernels = len(task["products"]) + 2 * len(task["attention"]) + len(task["copies"])
-    return kernels + 3 * len(task["groups"]) * len(task["messages"])
 
 
 def _read(

@@ -27,7 +27,6 @@ class RunNeeds:
     run: TrainerRun
     """The trainer's paths, absolute or relative to the working directory, its packages and its checkpoints."""
     model_bytes: int
-    """Size of the model's weights in bf16."""
     master_port: int
     gpu_bytes: float
     """Predicted peak usage of the fullest GPU, as nvidia-smi shows it."""
@@ -48,10 +47,9 @@ def needs_of(
     *,
     own: TrainerFiles | None = None,
 ) -> RunNeeds:
-    """Return the needs of a plan's bundle.
+    """Return the needs of a plan's bundle. Raises what `bundle.bundle.generate` raises.
 
-    `edited` are the keys of its train.yaml, which the user may have changed, and `own` are the trainer's files if they
-    exist already. Raises what `bundle.bundle.generate` raises.
+    `edited` are the keys of its train.yaml, and `own` the trainer's files, if they exist already.
     """
     _, way = writer_of(spec, plan.layout, trainer)
     own = own or way.written(spec, plan.layout)
@@ -68,10 +66,8 @@ def needs_of(
 
 
 def path_on(host: Host, path: str) -> str | None:
-    """Return the absolute path on a host; None for a relative path if the spec names no working directory.
-
-    The run then starts in a directory of its own, which is new each time and therefore empty.
-    """
+    """Return the absolute path on a host; None for a relative path if the spec names no working directory, as the run
+    then starts in a new and empty one."""
     if path.startswith("/"):
         return path
     return None if host.workdir is None else str(PurePosixPath(host.workdir, path))

@@ -1,4 +1,4 @@
-"""Parse the output of nvidia-smi: the cards, the processes on them, their NVLinks.
+"""Parse the output of nvidia-smi: the cards, the processes on them, their NVLinks, and the paths between devices.
 
 A value that a card or a driver does not provide is written `N/A`, `[N/A]`, `[Not Supported]`, `[Unknown Error]` or
 `[Insufficient Permissions]`, and becomes None.
@@ -28,6 +28,9 @@ _LANE_BYTES_PER_S = {
 # Rates that vendors quote for a link, each way. The driver shows the signaling rate, which is slightly higher: 25.781
 # for NVLink 2, 26.562 for NVLink 4, 53.125 for NVLink 5.
 _LINK_GB_PER_S = (20.0, 25.0, 50.0, 100.0)
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the header is underlined, even in a pipe
+_LINK = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|C2C|N/A|X")
+_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}\d")
 
 
 def parse_gpus(text: str) -> tuple[GpuFacts, ...]:
@@ -161,3 +164,54 @@ def _pcie(generation: str, width: str) -> float | None:
 def _quoted(gb_per_s: float) -> float:
     near = [quoted for quoted in _LINK_GB_PER_S if 0.95 * quoted <= gb_per_s <= 1.1 * quoted]
     return near[0] if near else gb_per_s
+
+
+def parse_topology(text: str) -> tuple[Mapping[tuple[str, str], str], Mapping[int, int]]:
+    """Parse the matrix of `nvidia-smi topo -m` of any driver since 2014: the kind of path between each two devices.
+
+    Return (device, device) -> NV18, PIX, PXB, PHB, NODE, SYS, with GPUs as `GPU0` and NICs by their device names, and
+    GPU index -> NUMA node. NICs may be columns with their own names or NIC0 with a legend below, separators may be tabs
+    or blanks, and columns may have run into each other (`SYSSYS`).
+    """
+    lines = [_ESCAPE.sub("", line) for line in text.splitlines()]
+    legend = [re.fullmatch(r"\s*(NIC\d+): +(\S{1,64})\s*", line, re.ASCII) for line in lines]
+    names = {match[1]: match[2] for match in legend if match}
+    devices: list[str] = []
+    links: dict[tuple[str, str], str] = {}
+    numa_nodes: dict[int, int] = {}
+    for line in lines:
+        words = line.split()
+        if not devices:
+            head = re.split(r"\s*(?:CPU|NUMA|GPU NUMA) ", line, maxsplit=1)[0].split()
+            if head and head[0] == "GPU0" and all(_DEVICE.fullmatch(word) for word in head):
+                devices = head
+            continue
+        if not words or words[0] not in devices:
+            continue
+        cells, rest = _cells(line[line.index(words[0]) + len(words[0]) :], len(devices))
+        if len(cells) != len(devices):
+            continue
+        own = names.get(words[0], words[0])
+        for device, cell in zip(devices, cells, strict=True):
+            if device != words[0] and cell not in ("X", "N/A"):
+                links[own, names.get(device, device)] = "SYS" if cell == "SOC" else cell
+        gpu = re.fullmatch(r"GPU(\d{1,4})", words[0], re.ASCII)
+        # After the links come the CPUs, then the NUMA nodes; for a Grace CPU, the first one is the node with the CPUs.
+        after = rest.split()
+        if gpu and len(after) > 1 and (node := re.match(r"\d{1,4}\b", after[1], re.ASCII)):
+            numa_nodes[int(gpu[1])] = int(node[0])
+    return links, numa_nodes
+
+
+def _cells(text: str, count: int) -> tuple[list[str], str]:
+    """Return the first `count` links of a row, and the rest of the row."""
+    cells: list[str] = []
+    position = 0
+    while len(cells) < count:
+        position += len(text[position:]) - len(text[position:].lstrip())
+        match = _LINK.match(text, position)
+        if match is None:
+            break
+        cells.append(match[0])
+        position = match.end()
+    return cells, text[position:]

@@ -1,4 +1,4 @@
-"""Parse memory, limits and file systems from the output of /proc, ulimit, cgroups and df."""
+"""Parse CPUs, memory, limits and file systems from the output of lscpu, /proc, ulimit, cgroups and df."""
 
 from __future__ import annotations
 
@@ -99,3 +99,22 @@ def parse_nccl_settings(text: str) -> Mapping[str, str]:
         if match := re.fullmatch(r"\s*(NCCL_[A-Z0-9_]{1,60})\s*=\s*(.*?)\s*", line):
             found.setdefault(match[1], match[2])
     return found
+
+
+def parse_cpus(text: str) -> tuple[int | None, int | None]:
+    """Return the number of sockets, and of physical cores over all sockets, from the output of `lscpu`.
+
+    Machines that report no sockets (`-`, or clusters on Arm) give the numbers that they have.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value)
+    sockets = _positive(fields.get("Socket(s)", "")) or _positive(fields.get("Cluster(s)", ""))
+    per_socket = _positive(fields.get("Core(s) per socket", "")) or _positive(fields.get("Core(s) per cluster", ""))
+    return sockets, sockets * per_socket if sockets and per_socket else None
+
+
+def _positive(text: str) -> int | None:
+    count = number(text)
+    return count if count and count > 0 else None

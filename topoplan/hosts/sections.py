@@ -19,7 +19,6 @@ class Section:
 
     name: str
     code: int
-    """Exit code of the tool."""
     text: str
     """Output of the tool; bytes that are not UTF-8 are replaced."""
     is_whole: bool = True
@@ -27,7 +26,7 @@ class Section:
 
     @property
     def problem(self) -> str:
-        """Why there is no usable output, as a phrase; empty if the tool worked."""
+        """Why there is no usable output, as a phrase; empty if the tool worked and nothing was lost."""
         if self.code == NOT_INSTALLED:
             return "not installed"
         if self.code == OVERTIME:
@@ -35,7 +34,7 @@ class Section:
         if self.code != 0:
             said = [line.strip() for line in self.text.splitlines() if line.strip()]
             return said[0][:200] if said else f"exit code {self.code}"
-        return ""
+        return "" if self.is_whole else "its answer was cut off"
 
 
 def read_sections(output: bytes) -> tuple[Section, ...]:

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 from topoplan.errors import HostError
@@ -35,7 +37,6 @@ Source = Literal["stdout", "stderr"]
 KEEP_BYTES = 2**20
 """How much of each output of `run` is kept: little enough for a hundred hosts at once."""
 _OPEN_S = 15.0
-"""Timeout for a host to start a command."""
 _FIRST = 'read -r -t 60 x && until [ "$x" = : ]; do read -r -t 60 x || exit; done'
 SHELL = f"bash --norc -c '{_FIRST} && exec bash --norc -s'"
 """Shell command that reads a script from standard input. If the network is cut between this command and its input, the
@@ -45,7 +46,6 @@ of the leading empty lines.
 _OPENING = "\n\n\n\n:\n"
 _IS_BASH = """[ "$BASH_VERSION" ] || { echo 'a start-up file of its login shell runs another shell' >&2; exit 1; }"""
 _BEGIN = b"topoplan:begin\n"
-"""Marks the beginning of the script's own output."""
 _GREETING_BYTES = 64 * 1024
 """How much of the output before the marker is kept: it gives the reason if the marker never arrives."""
 _CLOSING_S = 3.0
@@ -58,8 +58,7 @@ _WINDOW_BYTES = 512 * 1024
 _FEED_S = 0.005
 """Interval at which to check whether the host accepts more standard input."""
 _LOOK_S = 0.25
-"""Interval at which to check for events that ring no bell: the exit code of a command that closed its outputs long
-ago."""
+"""Interval at which to check for what rings no bell: the exit code of a command that closed its outputs long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +161,7 @@ class Stream:
             self.bell.listen(min(look_s, deadline.left_s) if deadline else look_s)
 
     def write(self, data: bytes) -> None:
-        """Send more to the command's standard input, which was held open.
-
-        What cannot be sent immediately is sent by the next `poll`.
-        """
+        """Send more to the command's standard input, which was held open; the next `poll` sends what is left."""
         self._stdin = memoryview(bytes(self._stdin) + data)
         self._feed()
 
@@ -265,8 +261,8 @@ class Connection:
         other outputs. At most `keep_bytes` of each output are kept, half from the start and half from the end. `late`
         is raised if the command does not end by the deadline.
 
-        Raises:
-            HostError: `lost`, or `deadline`; the command may then still be running. `command`: the host runs no shell.
+        Raises HostError: `lost`, or `deadline`; the command may then still be running. `command`: the host runs no
+        shell.
         """
         deadline = Deadline(deadline_s)
         stream = self.start(command, *args, stdin=stdin, deadline_s=deadline_s)
@@ -284,7 +280,11 @@ class Connection:
         finally:
             stream.close()
         if not stream.begun:
-            raise shell_timeout_error(self.target, deadline_s)
+            raise self.target.error(
+                "deadline",
+                f"its login shell did not start topoplan's script within {in_seconds(deadline_s)}",
+                f"check whether `{self.target.ssh} true` returns: a start-up file such as ~/.bashrc may be waiting",
+            )
         if late is not None:
             raise late
         last = kept["stderr"].value() or kept["stdout"].value()
@@ -307,17 +307,13 @@ class Connection:
         `stdin` is sent first. With `hold_stdin` the command's standard input then stays open until `end_stdin`, `close`
         or the end of this process or of the connection, whichever comes first.
 
-        Raises:
-            HostError: `lost`, `deadline`, or `command`: the host does not start commands.
+        Raises HostError: `lost`, `deadline`, or `command`: the host does not start commands.
         """
         script = _script(command, *args) if isinstance(command, str) else _script('exec "$@"', *command, *args)
         return Stream(self.name, self._open(_called(command), deadline_s), script + stdin, hold_stdin=hold_stdin)
 
     def _session(self, limit: Deadline) -> paramiko.Channel:
-        """Open a new session.
-
-        If the host's last allowed session was ours, it may be closed here but not yet on the host, so this is retried.
-        """
+        """Open a new session; retried, because one of ours may be closed here but not yet on the host (MaxSessions)."""
         from paramiko import ChannelException
 
         closing = Deadline(min(limit.left_s, _CLOSING_S))
@@ -380,8 +376,6 @@ class Connection:
 
 
 class _HeadAndTail:
-    """The first and the last part of an output."""
-
     def __init__(self, most_bytes: int) -> None:
         self._half = max(1, most_bytes // 2)
         self._head = bytearray()
@@ -409,9 +403,9 @@ def _event_within(limit: Deadline) -> threading.Event:
 
 
 def _script(text: str, *words: str) -> bytes:
-    """Return a script with its arguments for the standard input of `SHELL`.
+    """Return a script with its arguments for the standard input of `SHELL`; the rest of that is the script's own.
 
-    The braces make bash read all of it before it starts; what follows is the script's own standard input.
+    The braces make bash read all of the script before it starts.
     """
     said = _BEGIN.decode().rstrip("\n")
     return f"{_OPENING}{{\n{_IS_BASH}\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
@@ -435,15 +429,6 @@ def no_shell_error(target: Target, output: bytes) -> HostError:
     )
 
 
-def shell_timeout_error(target: Target, deadline_s: float) -> HostError:
-    """Return the error for a host that had not begun the script by the deadline."""
-    return target.error(
-        "deadline",
-        f"its login shell did not start topoplan's script within {in_seconds(deadline_s)}",
-        f"check whether `{target.ssh} true` returns: a start-up file such as ~/.bashrc may be waiting",
-    )
-
-
 def connection_lost_error(host: str) -> HostError:
     """Return the error for a connection that has ended."""
     return HostError(
@@ -452,3 +437,9 @@ def connection_lost_error(host: str) -> HostError:
         problem="lost",
         remedy="check the machine and the network; what was started there may still be running",
     )
+
+
+@cache
+def program(room: str, name: str) -> str:
+    """Return the text of a program, such as `program("hosts", "collect.sh")`."""
+    return files("topoplan").joinpath(room, "scripts", name).read_text(encoding="utf-8")

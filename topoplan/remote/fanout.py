@@ -25,13 +25,10 @@ T = TypeVar("T")
 
 _FILES = 8192
 AT_ONCE = 32
-"""Number of concurrent logins."""
 AT_ONCE_PER_JUMP = 8
 """Number of concurrent logins behind one jump host, because its sshd serves them all."""
 _AGAIN = ("banner", "lost")
-"""Problems that may be gone a moment later: an sshd with many pending logins drops some (MaxStartups), and a network
-that loses packets may break a login.
-"""
+"""Problems that may be gone soon: an sshd drops some of many pending logins (MaxStartups), a network loses packets."""
 _PAUSE_S = 0.3
 
 
@@ -121,7 +118,6 @@ class Hosts:
     """The results of logging in to hosts, by name."""
 
     results: Mapping[str, Connection | HostError]
-    """In the order of the targets."""
 
     @property
     def connections(self) -> dict[str, Connection]:
@@ -155,10 +151,8 @@ def run_on_all(
 ) -> dict[str, T | HostError]:
     """Run `job` for each host, all concurrently, and return the results in the order of `connections`.
 
-    The connection of a job that is not done by the deadline is closed, which ends what the job waits for.
-
-    Raises:
-        Exception: any exception of a job other than HostError.
+    The connection of a job that is not done by the deadline is closed, which ends what the job waits for. Raises any
+    exception of a job other than HostError.
     """
     results: dict[str, T | HostError] = {}
     deadline = Deadline(deadline_s)
@@ -209,8 +203,7 @@ def retried(attempt: Callable[[float], T], deadline_s: float, *, also: Collectio
 def _each(items: Iterable[T], job: Callable[[T], None], at_once: int) -> None:
     """Call `job` for each item, in threads that do not keep the program from ending: Ctrl-C returns immediately.
 
-    Raises:
-        BaseException: the first exception of a job; no further job is started then.
+    Raises the first exception of a job; no further job is started then.
     """
     waiting = deque(items)
     lock = threading.Condition()

@@ -1,24 +1,30 @@
-"""The keys for logging in: those of the agent and of the identity files, each read and decrypted once for all hosts."""
+"""The keys for logging in: those of the agent and of the identity files, each read and decrypted once for all hosts.
+
+The agent is asked for its keys and for signatures (draft-ietf-sshm-ssh-agent). paramiko's own client supports only the
+agent of SSH_AUTH_SOCK, but each host may have a different one (IdentityAgent).
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import math
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from topoplan.remote.agent import keys_of
 from topoplan.remote.known_hosts import HostKey
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import TimedOut, within
 
 if TYPE_CHECKING:
-    from paramiko import PKey
+    from paramiko import Message, PKey
 
 Ask = Callable[[str], str | None]
 """Shows a question and returns the answer, which is a secret; None if the user gives none."""
@@ -27,6 +33,9 @@ _AGENT_S = 5.0
 _AGENT_AGAIN_S = 30.0
 """Time after which an agent whose keys were all refused may be asked again."""
 _ASK_AT_MOST = 3
+_REQUEST_IDENTITIES, _IDENTITIES, _SIGN_REQUEST, _SIGNATURE = 11, 12, 13, 14
+_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
+_CERTIFICATE = "-cert-v01@openssh.com"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +57,7 @@ class Access:
     ask: Ask | None = None
     """Asks for the passphrase of a key; never called concurrently. None: encrypted keys are skipped."""
     accept_new: bool = False
-    """Whether to accept and record the key of a host that no known-hosts file names. Changed keys are always
-    refused."""
+    """Whether to accept and record keys of hosts that no known-hosts file names. Changed keys are always refused."""
     on_new_key: Callable[[NewKey], None] = lambda new: None
     """Called for each accepted new key, from the connecting thread."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,7 +65,6 @@ class Access:
     """By file: the key, or why there is none."""
     _agents: dict[Path, list[PKey] | str] = field(default_factory=dict)
     _asked_at: dict[Path, float] = field(default_factory=dict)
-    """When each agent was asked."""
 
     def offers(self, target: Target) -> Iterator[tuple[str, PKey]]:
         """Yield the keys to offer, each with a name for messages, in the order in which ssh offers them.
@@ -78,7 +85,9 @@ class Access:
             if not file.is_file() or _public_blob(file) in offered:
                 continue
             with self._lock:
-                loaded = self._load(file)
+                if file not in self._files:
+                    self._files[file] = _read_key(file, None)
+                loaded = self._files[file]
             if loaded == _ENCRYPTED:
                 encrypted.append(file)
             elif not isinstance(loaded, str) and loaded.asbytes() not in offered:
@@ -97,26 +106,13 @@ class Access:
         return reasons
 
     def refused(self, target: Target) -> None:
-        """Note that no key was accepted.
-
-        During a run of several days the agent may have been restarted or been given its keys again, so it will be asked
-        again.
-        """
+        """Note that no key was accepted: the agent, which may be given others in a long run, is asked again later."""
         with self._lock:
             if target.agent and time.monotonic() - self._asked_at.get(target.agent, math.inf) > _AGENT_AGAIN_S:
                 self._agents.pop(target.agent, None)
 
-    def _load(self, file: Path) -> PKey | str:
-        """Read a key file once. The lock is held."""
-        if file not in self._files:
-            self._files[file] = _read_key(file, None)
-        return self._files[file]
-
     def _decrypt(self, file: Path) -> PKey | str:
-        """Ask for a passphrase.
-
-        The lock is held, so that there is one question at a time and each key is asked for once.
-        """
+        """Ask for a passphrase, with the lock held: there is one question at a time, and one for each key."""
         loaded = self._files[file]
         if loaded != _ENCRYPTED or self.ask is None:
             return loaded
@@ -177,3 +173,77 @@ def _public_blob(file: Path) -> bytes | None:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 return base64.b64decode(candidate.read_text().split()[1])
     return None
+
+
+def keys_of(path: Path) -> list[PKey]:
+    """Return the keys that an agent holds; the connection stays open for signing. Has no time limit of its own.
+
+    Raises OSError if there is no agent, SSHException if the socket is not an agent's or the agent has gone.
+    """
+    agent = _Agent(path)
+    answer = agent.ask(_REQUEST_IDENTITIES, _IDENTITIES, "gives no keys")
+    keys = []
+    for _ in range(answer.get_int()):
+        keys.append(_key_class()(agent, answer.get_binary()))
+        answer.get_binary()  # the key's comment
+    return keys
+
+
+class _Agent:
+    """A connection to an agent: one request and its response at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(str(path))
+        except BaseException:
+            self._socket.close()
+            raise
+        self._answers = self._socket.makefile("rb")
+
+    def ask(self, kind: int, wanted: int, refusal: str, body: bytes = b"") -> Message:
+        """Send a request; return the response. Raises SSHException with `refusal` if it is not of the wanted kind."""
+        from paramiko import Message, SSHException
+
+        with self._lock:
+            self._socket.sendall(struct.pack(">IB", len(body) + 1, kind) + body)
+            head = self._answers.read(5)
+            if len(head) < 5:
+                raise SSHException("the agent has gone")
+            size, answered = struct.unpack(">IB", head)
+            answer = Message(self._answers.read(size - 1))
+        if answered != wanted:
+            raise SSHException(f"the agent {refusal}")
+        return answer
+
+
+@functools.cache
+def _key_class() -> type[Any]:
+    """Return the class, which is created on first use because paramiko is slow to import."""
+    from paramiko import Message, PKey
+
+    class AgentKey(PKey):
+        """A key whose private half only the agent has."""
+
+        public_blob = None
+
+        def __init__(self, agent: _Agent, blob: bytes) -> None:
+            self._agent = agent
+            self._blob = blob
+
+        def asbytes(self) -> bytes:
+            return self._blob
+
+        def get_name(self) -> str:
+            return Message(self._blob).get_text()
+
+        def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Any:
+            question = Message()
+            question.add_string(self._blob)
+            question.add_string(data)
+            question.add_int(_FLAGS.get((algorithm or "").removesuffix(_CERTIFICATE), 0))
+            refusal = "does not sign with this key"
+            return self._agent.ask(_SIGN_REQUEST, _SIGNATURE, refusal, question.asbytes()).get_binary()
+
+    return AgentKey

@@ -99,11 +99,7 @@ def look_up(name: str, files: Iterable[Path]) -> Known:
 
 
 def add(name: str, key: HostKey, file: Path, *, hashed: bool) -> bool:
-    """Append a line for `name`, unless the file has the key already; return whether it was written.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Append a line for `name`, unless the file has the key already; return whether it was. May raise OSError."""
     with _adding:
         if look_up(name, [file]).verdict(key) == "known":
             return False

@@ -69,14 +69,11 @@ def connect(
     `through` is an open connection to the last jump host, to be shared with other targets. The time that the user takes
     to answer `access.ask` does not count.
 
-    Raises:
-        HostError: what failed; `host` is the jump host if that was the reason.
+    Raises HostError: what failed; `host` is the jump host if that was the reason.
     """
     if through is not None:
         through.hold()
-        jump: Jump | None = through
-    else:
-        jump = open_jump(target, access, deadline_s=deadline_s)
+    jump = through or open_jump(target, access, deadline_s=deadline_s)
     try:
         return _log_in(target, access, Deadline(deadline_s), jump)
     except BaseException:
@@ -88,10 +85,7 @@ def connect(
 def open_jump(target: Target, access: Access, *, deadline_s: float = CONNECT_S) -> Jump | None:
     """Connect to the last of the target's jump hosts through the ones before it; None if there are none.
 
-    The caller releases it.
-
-    Raises:
-        HostError: about the jump host that failed.
+    The caller releases it. Raises HostError about the jump host that failed.
     """
     jump: Jump | None = None
     for hop in target.jumps:
@@ -120,7 +114,6 @@ def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | Non
 
 
 def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
-    """Open a channel from the jump host to the target."""
     from paramiko import ChannelException, SSHException
 
     transport = jump.connection.transport
@@ -277,7 +270,6 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
 
 
 def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, deadline: Deadline) -> None:
-    """Offer one key after the other."""
     from paramiko import AuthenticationException, SSHException
 
     offered: list[str] = []

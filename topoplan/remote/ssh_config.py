@@ -35,12 +35,10 @@ class Target:
     """One SSH server and how to log in to it. Targets with the same settings are equal."""
 
     name: str
-    """The user's name for the host, in messages and as the key of results: the spec's address, with `:port` if
-    given."""
+    """The user's name for the host, in messages and results: the spec's address, with `:port` if given."""
     alias: str
     """The address in the spec, by which `ssh` on the command line finds the host's settings."""
     hostname: str
-    """Name or address to connect to."""
     user: str
     port: int = 22
     identity_files: tuple[Path, ...] = ()
@@ -61,13 +59,10 @@ class Target:
     hash_known_hosts: bool = False
     """Whether to write names into the known-hosts file as hashes."""
     strict_host_key_checking: str = "ask"
-    """OpenSSH's value: `yes` and `ask` refuse unknown keys, `accept-new` and `no` accept and record them. Changed keys
-    are always refused.
-    """
+    """`yes` and `ask` refuse unknown keys, `accept-new` and `no` accept and record them; changed ones are refused."""
     connect_timeout_s: float | None = None
     """Time limit for the connection before keys are exchanged; None leaves it to the caller."""
     address_family: str = "any"
-    """any, inet or inet6."""
 
     @property
     def key_name(self) -> str:
@@ -101,8 +96,7 @@ class SshConfig:
     def __init__(self, file: Path | None = None) -> None:
         """Use `file` in place of `~/.ssh/config` and the system's file, as `ssh -F file` does.
 
-        Raises:
-            InputError: the file cannot be read, or a configuration exists without an `ssh` to evaluate it.
+        Raises InputError if it cannot be read, or if a configuration exists without an `ssh` to evaluate it.
         """
         self._home = Path.home()
         own = self._home / ".ssh" / "config"
@@ -126,8 +120,7 @@ class SshConfig:
     def target(self, host: Host) -> Target:
         """Return the target of a host; the spec's user and port override the configuration, as on ssh's command line.
 
-        Raises:
-            InputError: the configuration is wrong, or its jump hosts form a cycle.
+        Raises InputError: the configuration is wrong, or its jump hosts form a cycle.
         """
         alias = _bare(host.address)
         name = alias if host.port is None else f"[{alias}]:{host.port}" if ":" in alias else f"{alias}:{host.port}"
@@ -135,19 +128,12 @@ class SshConfig:
         return replace(target, jumps=self._chain(jump, (name,)))
 
     def targets(self, hosts: Iterable[Host]) -> dict[str, Target]:
-        """Return the targets of hosts by name, in order.
-
-        Raises:
-            InputError: as `target`.
-        """
+        """Return the targets of hosts by name, in order. Raises InputError, as `target`."""
         with ThreadPoolExecutor(8) as pool:
             return {target.name: target for target in pool.map(self.target, hosts)}
 
     def _chain(self, jump: str, trail: tuple[str, ...]) -> tuple[Target, ...]:
-        """Return the hosts that a ProxyJump value leads through.
-
-        As in ssh, only the first host's own ProxyJump counts.
-        """
+        """Return the hosts that a ProxyJump leads through; as in ssh, only the first one's own ProxyJump counts."""
         if not jump:
             return ()
         if jump not in self._hops:

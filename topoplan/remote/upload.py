@@ -21,14 +21,12 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topoplan.remote.connection import Connection, last_line
-from topoplan.remote.programs import program
+from topoplan.remote.connection import Connection, last_line, program
 from topoplan.units import in_seconds
 
 OURS = program("remote", "ours.sh")
 """Shell functions that tell whether a directory belongs to us alone."""
 PUT = OURS + program("remote", "put.sh")
-"""The program that runs on the host."""
 _NO_REASON = b"due to previous errors"
 """The end of tar's last line, which says only that there were other errors."""
 
@@ -69,9 +67,8 @@ def upload(
     A relative `directory` is in the user's home. The last `own_parts` components of its path are directories of ours
     alone; the one that contains them is created if necessary, and may be shared.
 
-    Raises:
-        ValueError: a name is not relative or leads out of the directory, or a component of our own is no valid name.
-        HostError: `command` with the host's message, `lost` or `deadline`. The directory is then absent, or complete.
+    Raises ValueError: a name is not relative or leads out of the directory, or a component of our own is no name.
+    Raises HostError: `command` with the host's message, `lost`, `deadline`. The directory is then absent, or complete.
     """
     whole = {_relative(name): entry if isinstance(entry, File) else File(data=entry) for name, entry in files.items()}
     if not whole:

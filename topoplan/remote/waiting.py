@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 INTERRUPT_LOOK_S = 0.05
-"""Interval at which to check whether the user wants to stop."""
 
 
 class TimedOut(Exception):  # noqa: N818  not an error by itself; the caller knows what it means
@@ -66,10 +65,7 @@ class Call(Generic[T]):
 def within(limit_s: float, job: Callable[[], T]) -> T:
     """Return the result of a call that accepts no time limit, such as a name lookup.
 
-    After the limit its thread is abandoned.
-
-    Raises:
-        Overtime: the limit has passed.
+    After the limit its thread is abandoned. Raises TimedOut.
     """
     call = Call(job)
     if not call.done.wait(limit_s):

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from topoplan.errors import HostError
+from topoplan.errors import HostError, HostProblem
 from topoplan.remote import channel
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline, TimedOut, within
@@ -35,11 +35,9 @@ _TCP_SILENT_S = 3.2
 so that a network outage of 2 s is survived.
 """
 _SSH_SILENT_S = 10.0
-"""A peer whose sshd answers nothing for this long is gone; longer, because a busy machine may be slow to schedule
-it."""
+"""A peer whose sshd answers nothing for this long is gone; longer, as a busy machine may be slow to schedule it."""
 _PROBE_S = 1
-"""Time without traffic after which sshd is asked for a sign of life. From then on the kernel's limit applies as
-well."""
+"""Time without traffic after which sshd is asked for a sign of life; from then on the kernel's limit applies too."""
 _WAKE_S = 0.5
 _SENDING_S = 0.1
 _FIRST_BYTES = 80
@@ -165,11 +163,7 @@ class ProxyWire(Wire):
     """A ProxyCommand's standard input and output."""
 
     def __init__(self, command: str) -> None:
-        """Start the command with the user's shell, as ssh does.
-
-        Raises:
-            OSError: the shell cannot be started.
-        """
+        """Start the command with the user's shell, as ssh does. Raises OSError if that cannot be started."""
         ours, theirs = socket.socketpair()
         # A file, because a pipe could fill up and block the command. It disappears with the last reference to it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -211,8 +205,7 @@ class ProxyWire(Wire):
 def dial(target: Target, deadline: Deadline) -> Wire:
     """Connect to the target itself, without jump hosts: over TCP, or with its ProxyCommand.
 
-    Raises:
-        HostError: unresolved, unreachable, refused, timeout or proxy.
+    Raises HostError: unresolved, unreachable, refused, timeout or proxy.
     """
     if target.proxy_command is not None:
         try:
@@ -245,14 +238,15 @@ def _addresses(target: Target, deadline: Deadline) -> list[Any]:
 
     with contextlib.suppress(OSError):
         return look_up(socket.AI_NUMERICHOST)
+    problem: HostProblem = "unresolved"
     try:
         return within(deadline.left_s, look_up)
     except TimedOut:
         reason, problem = f"no answer within {in_seconds(deadline.total_s)}", "timeout"
     except (OSError, UnicodeError) as error:
-        reason, problem = getattr(error, "strerror", None) or "not a name", "unresolved"
+        reason = getattr(error, "strerror", None) or "not a name"
     raise target.error(
-        "timeout" if problem == "timeout" else "unresolved",
+        problem,
         f"the address of {target.hostname!r} cannot be found: {reason}",
         "check the name, or give an IP address or an alias of the SSH configuration",
     )

@@ -16,10 +16,10 @@ from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
 from topoplan.run import record as records
+from topoplan.run.attempts import is_launch_alive
 from topoplan.run.events import Event, Tell, host_failure
-from topoplan.run.launch_lock import is_launch_alive
 from topoplan.run.measurement import planned
-from topoplan.run.reach import targets_of
+from topoplan.run.outcome import targets_of
 from topoplan.run.reachability import REFUSALS
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Outcome, Session

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import posixpath
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from topoplan.bundle.node_script import GOES_ON
 from topoplan.errors import HostError, HostProblem, InputError
@@ -18,10 +21,9 @@ from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
 from topoplan.run.failure import Failure
 from topoplan.run.launch import LaunchSession, called_on_host
-from topoplan.run.launch_lock import launch_lock
 from topoplan.run.outcome import grace_of_stop_s
 from topoplan.run.reachability import duration_text
-from topoplan.run.record import Attempt, NodeRecord
+from topoplan.run.record import Attempt, RunRecord
 from topoplan.run.session import Outcome
 from topoplan.run.watched import WatchedNode
 
@@ -32,9 +34,7 @@ RETRYABLE_KINDS = frozenset(
         *("gpu-broken", "gpu-fault"),
     }
 )
-"""Kinds of causes that another start may not meet again: a lost host, rank or link. A fault in the input, the software,
-a disk or the memory will occur again.
-"""
+"""Kinds of causes that another start may not meet again; a fault in input, software, disks or memory will recur."""
 _HEAD_BYTES = 256 * 1024
 """Size of the beginning of a log, in which the node script says where the trainer resumes."""
 _CHECKED_EVENTS = 5
@@ -44,7 +44,6 @@ _RECHECK_S = 1.0
 _MAY_RECOVER: frozenset[HostProblem] = frozenset(
     {"unresolved", "unreachable", "refused", "timeout", "proxy", "banner", "lost", "deadline"}
 )
-"""Problems with a host that may be gone some time later."""
 _RESUMES = re.compile(rf"^node-[0-9]+\.sh: {re.escape(GOES_ON)} .*?(?P<step>[0-9]{{1,12}})$", re.MULTILINE)
 
 
@@ -67,12 +66,6 @@ def lost_steps(attempts: Sequence[Attempt], last_first_step: int | None) -> int:
     """Return steps that had to be repeated. `last_first_step` is the first step of the last attempt."""
     begins = [*(attempt.first_step for attempt in attempts[1:]), last_first_step]
     return sum(max(0, (one.last_step or 0) - (step or 0)) for one, step in zip(attempts, begins, strict=True))
-
-
-def _new_directory(run_dir: str) -> str:
-    """Return another directory for the same run on the same host."""
-    parent, name = posixpath.split(run_dir)
-    return posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
 
 
 class RetryingLaunch(LaunchSession):
@@ -118,10 +111,7 @@ class RetryingLaunch(LaunchSession):
         return replace(outcome, attempts=attempts, lost_steps=lost)
 
     def _is_worth_another(self, outcome: Outcome) -> bool:
-        """Whether to restart the run.
-
-        Only if all nodes are known to have started: a pending start could otherwise happen later.
-        """
+        """Whether to restart: only if all nodes are known to have started, as a pending start could happen later."""
         return (
             outcome.end == "failed"
             and len(self._record.attempts) < self._settings.retries
@@ -153,14 +143,7 @@ class RetryingLaunch(LaunchSession):
             if not waits:
                 self._tell_of_waiting(outcome.errors, "the restart waits until all hosts are reachable")
             if outcome.end != "refused":
-                self._record = records.update(
-                    self._run,
-                    nodes=self._nodes_in_new_directories(),
-                    state="starting",
-                    code=None,
-                    ended=None,
-                    reason="",
-                )
+                self._record_new_start()
             waits = True
             time.sleep(_RECHECK_S)
             ended = self._wait_until_nothing_is_left(replace(failed, errors={}))
@@ -184,16 +167,19 @@ class RetryingLaunch(LaunchSession):
         finally:
             self._tell = tell
 
-    def _nodes_in_new_directories(self) -> tuple[NodeRecord, ...]:
-        """Return the nodes with new run directories."""
-        nodes = self._record.nodes
-        return tuple(replace(node, run_dir=_new_directory(node.run_dir), started=None, code=None) for node in nodes)
+    def _record_new_start(self, **changes: Any) -> None:
+        nodes = []
+        for node in self._record.nodes:
+            parent, name = posixpath.split(node.run_dir)
+            run_dir = posixpath.join(parent, called_on_host(name.rpartition("-")[0]))
+            nodes.append(replace(node, run_dir=run_dir, started=None, code=None))
+        fresh: dict[str, Any] = {"nodes": tuple(nodes), "state": "starting", "code": None, "ended": None, "reason": ""}
+        self._record = records.update(self._run, **fresh, **changes)
 
     def _tell_of_waiting(self, errors: Mapping[str, HostError], until: str) -> None:
         hosts = ", ".join(f"{name} ({error.what})" for name, error in errors.items())
-        self._tell(
-            Event(kind="note", text=f"{until}; waiting up to {duration_text(self._settings.back_s)} for {hosts}")
-        )
+        text = f"{until}; waiting up to {duration_text(self._settings.back_s)} for {hosts}"
+        self._tell(Event(kind="note", text=text))
 
     def _wait_until_nothing_is_left(self, failed: Outcome) -> Outcome | None:
         """Wait until no process of the run is left; return an outcome if the run is stopped or the wait is in vain."""
@@ -240,10 +226,45 @@ class RetryingLaunch(LaunchSession):
         text = f"{reason}; restarting the run, {count} of {self._settings.retries}"
         self._step("again", text, attempt=count, node=failure.node, host=failure.host)
         # In one step: a process that is also watching reads the record as soon as there is one more attempt.
-        attempts, nodes = (*known.attempts, attempt), self._nodes_in_new_directories()
-        self._record = records.update(
-            self._run, nodes=nodes, attempts=attempts, state="starting", code=None, ended=None, reason=""
-        )
+        self._record_new_start(attempts=(*known.attempts, attempt))
 
     def _resumed_at_step(self) -> int | None:
         return resumed_at_step(self._record.log(self._record.nodes[0]))
+
+
+def _lock_file(record: RunRecord) -> Path:
+    return record.directory() / "launch.lock"
+
+
+@contextlib.contextmanager
+def launch_lock(record: RunRecord) -> Iterator[None]:
+    """Let other processes see that this one manages the run; the system releases the lock when this one ends.
+
+    Without effect where files cannot be locked.
+    """
+    handle = None
+    try:
+        with contextlib.suppress(OSError):
+            handle = os.open(_lock_file(record), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def is_launch_alive(record: RunRecord) -> bool:
+    """Whether another process manages the run, and may restart it."""
+    try:
+        handle = os.open(_lock_file(record), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several checks may run at once
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False

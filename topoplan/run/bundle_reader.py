@@ -43,7 +43,6 @@ class BundleNode:
     """Number of the node, from 0: its `--node_rank`."""
     host: Host
     script: str
-    """File name of the script in the bundle."""
 
     @property
     def name(self) -> str:
@@ -59,7 +58,6 @@ class Bundle:
     draft: Draft
     """What the bundle was made from: spec, plan, and the trainer's own files."""
     nodes: tuple[BundleNode, ...]
-    """In the order of their numbers."""
     files: Mapping[str, bytes]
     """Content by name of all files that a node may need; `files_of` selects those for one node."""
     edited: tuple[str, ...] = ()
@@ -148,7 +146,7 @@ def _bundle_directory(directory: Path) -> Path:
 
 
 def _hosts(cluster: Cluster, directory: Path) -> tuple[tuple[Host, ...], SpecError | None]:
-    """Return the hosts of the plan and no error, or placeholders and the error for a plan without hosts."""
+    """Return the hosts of the plan, or placeholders and the error for a plan without hosts."""
     if cluster.hosts:
         return cluster.hosts, None
     error = SpecError(
@@ -232,10 +230,8 @@ def _compare(hosts: Source, planned: Mapping[str, Any]) -> None:
 def choose_nodes(bundle: Bundle, nodes: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
     """Check that a selection of hosts keeps all that the plan needs: the scripts contain the number of nodes.
 
-    Both selections accept numbers (`0`), ranges (`0-3`), names (`node-00`) and addresses, also separated by commas.
-
-    Raises InputError for an entry that names no host, and for a selection that leaves some out; the error says what
-    would fit.
+    An entry is a number (`0`), a range (`0-3`), a name (`node-00`) or an address; entries may be separated by commas.
+    Raises InputError for one that names no host, and for a selection that leaves some out, with what would fit.
     """
     wanted = _numbers(bundle, nodes, "--nodes")
     without = _numbers(bundle, exclude, "--exclude")

@@ -40,9 +40,7 @@ class Cause:
 
 
 def _cause(kind: str, pattern: str, cause: str, remedy: str, source: str, weight: Weight = Weight.CAUSE) -> Cause:
-    return Cause(
-        kind=kind, weight=weight, pattern=re.compile(pattern), cause=cause, remedy=remedy, source=source
-    )  # fmt: skip
+    return Cause(kind=kind, weight=weight, pattern=re.compile(pattern), cause=cause, remedy=remedy, source=source)
 
 
 _LESS_MEMORY = (
@@ -96,9 +94,8 @@ CAUSES: tuple[Cause, ...] = (
     # ---------------------------------------------------------------------------------------------- memory and disk
     _cause(
         "gpu-memory",
-        r"CUDA out of memory\. Tried to allocate (?P<wanted>[0-9.]+ [KMG]iB)[. ]*\(?GPU (?P<gpu>[0-9]+)"
-        r"(?: has a total capaci?ty of|;) (?P<total>[0-9.]+ [KMG]iB)(?: of which (?P<free>[0-9.]+ (?:[KMG]iB"
-        r"|bytes)) is free)?",
+        r"CUDA out of memory\. Tried to allocate (?P<wanted>[0-9.]+ [KMG]iB)[. ]*\(?GPU (?P<gpu>[0-9]+)(?: has a"
+        r" total capaci?ty of|;) (?P<total>[0-9.]+ [KMG]iB)(?: of which (?P<free>[0-9.]+ (?:[KMG]iB|bytes)) is free)?",
         "CUDA out of memory on GPU {gpu}: {wanted} more did not fit in its {total}{free:, with %s free}",
         _LESS_MEMORY,
         "pytorch#16417 (2.x), pytorch#59778 (1.x)",
@@ -233,13 +230,11 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "gpu-fault",
-        r"(?:CUDA error: |Cuda failure (?:[0-9]+ )?')(?P<what>an illegal memory access was encountered"
-        r"|misaligned address"
-        r"|unspecified launch failure|device-side assert triggered|an illegal instruction was encountered)",
+        r"(?:CUDA error: |Cuda failure (?:[0-9]+ )?')(?P<what>an illegal memory access was encountered|misaligned"
+        r" address|unspecified launch failure|device-side assert triggered|an illegal instruction was encountered)",
         "a kernel failed: {what}",
-        "run once with CUDA_LAUNCH_BLOCKING=1 to see which; a wrong token id or label, a kernel of another"
-        " version and a"
-        " failing GPU all look like this",
+        "run once with CUDA_LAUNCH_BLOCKING=1 to see which; a wrong token id or label, a kernel of another version"
+        " and a failing GPU all look like this",
         "InternLM/lmdeploy#3258, pytorch#131755",
     ),
     # ---------------------------------------------------------------------------------------------- start and network
@@ -303,9 +298,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "interface",
-        r"Bootstrap : no socket interface found|no NCCL_SOCKET_IFNAME interface found"
-        r"|Unable to find address for: ?(?P<name>\S+)"
-        r"|connecting to address\s+with family [0-9]+ is neither",
+        r"Bootstrap : no socket interface found|no NCCL_SOCKET_IFNAME interface found|Unable to find address for:"
+        r" ?(?P<name>\S+)|connecting to address\s+with family [0-9]+ is neither",
         "the network interface for NCCL or gloo is not on that machine{name:: %s}",
         "correct socket_interface of that host in the spec (`ip -br addr` lists them) and generate again",
         "nccl/src/bootstrap.cc; nccl#1837; gloo/transport/tcp/device.cc",
@@ -381,9 +375,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "version",
-        r"(?:ImportError|PackageNotFoundError"
-        r"|VersionConflict).*?(?P<what>\S+ is required for a normal functioning of this module,"
-        r" but found \S+)",
+        r"(?:ImportError|PackageNotFoundError|VersionConflict).*?(?P<what>\S+ is required for a normal functioning of"
+        r" this module, but found \S+)",
         "a package has another version: {what}",
         _VERSIONS,
         "transformers/utils/versions.py",
@@ -415,9 +408,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "dataset",
-        r"Undefined dataset (?P<name>\S+) in|File (?P<file>\S+) not found\."
-        r"|Cannot open (?P<info>\S*dataset_info\S*) due to"
-        r"|Cannot find valid samples",
+        r"Undefined dataset (?P<name>\S+) in|File (?P<file>\S+) not found\.|Cannot open (?P<info>\S*dataset_info\S*)"
+        r" due to|Cannot find valid samples",
         "the data set cannot be read{name:: no %s in dataset_info.json}{file:: no %s}{info:: %s}",
         _DATA,
         "llamafactory/data/parser.py and loader.py; llamafactory#7703",
@@ -431,9 +423,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "model",
-        r"No valid config found in (?P<path>.+)|Model (?P<kind>\S+) is not supported by mcore_adapter"
-        r"|(?:Incorrect path_or_model_id|Repo id must (?:be|use)"
-        r"|is not a local folder and is not a valid model).*?(?P<id>'[^']+')?",
+        r"No valid config found in (?P<path>.+)|Model (?P<kind>\S+) is not supported by mcore_adapter|(?:Incorrect"
+        r" path_or_model_id|Repo id must (?:be|use)|is not a local folder and is not a valid model).*?(?P<id>'[^']+')?",
         "the model cannot be read{path:: no config.json in %s}{kind:: the adapter has no %s}",
         "download the model to the path in train.yaml on every node (the adapter reads no hub ids)",
         "mcore_adapter/models/auto/config_auto.py; llamafactory/train/mca/workflow.py; transformers/utils/hub.py",

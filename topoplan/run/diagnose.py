@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 from topoplan.bundle.node_script import GOES_ON
 from topoplan.run.causes import CAUSES, HANG, HOST_MEMORY, SHM, Cause, Weight
 from topoplan.run.progress import Progress
-from topoplan.run.rank_lines import LONGEST, RankLine, rank_line
-from topoplan.run.waited_for import WaitedFor, waited_for
+from topoplan.run.rank_lines import LONGEST, RankLine, WaitedFor, rank_line, waited_for
 from topoplan.units import in_seconds, named
 
 _LINES = 1000
-"""Number of last lines that are read per node."""
 _EVIDENCE_LINES = 5
 _EVIDENCE_CHARS = 300
 _STEPS_AFTER = 3
@@ -46,7 +44,6 @@ _REPORTED_CODE = re.compile(r"\s*exitcode\s*: (?P<code>-?[0-9]{1,9}) \(pid")
 _AGENT = re.compile(r"[WEIF][0-9]{4} [0-9:.]+ [0-9]+ .*torch/distributed/(?:elastic|run)")
 _SCRIPT = re.compile(rf"(?P<script>node-[0-9]+\.sh): (?!note: |{GOES_ON} )(?P<message>.+)")
 _REFUSED = 2
-"""Exit code of a node script that refuses to start the trainer."""
 _ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _FOR_WANT_OF_A_RANK = ("nccl-timeout", "nccl-peer", "abort", "terminated")
 """Kinds of failures that the absence of another rank brings about."""
@@ -65,7 +62,6 @@ class Diagnosis:
     cause: str
     """The likely cause, as a phrase without a full stop."""
     remedy: str
-    """What to do; may be empty."""
     evidence: tuple[str, ...]
     """The log lines that support the cause, in log order."""
     certain: bool
@@ -74,8 +70,6 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A possible reason for a node's end."""
-
     weight: Weight
     kind: str
     cause: str
@@ -84,9 +78,7 @@ class _Found:
     local: int | None = None
     rank: int | None = None
     place: int = 0
-    """Line number, for sorting."""
     is_exception: bool = False
-    """Whether the line ends a traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +89,6 @@ class _Report:
     local: int
     code: int | None
     words: str
-    """The report's line on the exit code."""
 
 
 def diagnose(
@@ -113,9 +104,9 @@ def diagnose(
 
     `tails` are the last lines of each node. `codes` are the exit codes of the nodes that have ended, and of no others
     (None: the node left no code); a negative code, or one above 128, is a signal. `ended_at_s` uses one clock for all
-    nodes. `lost` describes nodes that cannot be reached any more. A lost node is not to blame if the others have
-    trouble with peers that are still running, which are recognized by their `addresses`. Leave out everything after the
-    job was told to stop: those ends are not failures.
+    nodes. `lost` describes nodes that cannot be reached any more; such a node is not to blame if the others have
+    trouble with peers that still run, recognized by their `addresses`. Leave out what came after the job was told to
+    stop.
     """
     ended_at_s, lost = ended_at_s or {}, lost or {}
     named = _peers_in_trouble(tails, addresses or {}) if lost else set()
@@ -178,7 +169,6 @@ def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int
 
 
 def _report(lines: Sequence[RankLine]) -> _Report | None:
-    """Return the last report of torchrun in the lines."""
     start = next((place for place in reversed(range(len(lines))) if lines[place].text.startswith(_ROOT)), None)
     if start is None:
         return None
@@ -211,10 +201,7 @@ def _of_an_ended_node(lines: Sequence[RankLine], report: _Report | None, code: i
 
 
 def _refusal(lines: Sequence[RankLine]) -> _Found | None:
-    """Return the refusal in the last line of a node script that ended with 2: what is wrong, a semicolon, what to do.
-
-    A trainer may end with 2 too.
-    """
+    """Return what a node script that ended with 2 says in its last line: the reason, a semicolon, what to do."""
     place = next((place for place in reversed(range(len(lines))) if lines[place].text.strip()), None)
     match = None if place is None else _SCRIPT.match(lines[place].text)
     if place is None or match is None:
@@ -347,7 +334,6 @@ def _found(cause: Cause, match: re.Match[str], lines: Sequence[RankLine], place:
 
 
 def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
-    """Return the finding for a traceback whose exception matches no pattern."""
     line = lines[end]
     match = _EXCEPTION.match(line.text)
     if match is None or match["type"].endswith(_NOT_THE_CAUSE):
@@ -373,8 +359,7 @@ def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
 def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
     """Return the first and last line of each traceback, and whether it is not merely the reason of a later one.
 
-    Tracebacks of several ranks may be interleaved. A long one may have lost its beginning, and one of a SyntaxError has
-    none.
+    Those of several ranks may be interleaved; a long one may lack its beginning, and one of a SyntaxError has none.
     """
     starts: dict[tuple[int | None, int | None], int] = {}
     ends: dict[tuple[int | None, int | None], int] = {}
@@ -430,7 +415,6 @@ def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str,
 
 
 def _is_other(text: str) -> bool:
-    """Whether this line begins something else."""
     return bool(_AGENT.match(text)) or text.startswith((*_TRACEBACKS, *_BETWEEN))
 
 

@@ -32,20 +32,14 @@ from topoplan.units import GIB, in_seconds
 _WARM_UP = 5
 """Steps after the first one seen during which kernels are compiled and the allocator fills."""
 _LEAST_S = 60.0
-"""A shorter stretch is not reported."""
 _ALLOWANCE, _THRESHOLD, _LARGEST = 0.5, 12.0, 3.0
-"""Parameters of the cumulative sum, in standard deviations: the allowance per interval, the threshold for a report, and
-the most that one interval adds. With a mean at the very end of the band, a false report takes a million intervals on
-average (Siegmund 1985, (2.57)).
-"""
+"""In standard deviations: the allowance per interval, the threshold for a report, the most that one interval adds. With
+a mean at the very end of the band, a false report takes a million intervals on average (Siegmund 1985, (2.57))."""
 _SCATTER = 30
-"""Number of recent intervals from which the standard deviation is estimated."""
 _LEAST_SCATTER = 0.02
 """Smallest standard deviation, as a fraction of the bound: intervals are not timed more precisely."""
 _REFERENCE_INTERVALS = 20
-"""Number of intervals that serve as the reference if nothing is predicted."""
 _REFERENCE_FACTOR = 1.25
-"""Factor over the reference above which a step is too long."""
 _RISES, _GROWTH = 3, 1.02
 """Memory counts as growing if its peak has risen this many times since the first steps, and by this factor."""
 _DATA_SHARE = 0.5
@@ -54,10 +48,8 @@ _PEEK_EVERY_S = 60.0
 
 
 def reserved_prediction(spec: Spec, plan: Plan) -> tuple[float, float]:
-    """Return the bytes that PyTorch's allocator is predicted to reserve on the GPU that is logged, and their band.
-
-    The band is its half width, as a fraction.
-    """
+    """Return the bytes that PyTorch is predicted to reserve on the GPU that is logged, and their band, as a
+    fraction."""
     of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_rank_0
     _, reserved_bytes = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
     return reserved_bytes, plan.memory.band
@@ -69,7 +61,6 @@ class _Stretch:
 
     level: float = 0.0
     since: int = 0
-    """Number of the first step in the stretch."""
     steps: int = 0
     seconds: float = 0.0
 
@@ -113,8 +104,8 @@ class DriftDetector:
         """Start without any data.
 
         `progress` must have read all lines that are passed to `read`. `band_s` and `memory` are the prediction, if
-        there is one. `note` receives each reported drift, for the run's record. `peek` fetches from the first node the
-        last lines of a file in which the trainer logs more than it prints.
+        there is one. `note` receives each reported drift. `peek` fetches from the first node the end of a file in which
+        the trainer logs more than it prints.
         """
         self._progress, self._band_s, self._memory_prediction = progress, band_s, memory
         self._logs = logs or [trainer.log for trainer in TRAINERS]
@@ -186,7 +177,6 @@ class DriftDetector:
             self._data.append((step, data_s))
 
     def _new_intervals(self) -> list[Interval]:
-        """Return the new intervals that count."""
         found = [one for one in self._progress.intervals if one.last > self._seen]
         if found and self._first is None:
             self._first = found[0].last - found[0].steps
@@ -253,10 +243,7 @@ class DriftDetector:
         return (f"data loading: each step waits {in_seconds(now_s)} for samples{was}",)
 
     def _check_memory(self) -> Drifted | None:
-        """Return the drift of memory beyond its band.
-
-        The logged value is a peak that only rises, so the drift is reported immediately.
-        """
+        """Return the drift of memory beyond its band; the logged peak only rises, so it is reported immediately."""
         if self._memory_prediction is None or self._is_memory_told or not self._peaks:
             return None
         peaks, (predicted, width) = list(self._peaks), self._memory_prediction()

@@ -41,7 +41,6 @@ class Event:
     status: Status | None = None
     """Only for `progress`: the status of the training."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Further data for programs."""
 
 
 def host_failure(node: str, error: HostError) -> Event:

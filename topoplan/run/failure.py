@@ -24,15 +24,11 @@ FAILED = 1
 LATE_OUTPUT_S = 0.2
 """Wait after a failure for output that other nodes wrote before it to arrive: it may name the cause."""
 ORIGINAL_FAILURE_S = 5.0
-"""Wait for the original failure after one that looks like a consequence: torchrun on the node that failed first is
-still ending other ranks, and the loss of a host is noticed only after some seconds.
-"""
+"""Wait for the original failure after one that looks like a consequence: torchrun there may still be ending other
+ranks, and the loss of a host is noticed only after some seconds."""
 REACHABLE_S = 25.0
-"""Wait for hosts that were out of sight before the failure to be seen again: their output may be older than the
-failure. Long enough for one login attempt.
-"""
+"""Wait for hosts that were out of sight before the failure: their output may be older. Enough for one login attempt."""
 DISKS_S = 8.0
-"""Timeout for a host to check its disks."""
 _NOTICED_S = 5.0
 """Longest delay until the loss of a host is noticed."""
 
@@ -43,13 +39,11 @@ class Failure:
 
     node: str
     host: str
-    """Address of the node's host."""
     what: str
     """How the node failed, such as `ended with exit code 1`."""
     code: int | None = None
     diagnosis: Diagnosis | None = None
     tail: tuple[str, ...] = ()
-    """The last lines of the node's log."""
     log: Path | None = None
     stacks: tuple[str, ...] = ()
     """If the run had gone quiet before, the lines that show where its ranks were in their programs."""
@@ -66,9 +60,9 @@ def first_cause(
     """Return the first failure and the exit code of the run, after giving the cause time to appear.
 
     Call this once a node has failed. Among failures at nearly the same time, the one that explains the others counts,
-    even if it happened on a host that cannot be seen yet. Waiting ends as soon as `leave` returns true. If nothing
-    explains the failure, the host is asked for full disks, because a job on a full disk cannot log its error; likewise
-    if a line reports a full disk, because it seldom says which one.
+    even on a host that cannot be seen yet. Waiting ends as soon as `leave` returns true. The host is asked for full
+    disks if nothing explains the failure, as a job on one cannot log its error, or if a line reports one, as it seldom
+    says which.
     """
     found = _first_cause(watch, ranks_per_node, tell, leave)
     node = next((one for one in watch.nodes if found is not None and one.name == found[0].node), None)
@@ -163,7 +157,6 @@ def hang_failure(watch: Watch, *, ranks_per_node: int | None) -> Failure:
 
 
 def _what_happened(node: WatchedNode, diagnosis: Diagnosis | None) -> str:
-    """Return what happened to a node whose end has not been seen."""
     if diagnosis is not None and diagnosis.kind == "hang":
         return "one of its ranks hangs or is far behind"
     if node.unreachable is not None:
@@ -211,8 +204,8 @@ def _wait_for_hosts(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None
 def first_failure(nodes: Sequence[WatchedNode], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
     """Return the first failure and the exit code of the run; None while no node has failed.
 
-    A host that cannot be seen is to blame if nothing visible explains the failure of the others better. Call this
-    before the other nodes are stopped: how those end then is not a failure.
+    A host that cannot be seen is to blame if nothing visible explains the others' failure better. Call this before the
+    other nodes are stopped: how those end then is not a failure.
     """
     failed = [node for node in nodes if node.failed]
     if not failed:

@@ -1,21 +1,27 @@
 """Find a node's job, repeatedly while its host cannot be seen, and follow its log from where it stopped.
 
 Each query to a host runs in a thread of its own; the watching thread takes the answers and is woken for each.
+
+The local copy of a log is the beginning of the host's log, byte for byte. Several processes may watch a run at the same
+time, but only the one that holds the lock on the copy appends to it; the system releases the lock when it ends.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Bell, Connection, Stream
 from topoplan.remote.ssh import CONNECT_S
-from topoplan.run.log_copy import LogCopy
 from topoplan.run.node import NodeState, follow_node, node_state, tail_offsets
 from topoplan.run.reachability import REFUSALS
 from topoplan.run.shown import KEEP_LINES, ShownLines
@@ -24,14 +30,11 @@ from topoplan.run.watched import WatchedNode
 MOST_BEHIND_BYTES = 64 * 2**20
 """A local copy that lacks more than this is not continued: a user who attaches to a run wants to see it now."""
 _ANSWER_S = 15.0
-"""Timeout for a host to report the state of its job."""
 _EMPTY_EVERY_S = 0.5
 _TRY_S = 5.0
 """Timeout of the first login attempt to a host that is gone; each further one gets twice as long, up to `CONNECT_S`."""
 _PAUSE_S = 0.5
-"""First pause between attempts. It grows, with random jitter per host; once one host is back, all are retried
-immediately.
-"""
+"""First pause between attempts. It grows, with jitter per host; once one host is back, all are retried."""
 _PAUSE_AT_MOST_S = 10.0
 _PAUSE_REFUSED_S = 60.0
 """Pause between attempts at a host that answers but refuses the login: some ban clients that try too often."""
@@ -40,6 +43,53 @@ _STARTING_S = 3.0
 
 Reconnect = Callable[[str, float], Connection]
 """Logs in again to the host of a node within the given number of seconds; raises HostError."""
+
+
+class LogCopy:
+    """A local copy that this process appends to."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self._handle = handle
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """Open the copy, creating it if necessary; None if another process appends to it. May raise OSError."""
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:
+            os.close(handle)
+            raise
+        return cls(path, handle)
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes of the log in the copy."""
+        return os.fstat(self._handle).st_size
+
+    def read(self, start: int) -> bytes:
+        """Return the bytes of the copy from `start` on."""
+        parts = []
+        while part := os.pread(self._handle, 2**20, start):
+            parts.append(part)
+            start += len(part)
+        return b"".join(parts)
+
+    def add(self, data: bytes) -> None:
+        """Append to the copy. After an OSError, what was written before is still a beginning of the log."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._handle, view) :]
+
+    def close(self) -> None:
+        """Let another process append to the copy. May be called repeatedly."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +128,6 @@ class FollowedLog:
     lines: ShownLines = field(default_factory=ShownLines)
     stream: Stream | None = None
     answers: deque[NodeAnswer] = field(default_factory=deque)
-    """Answers that were not handled yet."""
     shown_from: int = 0
     """Log offset before which bytes are kept but not shown."""
     has_start: bool = False

@@ -83,7 +83,6 @@ class LaunchSession(Session):
         self._bundle, self._planned = bundle, bundle.draft
         self._preflight, self._secrets = preflight, secrets
         self._all_started = True
-        """Whether every host has confirmed its start."""
 
     @property
     def _stops_on_failure(self) -> bool:
@@ -128,7 +127,7 @@ class LaunchSession(Session):
 
     def _reach(self) -> Outcome | None:
         self._step("connect", f"connecting to {_hosts(len(self._bundle.nodes))}")
-        errors = self._connect(self._host_failed).errors
+        errors = self._connect(lambda name, error: self._tell(host_failure(name, error))).errors
         return Outcome(end="refused", code=FAILED, errors=errors) if errors else None
 
     def _check(self) -> Outcome | None:
@@ -179,7 +178,7 @@ class LaunchSession(Session):
         if not errors:
             return None
         for name, error in errors.items():
-            self._host_failed(name, error)
+            self._tell(host_failure(name, error))
         self._clean_up()
         self._update_record("failed", FAILED, reason=str(next(iter(errors.values()))))
         return Outcome(end="failed", code=FAILED, run=self._run, errors=errors)
@@ -209,7 +208,7 @@ class LaunchSession(Session):
             self._all_started = not unreachable
             return None
         for name, error in errors.items():
-            self._host_failed(name, error)
+            self._tell(host_failure(name, error))
         left = self._stop_all()
         first, error = next(iter(errors.items()))
         self._update_record("failed", FAILED, reason=str(error), left=tuple(left))
@@ -313,20 +312,14 @@ class LaunchSession(Session):
         draft, count = self._bundle.draft, len(self._bundle.nodes)
         if count == 1 or draft.master_address is None:
             return None
-        token, grace_s = secrets.token_hex(16), self._settings.grace_s
-        return Peers(
-            nodes=count, address=draft.master_address, port=draft.master_port, token=token, grace_s=grace_s
-        )  # fmt: skip
+        address, port, token = draft.master_address, draft.master_port, secrets.token_hex(16)
+        return Peers(nodes=count, address=address, port=port, token=token, grace_s=self._settings.grace_s)
 
     def _files_of(self, place: NodeRecord) -> dict[str, bytes]:
         return self._bundle.files_of(self._bundle.nodes[place.node])
 
-    def _host_failed(self, name: str, error: HostError) -> None:
-        self._tell(host_failure(name, error))
-
 
 def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
-    """Return the record of a new run, with its id and its directory on each host."""
     run_id = records.new_run_id(bundle.run)
     return RunRecord(
         run_id=run_id,
@@ -358,10 +351,7 @@ def called_on_host(run_id: str) -> str:
 
 
 def runs_directory_on(target: Target) -> str:
-    """Return the name of the directory of all runs on a host, below its workdir or the user's home.
-
-    Each user has a separate one, because several users may share a workdir.
-    """
+    """Return the name of the user's directory of runs on a host, below its workdir (others may share that) or home."""
     return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
 
 

@@ -122,7 +122,8 @@ def trainer_file(
 
 
 def path_of_file(bundle: Path, run_dir: str, spec: Spec, plan: Plan) -> str:
-    """Return path of the trainer's log file on the first node; empty if it writes none. Raises KeyError, InputError."""
+    """Return the path of the trainer's log file on the first node, empty if it has none. Raises KeyError,
+    InputError."""
     if not (name := _file_of(plan)):
         return ""
     workdir = spec.cluster.hosts[0].workdir if spec.cluster.hosts else None
@@ -158,10 +159,7 @@ def _telling(file: BinaryIO) -> Iterator[bytes]:
 
 
 def measured_words(found: Measurement) -> str:
-    """Describe a measurement.
-
-    `a step took 1.05 s (38 steps), 12% more than predicted, outside of the band of 0.84 to 1.03 s; ...`.
-    """
+    """Describe a measurement: `a step took 1.05 s (38 steps), 12% more than predicted, within the band of ...`."""
     low, high = found.band_s
     words = (
         f"a step took {found.step_s:.3g} s ({found.steps} steps), {_more(found.step_s, found.predicted_step_s)},"

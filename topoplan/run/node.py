@@ -29,11 +29,8 @@ from topoplan.run.shown import shown_line
 
 State = Literal["running", "ended", "gone", "never-started", "rebooted"]
 Directory = Literal["there", "gone", "closed", "foreign", "damaged"]
-"""The condition of a run directory.
-
-`gone`: it does not exist, or is not where we may look. `closed`: it cannot be entered. `foreign`: others have access to
-it, so its contents are not trusted. `damaged`: its record of the start is not what topoplan wrote.
-"""
+"""The condition of a run directory. `gone`: it does not exist, or is not where we may look. `closed`: it cannot be
+entered. `foreign`: others have access to it, so it is not trusted. `damaged`: its record of the start is not ours."""
 
 READ_ONLY = "a file system has become read-only"
 SETTLE_S = 5.0
@@ -46,16 +43,12 @@ class NodeState:
     """The state of a node's job."""
 
     state: State
-    """`gone`: the job ended without an exit code, because its first process was killed too. `rebooted`: the machine was
-    restarted while the job ran.
-    """
+    """`gone`: without an exit code, as the first process was killed too. `rebooted`: the machine was, meanwhile."""
     code: int | None = None
     """Exit code of the script, 128 + N if signal N ended it; None unless `ended`."""
     log_bytes: int = 0
     pids: tuple[int, ...] = ()
-    """Process ids of the job in whatever session they are; after the job has ended, of the processes that it left
-    running.
-    """
+    """Process ids of the job in whatever session; after its end, of the processes that it left running."""
     started: Started | None = None
     """None if the job was never started."""
     elapsed_s: int | None = None
@@ -63,7 +56,6 @@ class NodeState:
     ended_s_ago: float | None = None
     """Seconds since the end; None unless `ended`."""
     directory: Directory = "there"
-    """Condition of the run directory."""
     stopped: str = ""
     """If the host ended this job because another node failed: which node, and how, such as `node-02 failed`."""
 
@@ -83,7 +75,6 @@ class SuspectProcess:
     since_unix_s: int
     """When the process was started, by the host's clock."""
     command: str
-    """The beginning of its command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +82,7 @@ class Stopped:
     """The result of stopping a job."""
 
     was_running: bool
-    """Whether any process of the job was there."""
     left: tuple[int, ...]
-    """Ids of processes that are still there."""
     code: int | None
     """Exit code of the script; None if it left none."""
     suspects: tuple[SuspectProcess, ...] = ()
@@ -118,7 +107,6 @@ class Peers:
     port: int
     """The master port, until the trainer takes it."""
     token: str
-    """Shared secret by which the supervisors recognize each other."""
     meet_s: float = 15.0
     """Longest wait for all supervisors to meet; jobs are then started without full supervision."""
     end_after_s: float = 20.0
@@ -126,7 +114,6 @@ class Peers:
     lost_s: float = 900.0
     """Time without a sign of life after which a machine counts as gone."""
     grace_s: float = 10.0
-    """Time from SIGTERM to SIGKILL."""
 
     def lines(self, node: int, run_dir: str) -> str:
         """Return the two lines of standard input for a node's supervisor: its program and its configuration."""
@@ -152,15 +139,12 @@ def start_node(
 ) -> Started:
     """Start `script`, a file in `run_dir`, with bash; it runs there without a terminal, detached from this process.
 
-    `environment` is exported before the script runs. It goes to the host over standard input and is written to no file
-    there. `files` are the uploaded files: nothing is started unless each still has that content, in a directory that
-    nobody else can change. `supervision` is the result of `Peers.lines`, and `python` is an interpreter for a host
-    without python3.
+    `environment` is exported before the script runs; it goes to the host over standard input, and into no file there.
+    Nothing is started unless each of `files`, which were uploaded, still has that content in a directory that nobody
+    else can change. `supervision` is the result of `Peers.lines`; `python` is for a host without python3.
 
-    Raises:
-        ValueError: a name in `environment` is not a valid variable name.
-        HostError: `command`: nothing was started. `lost` or `deadline`: the job may have been started; `node_state`
-            tells.
+    Raises ValueError for a name in `environment` that is none. Raises HostError: `command`: nothing was started; `lost`
+    or `deadline`: the job may have been, which `node_state` tells.
     """
     for name in environment:
         if not _NAME.fullmatch(name):
@@ -177,37 +161,27 @@ def start_node(
     return _started(lines[-1].decode(), connection, run_dir)
 
 
-def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_lines: int | None = None) -> Stream:
-    """Stream the bytes of the job's log from `offset`, or from some lines before its end, and what is added to it.
+def follow_node(connection: Connection, run_dir: str, *, offset: int = 0) -> Stream:
+    """Stream the bytes of the job's log from `offset`, at most its size, and what is added to it.
 
-    `offset` is at most the size of the log, since those bytes were read before. (tail accepts more, for a log that was
-    cut.) The stream ends when the job has ended, with the job's exit code if there is one; `node_state` distinguishes
-    it from an exit code of the follower itself. The follower on the host ends when the stream is closed or this process
-    ends; the job does not.
-
-    Raises:
-        HostError: `lost`, `deadline` or `command`: the host starts no command.
+    The stream ends when the job has ended, with the job's exit code if there is one; `node_state` distinguishes it from
+    an exit code of the follower, which ends when the stream is closed or this process ends. The job does not. Raises
+    HostError: `lost`, `deadline` or `command`: the host starts no command.
     """
-    return connection.start(programs.FOLLOW, _path_argument(run_dir), _tail_start(offset, tail_lines), hold_stdin=True)
+    return connection.start(programs.FOLLOW, _path_argument(run_dir), f"-c+{offset + 1}", hold_stdin=True)
 
 
 def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
     """Stream the log as it is now: its last lines, or all of it. A nonzero exit code means that there is no log.
 
-    Raises:
-        HostError: as `follow_node`.
+    Raises HostError, as `follow_node`.
     """
-    return connection.start(
-        ["tail", _tail_start(0, tail_lines), "--", posixpath.join(_path_argument(run_dir), ".topoplan", "log")]
-    )
+    start = "-c+1" if tail_lines is None else f"-n{tail_lines}"
+    return connection.start(["tail", start, "--", posixpath.join(_path_argument(run_dir), ".topoplan", "log")])
 
 
 def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
-    """Return the state of the job in `run_dir`.
-
-    Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
-    """
+    """Return the state of the job in `run_dir`. Raises HostError: `lost`, `deadline`, or `command`: it cannot tell."""
     done = connection.run(programs.STATE, *job_words(run_dir, started), deadline_s=deadline_s)
     values = key_values(done)
     state = values.get("state")
@@ -234,8 +208,7 @@ def tail_offsets(
 ) -> list[int]:
     """For each number in `lines`, the offset at which that many last lines begin in the first `log_bytes` of the log.
 
-    Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
+    Raises HostError, as `node_state`.
     """
     if not log_bytes:
         return [0 for _ in lines]
@@ -250,8 +223,7 @@ def tail_offsets(
 def full_disks(connection: Connection, run_dir: str, *, deadline_s: float) -> list[str]:
     """Describe the file systems of the run on which nothing more can be written, one phrase each.
 
-    Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
+    Raises HostError, as `node_state`.
     """
     done = connection.run(programs.FULL_DISKS, _path_argument(run_dir), deadline_s=deadline_s)
     found = re.findall(
@@ -268,12 +240,9 @@ def stop_node(
 ) -> Stopped:
     """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then check whether any is left.
 
-    Only processes that this job started get a signal (see `topoplan.run.programs`), including those that it left
-    running when it ended. The host carries on if the connection is lost. Make `deadline_s` larger than `grace_s +
-    SETTLE_S`.
-
-    Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
+    Only processes that this job started get a signal (see `topoplan.run.programs`), also those that it left running
+    when it ended. The host carries on if the connection is lost. `deadline_s` must exceed `grace_s + SETTLE_S`. Raises
+    HostError, as `node_state`.
     """
     words = (_path_argument(run_dir), _run_name(run_dir), *_times(grace_s), *_identity(started))
     done = connection.run(programs.STOP, *words, deadline_s=deadline_s)
@@ -291,10 +260,7 @@ def stop_node(
 
 
 def suspect_text(process: SuspectProcess) -> str:
-    """Describe a process that may belong to the job.
-
-    `process 4711 (python worker.py), started 2030-01-31 12:00:00 UTC, holds a file of this run open`.
-    """
+    """`process 4711 (python worker.py), started 2030-01-31 12:00:00 UTC, holds a file of this run open`."""
     since = f"{datetime.fromtimestamp(process.since_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
     holds = "holds a file of this run open" if process.holds == "file" else "uses a GPU"
     return f"process {process.pid} ({process.command}), started {since} UTC, {holds}"
@@ -328,10 +294,6 @@ def job_words(run_dir: str, started: Started | None) -> tuple[str, ...]:
 def _path_argument(run_dir: str) -> str:
     """Return a run directory as an argument; a leading `./` keeps a relative one from being taken for an option."""
     return run_dir if run_dir.startswith("/") else f"./{run_dir}"
-
-
-def _tail_start(offset: int, tail_lines: int | None) -> str:
-    return f"-c+{offset + 1}" if tail_lines is None else f"-n{tail_lines}"
 
 
 def _run_name(run_dir: str) -> str:
@@ -400,7 +362,6 @@ def _started(text: str, connection: Connection, run_dir: str) -> Started:
 
 
 def _refuse(connection: Connection, done: Completed, run_dir: str, script: str = "") -> NoReturn:
-    """Raise the error that explains why a program did not do its work."""
     lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
     # Shells prefix their position (`bash: line 3: `), which is of no use to a reader.
     words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""
@@ -437,10 +398,7 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
 
 
 def _reason(words: str) -> str:
-    """Return the system's part of a message.
-
-    Of `mkdir: cannot create directory 'x': No space left on device`, this is the last part.
-    """
+    """Return the last part of `mkdir: cannot create directory 'x': No space left on device`, which is the system's."""
     return words.rpartition(": ")[2] or "no reason given"
 
 

@@ -1,30 +1,66 @@
-"""What the states of all nodes imply for their run."""
+"""Find and ask the hosts of a recorded run, and what the states of all nodes imply for it."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
 
 from topoplan.errors import HostError, InputError
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import logged_in
+from topoplan.remote.identities import Access
+from topoplan.remote.ssh_config import SshConfig, Target
 from topoplan.run.node import NodeState, State
-from topoplan.run.record import RunRecord, RunState, load, now_text, update
+from topoplan.run.record import NodeRecord, RunRecord, RunState, load, now_text, update
+
+T = TypeVar("T")
 
 ENDED_STATES: tuple[State, ...] = ("ended", "gone", "rebooted")
 """States of a job that was started and is no longer there."""
 _STOP_S = 90.0
-"""Upper limit for the duration of a stop beside its grace period: logins, also through jump hosts, and the final
-check."""
+"""Upper limit for the duration of a stop beside its grace: logins, also through jump hosts, and the final check."""
 _CLOCK_S = 2
+
+
+def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Target]:
+    """Return the login targets of nodes by label. Raises InputError: the SSH configuration is wrong."""
+    config = SshConfig(Path(record.ssh_config) if record.ssh_config else None)
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda node: config.target(node.host), nodes)
+        return dict(zip((node.label for node in nodes), found, strict=True))
+
+
+def chosen(record: RunRecord, node: int | None) -> tuple[NodeRecord, ...]:
+    """Return one node of the run, or all if `node` is None. Raises InputError: there is no such node."""
+    found = tuple(one for one in record.nodes if node in (None, one.node))
+    if not found:
+        known = f"0 to {len(record.nodes) - 1}" if len(record.nodes) > 1 else "0"
+        raise InputError(f"no node {node} in run {record.run_id}", where="--node", expected=f"expected {known}")
+    return found
+
+
+def ask_all(
+    record: RunRecord, access: Access, job: Callable[[NodeRecord, Connection], T], *, deadline_s: float
+) -> dict[str, T | HostError]:
+    """Return the result of `job` for each node of the run, run concurrently, in node order; the error where it failed.
+
+    Raises InputError: the SSH configuration is wrong.
+    """
+    nodes = {node.label: node for node in record.nodes}
+    with logged_in(targets_of(record, record.nodes), access) as hosts:
+        return hosts.ask(lambda label, connection: job(nodes[label], connection), deadline_s=deadline_s)
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
     """Return the exit code of the run: the first nonzero code in node order; 1 if a job ended without a code.
 
-    Nodes that were ended because another one had failed come last. None while a job is running or cannot be asked
-    about.
+    Nodes that were ended because another one failed come last. None while a job is running or cannot be asked about.
     """
     worst = stopped = 0
     for state in states.values():
@@ -48,12 +84,9 @@ def record_state(
 ) -> RunRecord:
     """Write the current state into a run's record and return the record.
 
-    `codes` are exit codes by node label, and `left` are the nodes on which the run may still be running. Callers that
-    have not watched the run to its end pass `unless_over`: what another process has recorded meanwhile stays.
-
-    Raises:
-        InputError: the record is gone or cannot be used.
-        OutputError: the record cannot be written.
+    `codes` are exit codes by node label; on the nodes `left` the run may still be running. With `unless_over`, for
+    callers that have not watched to the end, an end recorded by another process stays. Raises InputError: the record is
+    gone or cannot be used; OutputError: it cannot be written.
     """
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
@@ -89,10 +122,9 @@ def grace_of_stop_s(run_id: str, ended_s: float) -> float | None:
 
 
 def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
-    """Return seconds from the request to stop the run until `unix_s`.
+    """Return seconds from the request to stop the run until `unix_s`; None if nobody had asked.
 
-    None if nobody had asked, or so long before that the stop cannot be the reason for what ends now: whoever asked may
-    have been interrupted, or may have reached no host.
+    None too if that was so long before that it is not the reason: whoever asked may have reached no host.
     """
     if record.stop_asked is None:
         return None
@@ -101,12 +133,9 @@ def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
 
 
 def record_end_of(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
-    """Return the record, with the run's end written into it if all nodes have ended.
+    """Return the record, with the end of the run if all nodes have ended: the client that started it may be gone.
 
-    The client that started the run may be gone.
-
-    Raises:
-        InputError, OutputError: as `record_state`.
+    Raises InputError and OutputError, as `record_state`.
     """
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from topoplan.remote.programs import program
+from topoplan.remote.connection import program
 from topoplan.remote.upload import OURS
 
 

@@ -25,15 +25,12 @@ from topoplan.trainers.registry import steps_of, trainer_named
 _AT_ONCE = 50
 """When more lines arrive at once, only this many last ones update the state; losses in the others are only counted."""
 _INTERVALS = 20
-"""Number of intervals of which the median is taken."""
 _LEAST_S = 2.0
 """Shortest time over which steps are timed: torchrun forwards lines every 0.1 s."""
 _LEAST_ELAPSED_S = 10.0
 """Shortest time when the progress bar's clock is used, which shows whole seconds."""
 _LATE_S = 1.5
-"""If arrival times and the bar's clock differ by more than this, the lines did not arrive when they were printed: after
-a lost connection, or when an old log is read.
-"""
+"""If arrival times and the bar's clock differ by more, lines were held up (a lost connection), or the log is old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,6 @@ class Status:
     ratio: float | None
     """step_s divided by the predicted step time: above 1 is slower."""
     in_band: bool | None
-    """Whether step_s is within the predicted band."""
 
 
 class Progress:
@@ -78,9 +74,9 @@ class Progress:
     ) -> None:
         """Start before the first line.
 
-        `step_s` and `band_s` are the prediction; `world_size` is the number of GPUs; losses are logged every
-        `logging_steps` steps; `start_up_s` is the predicted time until the first step. `logs` are the log formats to
-        recognize; None means those of all trainers.
+        `step_s` and `band_s` are the prediction; `world_size` counts GPUs; losses are logged every `logging_steps`
+        steps; `start_up_s` is the predicted time until the first step. `logs` are the formats to recognize; None: of
+        all trainers.
         """
         self._logs = logs or tuple(trainer.log for trainer in registry.TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s
@@ -174,7 +170,6 @@ class Progress:
         )
 
     def _read(self, node: int, text: str, at_s: float) -> bool:
-        """Read one piece of output; return whether it contained anything."""
         bar = next((found for log in self._logs if log.bar and (found := log.bar.match(text))), None)
         if bar:
             self._take_bar(int(bar["step"]), int(bar["total"]), at_s, clock_s(bar["clock"]))

@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from topoplan.errors import HostError, HostProblem
-from topoplan.run.events import Event, Tell
+from topoplan.run.events import Event, EventKind, Tell
 from topoplan.units import named
 
 REPORT_AFTER_S = 3.0
-"""Delay before a loss is reported: one that heals immediately is not worth a line, and the loss of all hosts is one
-line.
-"""
+"""Delay before a report: a loss that heals is not worth a line, and the loss of all hosts is one line."""
 REMIND_S = 60.0
 """Time from the first report to the second; doubled for every further one, up to `REMIND_AT_MOST_S`."""
 REMIND_AT_MOST_S = 3600.0
@@ -117,8 +115,8 @@ class Reachability:
     def look(self, *, any_seen: bool, running: Mapping[str, float]) -> None:
         """Make the reports that are due.
 
-        `any_seen` tells whether there is a connection to any host. `running` are the nodes that are seen to run, with
-        the seconds since their last output.
+        `any_seen`: whether there is a connection to any host. `running`: seconds since the last output of nodes seen to
+        run.
         """
         if not self._outages:
             return
@@ -144,7 +142,7 @@ class Reachability:
             self._say("lost", f"{text}. Retrying", node, unreachable_s)
         else:
             text = f"{address} has been unreachable for {duration_text(unreachable_s)} ({one.why})"
-            self._note(f"{text}; {_peers(running)}", node, unreachable_s)
+            self._say("", f"{text}; {_peers(running)}", node, unreachable_s)
         one.told = True
 
     def _report_offline(self, one: _Outage, now_s: float) -> None:
@@ -155,11 +153,8 @@ class Reachability:
             text = f"this machine {seems} be offline: {whose} ({one.why}); the run may still be going on there"
             self._say("offline", f"{text}. Retrying", "", unreachable_s)
         else:
-            self._note(
-                f"this machine still {seems} be offline, for {duration_text(unreachable_s)} now ({one.why})",
-                "",
-                unreachable_s,
-            )
+            text = f"this machine still {seems} be offline, for {duration_text(unreachable_s)} now ({one.why})"
+            self._say("", text, "", unreachable_s)
         one.told = True
 
     def _end_offline(self) -> None:
@@ -174,15 +169,13 @@ class Reachability:
             self._say("online", f"this machine is online again after {duration_text(unreachable_s)}", "", unreachable_s)
 
     def _say(self, state: str, text: str, node: str, unreachable_s: float) -> None:
-        data = {"state": state, "unseen_s": round(unreachable_s, 1)}
-        self._tell(Event(kind="connection", node=node, text=text, data=data))
-
-    def _note(self, text: str, node: str, unreachable_s: float) -> None:
-        self._tell(Event(kind="note", node=node, text=text, data={"unseen_s": round(unreachable_s, 1)}))
+        """Report a change of state, or with an empty `state` that it lasts."""
+        data = {"state": state} if state else {}
+        kind: EventKind = "connection" if state else "note"
+        self._tell(Event(kind=kind, node=node, text=text, data={**data, "unseen_s": round(unreachable_s, 1)}))
 
 
 def _peers(running: Mapping[str, float]) -> str:
-    """Return what the other nodes do, and what that means."""
     if not running:
         return "no other node is running; waiting for it"
     names = named(running)

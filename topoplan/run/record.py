@@ -32,11 +32,8 @@ from topoplan.errors import InputError, OutputError, nearest
 from topoplan.specs.cluster import Host
 
 RunState = Literal["starting", "running", "ended", "failed", "stopped"]
-"""The state of a run as far as this machine knows.
-
-In `starting` and `running` the hosts know better. `failed`: a node failed, and the others were stopped. `stopped`: on
-request.
-"""
+"""The state of a run as far as this machine knows; in `starting` and `running` the hosts know better. `failed`: a node
+failed, and the others were stopped. `stopped`: on request."""
 
 SCHEMA = "topoplan.run/1"
 LAST = "last"
@@ -82,17 +79,14 @@ class NodeRecord:
     port: int | None = None
     """None means what the SSH configuration says."""
     run_dir: str
-    """Run directory on the host; its last component begins with the run's id. Relative to the user's home if not
-    absolute.
-    """
+    """Its last component begins with the run's id. Relative to the user's home if not absolute."""
     script: str
     """Name of the script, a file in the run directory."""
     code: int | None = None
     """Exit code of the node's job; None if it is unknown or there is none."""
     started: Started | None = None
-    """What the host reported at the start, with which the job is found whatever became of the run directory. None: the
-    job was not started, or nobody was there to record it.
-    """
+    """What the host reported at the start, with which the job is found whatever became of the run directory; None if it
+    was not started, or nobody recorded it."""
 
     @property
     def host(self) -> Host:
@@ -264,8 +258,7 @@ def new_run_id(name: str) -> str:
 def create(record: RunRecord) -> Path:
     """Create the directory of a new run with its record, and return the directory.
 
-    Raises:
-        OutputError: the place cannot be written, or the run already exists.
+    Raises OutputError: the place cannot be written, or the run already exists.
     """
     if not _RUN_ID.fullmatch(record.run_id):
         raise ValueError(f"{record.run_id!r} is not the id of a run")
@@ -285,11 +278,8 @@ def create(record: RunRecord) -> Path:
 def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunRecord:
     """Change fields of a record atomically with respect to other processes, and return the new record.
 
-    With `unless_over`, the record of a run whose end is known is left unchanged.
-
-    Raises:
-        InputError: the record does not exist or cannot be used.
-        OutputError: the record cannot be written.
+    With `unless_over`, the record of a run whose end is known stays. Raises InputError: the record does not exist or
+    cannot be used; OutputError: it cannot be written.
     """
     directory = runs_directory() / run_id
     with _writing(directory), _locked(directory):
@@ -302,8 +292,7 @@ def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunReco
 def load(reference: str = LAST) -> RunRecord:
     """Return the record of the run with the given id, a part of it that no other run has, or `last`.
 
-    Raises:
-        InputError: no run matches, several do, or the record cannot be used.
+    Raises InputError: no run matches, several do, or the record cannot be used.
     """
     ids = _ids()
     if not ids:
@@ -340,25 +329,20 @@ def runs() -> list[RunRecord | Unreadable]:
 def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
     """Remove the runs that ended at least `older_than_s` ago, with their log copies; return them and the bytes freed.
 
-    A run of which something may still be running somewhere stays: nobody else could stop it.
-
-    Raises:
-        OutputError: a run cannot be removed.
+    A run of which something may still be running stays: nobody else could stop it. Raises OutputError.
     """
     gone, freed_bytes = [], 0
     until = datetime.now(UTC) - timedelta(seconds=older_than_s)
     for record in runs():
-        if isinstance(record, RunRecord) and record.is_over and not record.left and _ended(record) <= until:
+        if not isinstance(record, RunRecord) or not record.is_over or record.left:
+            continue
+        if datetime.fromisoformat(record.ended or record.created) <= until:
             directory = record.directory()
             with _writing(directory):
                 freed_bytes += sum(file.stat().st_size for file in directory.iterdir())
                 shutil.rmtree(directory)
             gone.append(record)
     return gone, freed_bytes
-
-
-def _ended(record: RunRecord) -> datetime:
-    return datetime.fromisoformat(record.ended or record.created)
 
 
 def to_dict(record: RunRecord) -> dict[str, Any]:

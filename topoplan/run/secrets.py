@@ -47,7 +47,6 @@ def check(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
 
 
 def _words(lacking: Sequence[str]) -> tuple[str, str]:
-    """Return what is wrong, and what to do."""
     first = lacking[0]
     are, them = ("are", "them") if len(lacking) > 1 else ("is", "it")
     return (

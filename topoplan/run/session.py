@@ -47,13 +47,10 @@ T = TypeVar("T")
 INTERRUPTED = 130
 
 End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
-"""How a session ended.
-
-`stopped`: the run was stopped by another process, such as `topoplan runs stop`. `interrupted`: the user interrupted the
-session, which stops the run if this session started it. `detached`, `left`: the session ended on request, and the run
-goes on. `refused`: nothing was uploaded to any host. `unknown`: some hosts were out of sight for as long as was
-allowed, or refuse the login, and no other node has failed.
-"""
+"""How a session ended. `stopped`: by another process, such as `topoplan runs stop`. `interrupted`: by the user, which
+stops the run if this session started it. `detached`, `left`: on request, and the run goes on. `refused`: nothing was
+uploaded to any host. `unknown`: hosts were unseen for as long as was allowed, or refuse the login, and no other
+failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +83,7 @@ class Session(ABC):
     """One session with a run. `go` performs all of it and may be called once."""
 
     OWNS_RUN: ClassVar[bool]
-    """Whether this session owns the run: Ctrl-C then stops the run, a second Ctrl-C leaves it, and this session's
-    record of the outcome is authoritative.
-    """
+    """Whether this session owns the run: Ctrl-C then stops it, a second one leaves it, and its record counts."""
 
     def __init__(
         self,
@@ -122,11 +117,7 @@ class Session(ABC):
         self._give_up = False
 
     def go(self) -> Outcome:
-        """Perform the session and return its outcome.
-
-        Raises:
-            InputError: the SSH configuration is wrong, or there is no place for the record.
-        """
+        """Perform the session. Raises InputError: wrong SSH configuration, or no place for the record."""
         try:
             outcome = self._begin() or self._watch()
             self._measure(outcome)
@@ -216,7 +207,6 @@ class Session(ABC):
         return any(node.failed and (node.given_up is None or self._stops_on_failure) for node in watch.nodes)
 
     def _is_given_up(self, watch: Watch) -> bool:
-        """Whether hosts that cannot be seen have been waited for long enough."""
         return watch.is_offline or any(node.failed and node.given_up is not None for node in watch.nodes)
 
     def _failed(self, watch: Watch) -> Outcome:
@@ -257,17 +247,13 @@ class Session(ABC):
         self._update_record("failed", outcome.code, reason=words, nodes=nodes, left=outcome.running)
 
     def _hung(self, watch: Watch) -> Outcome:
-        """End a run that makes no more progress."""
         failure = hang_failure(watch, ranks_per_node=self._ranks_per_node)
         self._step("stop", f"{failure.what}: stopping all nodes, as requested by --hang-after")
         errors = self._stop_all(watch)
         return self._failed_outcome(watch, failure, FAILED, errors, tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
-        """Whether somebody asked to stop the run before its first node ended.
-
-        If so, wait for the remaining nodes until their grace period is over.
-        """
+        """Whether somebody asked to stop the run before its first node ended; if so, give the others time to end."""
         grace_s = grace_of_stop_s(self._run, first_failure_s(watch.nodes))
         if grace_s is None:
             return False
@@ -406,10 +392,7 @@ class Session(ABC):
         nodes: Sequence[WatchedNode] = (),
         left: tuple[str, ...] = (),
     ) -> None:
-        """Update the record, unless another process has already recorded the end.
-
-        A full disk is not fatal here: the hosts know the state of their jobs.
-        """
+        """Update the record, unless another process has recorded the end. A full disk is not fatal: the hosts know."""
         if not self._has_record:
             return
         codes = {node.name: node.code for node in nodes if node.code is not None}
@@ -434,7 +417,6 @@ class Session(ABC):
 
 
 def _unreachable(nodes: Iterable[WatchedNode]) -> dict[str, HostError]:
-    """Return why hosts cannot be seen, by node."""
     return {node.name: why for node in nodes if (why := node.unreachable or node.given_up) is not None}
 
 

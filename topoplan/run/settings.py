@@ -33,8 +33,7 @@ class Settings:
     hang_after_s: float | None = None
     """End a run in which no step has come for this long; None: never."""
     linger_s: float = 15.0
-    """Time for the other nodes to end after the first failure: more than the usual grace of a launch that stops
-    them."""
+    """Time for the other nodes to end after a failure: more than the usual grace of a launch that stops them."""
     grace_s: float = 10.0
     """Time between asking a node's processes to end and killing them."""
     stop_s: float = 15.0

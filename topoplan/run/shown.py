@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from topoplan.remote.lines import Lines
 from topoplan.run.rank_lines import both_ends
 from topoplan.terminal import plain, plain_lines
 
@@ -23,10 +22,7 @@ _PRINTED = bytes([*range(0x20, 0x7F), 0x0A])
 
 
 def shown_line(line: bytes) -> str:
-    """Return one line for a terminal.
-
-    Of a progress bar, which overwrites itself with carriage returns, only the last state is kept.
-    """
+    """Return one line for a terminal; of a progress bar, which overwrites itself, only the last state is kept."""
     if b"\r" in line:
         line = next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
     return plain(line.decode("utf-8", "backslashreplace"))
@@ -86,3 +82,32 @@ class Tail:
     def lines(self) -> list[str]:
         """Return the current lines, without line ends."""
         return "".join(self._parts).split("\n")[:-1][-KEEP_LINES:]
+
+
+LONGEST_BYTES = 64 * 1024
+"""A line without an end gets one after this many bytes: binary output may have no line ends at all."""
+
+
+class Lines:
+    """Passes on complete lines, many at once, and buffers the beginning of the next one, within bounded memory."""
+
+    def __init__(self, *, longest_bytes: int = LONGEST_BYTES, redrawn: bool = False) -> None:
+        """Start empty. `redrawn`: of a long line that overwrites itself with carriage returns, only the end matters."""
+        self._longest_bytes, self._redrawn = longest_bytes, redrawn
+        self.open = b""
+        """The last line, as far as it has arrived."""
+
+    def add(self, data: bytes) -> bytes:
+        """Return the lines that are complete now, each with its end; empty if there are none."""
+        end = data.rfind(b"\n") + 1
+        whole, self.open = (self.open + data[:end], data[end:]) if end else (b"", self.open + data)
+        if len(self.open) > self._longest_bytes and self._redrawn:
+            self.open = self.open[max(0, self.open.rstrip(b"\r\n\t ").rfind(b"\r")) :]
+        if len(self.open) > self._longest_bytes:
+            whole, self.open = whole + self.open + b"\n", b""
+        return whole
+
+    def rest(self) -> bytes:
+        """Return the last, incomplete line with a line end added."""
+        last, self.open = self.open, b""
+        return last and last + b"\n"

@@ -104,10 +104,7 @@ class SilenceDetector:
         return max(_LEAST_S, _SEVERAL * self._progress.pace_s, 2 * self._longest_s)
 
     def look(self, *, at_most_s: float | None = None) -> Event | None:
-        """Return the report to make once the silence exceeds `patience_s` or `at_most_s`, else None.
-
-        To be called often.
-        """
+        """Return the report to make once the silence exceeds `patience_s` or `at_most_s`, else None; call often."""
         now_s = self._clock()
         if now_s - self._looked_s < _LOOK_S:
             return None
@@ -141,7 +138,6 @@ class SilenceDetector:
         return found[0] if first > 2 * second + 2 * _LOOK_S else None
 
     def _assign(self, at_s: float | None) -> None:
-        """Assign the new lines to their writers."""
         for (node, name), lines in self._new.items():
             seen: set[int | None] = set()
             for text in reversed(lines.split("\n")):
@@ -162,11 +158,8 @@ class SilenceDetector:
             text = f"no step for {duration_text(self.quiet_s)}{f' ({due})' if due else ''}"
         else:
             text = f"no output for {duration_text(self.quiet_s)}, and no step yet"
-        data: dict[str, Any] = {
-            "quiet_s": round(self.quiet_s, 1),
-            "step": step,
-            "ranks": list(map(_values, last_lines)),
-        }
+        ranks = list(map(_values, last_lines))
+        data: dict[str, Any] = {"quiet_s": round(self.quiet_s, 1), "step": step, "ranks": ranks}
         last = "; the last lines:" if last_lines else ""
         return Event(kind="silence", text="\n".join([f"{text}{last}", *_line_texts(last_lines)]), data=data)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from topoplan.remote.connection import Connection
 from topoplan.run import programs
@@ -18,9 +17,7 @@ from topoplan.run.shown import shown_line
 from topoplan.units import named
 
 Stacks = Mapping[int, Sequence[str]]
-"""Stack frames by global rank, such as `fetch (data.py:12)`, innermost first. For a rank that cannot run, the first
-entry is the reason.
-"""
+"""Frames by global rank, such as `fetch (data.py:12)`, innermost first; before them, why a rank cannot run."""
 
 GONE = "gone: its process no longer exists"
 _BLOCKED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk or a file system"}
@@ -37,28 +34,20 @@ _SHOWN_FRAMES = 6
 _SHOWN_GROUPS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStacks:
-    """The result of inspecting the job of one node."""
-
-    stacks: dict[int, list[str]] = field(default_factory=dict)
-    """By rank; without functions if there is no py-spy, or it lacks permission."""
-    written_bytes: int = 0
-    """Bytes written by the job during the `OBSERVED_S` of the inspection."""
-
-
 OBSERVED_S = 3.0
+"""How long the writes of a job are observed."""
 
 
-def inspect_ranks(connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float) -> RankStacks:
-    """Inspect the ranks of one node.
+def inspect_ranks(
+    connection: Connection, run_dir: str, *, started: Started | None, deadline_s: float
+) -> tuple[dict[int, list[str]], int]:
+    """Return the stacks of one node's ranks, and the bytes that its job wrote in `OBSERVED_S`.
 
-    Raises:
-        HostError: `lost`, `deadline`, or `command`: the host cannot tell.
+    Stacks are empty without py-spy, or if it lacks permission. Raises HostError, as `node_state`.
     """
     done = connection.run(programs.STACKS, *job_words(run_dir, started), deadline_s=deadline_s)
     written = key_values(done).get("written", "")
-    return RankStacks(stacks=main_threads(done.stdout), written_bytes=int(written) if written.isdecimal() else 0)
+    return main_threads(done.stdout), int(written) if written.isdecimal() else 0
 
 
 def main_threads(said: bytes) -> dict[int, list[str]]:
@@ -85,7 +74,7 @@ def main_threads(said: bytes) -> dict[int, list[str]]:
 def outlying_ranks(stacks: Stacks) -> tuple[int, ...]:
     """Return the ranks that the others seem to wait for.
 
-    These are the ranks that cannot run; else those in no collective while others are in one; else the smallest group.
+    Those that cannot run; else those in no collective while others are in one; else the smallest group.
     """
     blocked = tuple(sorted(rank for rank, frames in stacks.items() if frames and _is_blocked(frames[0])))
     if 0 < len(blocked) < len(stacks):
@@ -128,7 +117,6 @@ def stack_lines(stacks: Stacks) -> Iterator[str]:
 
 
 def _groups(stacks: Stacks) -> list[tuple[int, ...]]:
-    """Return groups of ranks that are at the same place, smallest first."""
     found: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, frames in sorted(stacks.items()):
         if frames:

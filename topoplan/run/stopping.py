@@ -27,7 +27,7 @@ def stop_all(
     at_once: Callable[[], bool],
     watch: Watch | None = None,
 ) -> dict[str, HostError]:
-    """Stop the nodes and read their last output; return the errors of those that could not be stopped, by node name.
+    """Stop the nodes and read their last output; return the errors of those not stopped, by node name.
 
     Waiting ends as soon as `at_once` returns true.
     """
@@ -60,7 +60,6 @@ def stop_all(
 
 
 def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | None:
-    """Return the error of a node that was not stopped; None if all is well."""
     if result is None:
         return HostError(
             "not stopped yet", host=node.address, problem="deadline", remedy="check what is still running there"
@@ -84,8 +83,7 @@ def _left(node: WatchedNode, result: Stopped | HostError | None) -> HostError | 
 def _stop_one(node: WatchedNode, settings: Settings, reconnect: Reconnect) -> Stopped | HostError:
     """Stop one node, over a new connection if the existing one does not serve.
 
-    The existing one may be alive and still refuse a further command: with MaxSessions 1, following the log uses the
-    only session.
+    It may be alive and refuse a further command: with MaxSessions 1, following the log uses the only session.
     """
     with node.start_lock:
         node.start_later = None

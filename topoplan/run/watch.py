@@ -19,13 +19,12 @@ from topoplan.remote.fanout import run_on_all
 from topoplan.remote.waiting import Call, Deadline
 from topoplan.run.drift import DriftDetector
 from topoplan.run.events import Event, Tell
-from topoplan.run.following import FollowedLog, JobFinder, NodeAnswer, Reconnect
-from topoplan.run.log_copy import LogCopy
+from topoplan.run.following import FollowedLog, JobFinder, LogCopy, NodeAnswer, Reconnect
 from topoplan.run.node import NodeState, directory_problem
 from topoplan.run.progress import Progress, Status
 from topoplan.run.reachability import Reachability, duration_text
 from topoplan.run.silence import SilenceDetector
-from topoplan.run.stacks import OBSERVED_S, RankStacks, inspect_ranks, outlying_ranks, stack_lines, with_missing_ranks
+from topoplan.run.stacks import OBSERVED_S, inspect_ranks, outlying_ranks, stack_lines, with_missing_ranks
 from topoplan.run.watched import WatchedNode, end_time_s, failure_phrase
 from topoplan.trainers.log import may_match
 
@@ -58,10 +57,10 @@ class Watch:
     ) -> None:
         """Begin to follow all nodes that are not `is_over`.
 
-        A host that has been unreachable for `lost_after_s`, while another one has, is given up on, and its node has
-        failed; None means never. `progress` reads the nodes' lines, and `drift` compares what `progress` has read with
-        the prediction. After `hang_after_s` without a step the run `has_hung`. With `on_data` the raw output is passed
-        to that function together with the name of its node, and no events are made of it.
+        A host that has been unreachable for `lost_after_s`, while another one has not, is given up on, and its node has
+        failed; None means never. `progress` reads the nodes' lines, and `drift` compares them with the prediction.
+        After `hang_after_s` without a step the run `has_hung`. With `on_data` the raw output is passed to that function
+        together with the name of its node, and no events are made of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
@@ -194,10 +193,7 @@ class Watch:
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _look_for_silence(self) -> None:
-        """Report a silence and collect the stacks.
-
-        While a host is out of sight or the run is being stopped, silence says nothing.
-        """
+        """Report a silence and collect the stacks, unless a host is out of sight or the run is being stopped."""
         if (
             self._on_data is not None
             or self.stopping
@@ -219,7 +215,7 @@ class Watch:
     def _ask_for_stacks(self) -> None:
         asked = {node.name: node for node in self.nodes if not node.is_over}
 
-        def look(name: str, connection: Connection) -> RankStacks:
+        def look(name: str, connection: Connection) -> tuple[dict[int, list[str]], int]:
             node = asked[name]
             try:
                 return inspect_ranks(connection, node.run_dir, started=node.started, deadline_s=_STACKS_S)
@@ -232,13 +228,14 @@ class Watch:
 
         connections = {name: node.connection for name, node in asked.items() if node.connection is not None}
         found = run_on_all(connections, look, deadline_s=2 * _STACKS_S)
-        looks = {name: look for name, look in found.items() if isinstance(look, RankStacks)}
+        looks = {name: look for name, look in found.items() if not isinstance(look, HostError)}
         self.stacks = {}
-        for name, one in looks.items():
+        for name, (stacks, _) in looks.items():
             first = asked[name].node * self._ranks
-            self.stacks |= with_missing_ranks(one.stacks, range(first, first + self._ranks))
-        most = max(looks, key=lambda name: looks[name].written_bytes, default="")
-        if most and looks[most].written_bytes > _WRITES_BYTES_PER_S * OBSERVED_S:
+            self.stacks |= with_missing_ranks(stacks, range(first, first + self._ranks))
+        written_bytes = {name: written for name, (_, written) in looks.items()}
+        most = max(written_bytes, key=lambda name: written_bytes[name], default="")
+        if most and written_bytes[most] > _WRITES_BYTES_PER_S * OBSERVED_S:
             self._writer = most
         elif any(self.stacks.values()) and not self._closed:
             text = "\n  ".join(["where the ranks are:", *stack_lines(self.stacks)])
@@ -258,7 +255,6 @@ class Watch:
         self._show(one, data)
 
     def _show(self, one: FollowedLog, data: bytes) -> None:
-        """Pass on the next bytes of the log."""
         node = one.node
         past = data[: max(0, one.shown_from - node.offset)]
         node.offset += len(data)
@@ -366,7 +362,6 @@ class Watch:
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
 
     def _end_lines(self, one: FollowedLog) -> None:
-        """Show an incomplete last line."""
         rest = one.lines.end()
         if one.node.offset > one.shown_from:
             self._show_lines(one.node, rest)

@@ -40,9 +40,7 @@ class WatchedNode:
     state: NodeState | None = None
     """The state that the host reported last."""
     start_later: Callable[[Connection], Started] | None = None
-    """Starts the job if it was not started: the connection was lost before the host confirmed the start. Set to None
-    once the job must not be started any more.
-    """
+    """Starts the job if no host has confirmed it, the connection being lost; None once it must not start any more."""
     start_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while `start_later` is running."""
     ended: bool = False
@@ -95,10 +93,7 @@ def first_failure_s(nodes: Iterable[WatchedNode]) -> float:
 
 
 def end_time_s(state: NodeState, now: float, noticed_s: float | None, unreachable_since_s: float | None) -> float:
-    """Return the time of a job's end.
-
-    An end that came unseen is as old as its host says; others were noticed, or happened before.
-    """
+    """Return the time of a job's end: an unseen one is as old as its host says; others were noticed, or came before."""
     if state.ended_s_ago is None:
         return noticed_s or now
     by_host = now - state.ended_s_ago

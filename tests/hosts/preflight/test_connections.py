@@ -164,7 +164,6 @@ def test_the_program_listens_and_connects_and_ends_with_its_input() -> None:
     of = fleet(facts(0), facts(1), wanted=needs(master_port=port))
     with program(of, 0) as first, program(of, 1) as second:
         there = read_listening(line_of(first))
-        assert isinstance(there, Listening)
         assert there.master == ""
         assert len(there.ports) == 2
         assert isinstance(read_listening(line_of(second)), Listening)
@@ -188,7 +187,6 @@ def test_the_program_says_why_it_cannot_listen() -> None:
         of = fleet(facts(0), facts(1), wanted=needs(master_port=thief.getsockname()[1]))
         with program(of, 0) as process:
             found = read_listening(line_of(process))
-    assert isinstance(found, Listening)
     assert found.master == "address already in use"
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.fleets import cluster, facts, fleet, outcome, path, see
+from tests.hosts.fleets import cluster, facts, fleet, outcome, path, second, see
 from tests.hosts.machines import facts as facts_of
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.preflight import fabric as checks
+from topoplan.hosts.preflight.fabric import nccl_settings
 from topoplan.hosts.preflight.fleet import Fleet
 from topoplan.specs.cluster import Cluster, Fabric
 
@@ -101,3 +102,37 @@ def test_a_topology_file_that_is_not_there_is_a_failure_that_says_where_to_get_i
     assert "azhpc-images" in found.remedy
     own = with_fabric(topology_file="/data/topo.xml")
     assert outcome(checks.fabric_files, hosts("azure-nd-h100-v5", own, ("/data/topo.xml",))) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "ok"),
+        ({"NCCL_IB_TC": "106"}, "warning"),
+        ({"NCCL_P2P_DISABLE": "1"}, "warning"),
+        ({"NCCL_ALGO": "Ring"}, "warning"),
+        ({"NCCL_SOCKET_IFNAME": "=eth0"}, "ok"),
+    ],
+)
+def test_settings_of_nccl_on_one_host(settings: dict[str, str], expected: str) -> None:
+    assert outcome(nccl_settings, second(nccl_settings=settings), 1) == expected
+
+
+def test_settings_that_all_hosts_have_are_shown() -> None:
+    hosts = [facts(number, nccl_settings={"NCCL_IB_TC": "106", "NCCL_P2P_DISABLE": "0"}) for number in range(2)]
+    found = see(nccl_settings, fleet(*hosts))
+    assert found.outcome == "ok"
+    assert "NCCL_IB_TC=106" in found.what
+
+
+def test_settings_that_the_spec_overrides_do_not_count() -> None:
+    place = cluster(nodes=3, env={"NCCL_ALGO": "Tree"})
+    assert outcome(nccl_settings, second(place, nccl_settings={"NCCL_ALGO": "Ring"}), 1) == "ok"
+
+
+def test_settings_of_googles_profile_are_no_left_overs_of_debugging() -> None:
+    profile = {"NCCL_PROTO": "Simple,LL128", "NCCL_BUFFSIZE": "8388608", "NCCL_FASTRAK_NUM_FLOWS": "2"}
+    said = (facts(0, nccl_settings=profile), facts(1, nccl_settings=profile))
+    assert outcome(nccl_settings, fleet(*said, of=cluster(kind="tcpxo"))) == "ok"
+    del profile["NCCL_FASTRAK_NUM_FLOWS"]
+    assert outcome(nccl_settings, fleet(*said)) == "warning"

@@ -1,4 +1,5 @@
 import json
+import random
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
 from tests.cli.conftest import Cli, cli
 from tests.waiting import LIMIT_S, eventually
 from topoplan.errors import HostError
+from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
 from topoplan.hosts.preflight.checks import CHECKS, MASTER_REACHABLE, PORTS_OPEN, fleet_of
 from topoplan.hosts.preflight.connections import SCRIPT, arguments
@@ -22,6 +24,9 @@ from topoplan.remote.identities import Access
 from topoplan.specs.cluster import Cluster
 
 __all__ = ["cli"]
+
+Run = tuple[Cluster, RunNeeds]
+Open = Mapping[str, Connection]
 
 LISTEN = "import socket, sys; s = socket.create_server(('0.0.0.0', {port})); print('up', flush=True); sys.stdin.read()"
 
@@ -41,13 +46,13 @@ def ready(directory: Path) -> Iterator[Bed]:
 
 
 @pytest.fixture(scope="module")
-def run(ready: Bed, directory: Path) -> tuple[Cluster, RunNeeds]:
+def run(ready: Bed, directory: Path) -> Run:
     spec = spec_of(ready, directory)
     return spec.cluster, wanted(spec)
 
 
 @pytest.fixture(scope="module")
-def connections(ready: Bed) -> Iterator[Mapping[str, Connection]]:
+def connections(ready: Bed) -> Iterator[Open]:
     made = connect_all({name: ready.target(name) for name in NAMES}, Access(), deadline_s=LIMIT_S)
     good = {name: one for name, one in made.items() if isinstance(one, Connection)}
     assert len(good) == len(NAMES), made
@@ -70,9 +75,7 @@ def listeners(bed: Bed) -> list[str]:
     return [line for name in NAMES for line in bed.processes(name).values() if "topoplan preflight of" in line]
 
 
-def test_hosts_that_are_ready_pass(
-    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
+def test_hosts_that_are_ready_pass(ready: Bed, run: Run, connections: Open) -> None:
     checks = preflight(connections, *run)
     assert found(checks, "failure", "skipped") == set(), [check for check in checks if check.outcome != "ok"]
     asked = {check.name for check in checks}
@@ -83,9 +86,7 @@ def test_hosts_that_are_ready_pass(
     assert listeners(ready) == []
 
 
-def test_a_taken_port_is_found_on_node_0(
-    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
+def test_a_taken_port_is_found_on_node_0(ready: Bed, run: Run, connections: Open) -> None:
     cluster, needs = run
     program = LISTEN.format(port=needs.master_port)
     thief = connections["n0"].start(["python3", "-c", program], hold_stdin=True)
@@ -100,9 +101,7 @@ def test_a_taken_port_is_found_on_node_0(
     assert one(checks, "master-port", "n2").outcome == "skipped"
 
 
-def test_two_hosts_that_cannot_talk_are_both_named(
-    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
+def test_two_hosts_that_cannot_talk_are_both_named(ready: Bed, run: Run, connections: Open) -> None:
     with ready.partition("n1", "n3"):
         checks = preflight(connections, *run)
     assert found(checks, "failure") == {("high-ports", "n1"), ("high-ports", "n3")}
@@ -112,9 +111,7 @@ def test_two_hosts_that_cannot_talk_are_both_named(
     assert listeners(ready) == []
 
 
-def test_each_fault_is_found_where_it_is(
-    ready: Bed, directory: Path, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
+def test_each_fault_is_found_where_it_is(ready: Bed, directory: Path, run: Run, connections: Open) -> None:
     cluster, needs = run
     hosts = list(cluster.hosts)
     hosts[1] = replace(hosts[1], venv="/no/such/venv")
@@ -143,24 +140,15 @@ def test_each_fault_is_found_where_it_is(
     assert one(checks, "high-ports", "n1").outcome == "ok", "another Python tries it"
 
 
-def test_a_host_that_is_lost_in_between_fails(
-    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
+def test_a_host_that_is_lost_in_between_fails(ready: Bed, run: Run, connections: Open) -> None:
     other = connect_all({"n2": ready.target("n2")}, Access())["n2"]
-    assert isinstance(other, Connection)
     other.close()
     checks = preflight({**connections, "n2": other}, *run)
     assert one(checks, "reachable", "n2").outcome == "failure"
     assert one(checks, "reachable", "n1").outcome == "ok"
 
 
-def test_listeners_end_with_the_client(
-    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
-    import random
-
-    from topoplan.hosts.facts import HostFacts
-
+def test_listeners_end_with_the_client(ready: Bed, run: Run, connections: Open) -> None:
     cluster, needs = run
     said: dict[str, HostFacts | HostError] = dict.fromkeys(NAMES, HostFacts())
     fleet = fleet_of(cluster, needs, said)
@@ -171,9 +159,7 @@ def test_listeners_end_with_the_client(
     assert eventually(lambda: not listeners(ready))
 
 
-def test_a_check_that_is_skipped_is_not_made(
-    run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
-) -> None:
+def test_a_check_that_is_skipped_is_not_made(run: Run, connections: Open) -> None:
     skip = ("shm", "reachable", MASTER_REACHABLE, PORTS_OPEN)
     names = {check.name for check in preflight(connections, *run, skip=skip)}
     assert not names & set(skip)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from topoplan.catalog.fabrics import link_layers
 from topoplan.hosts.facts import AdapterFacts
-from topoplan.hosts.preflight.fleet import Fleet, Node, names, version
+from topoplan.hosts.preflight.fleet import Fleet, Node, version
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.hosts.sections import address_of, number
 from topoplan.units import format_bit_rate, named
@@ -14,8 +14,7 @@ from topoplan.units import format_bit_rate, named
 _FULL_RATE = 0.95
 """Fraction of the rate in the spec; a lower rate means that the link trained to fewer lanes or a slower speed."""
 _DMABUF_KERNEL = (5, 12)
-"""First Linux version that can export GPU memory (NCCL user guide, GPUDirect RDMA); nvidia_peermem is then not
-needed."""
+"""First Linux version that can export GPU memory (NCCL user guide, GPUDirect RDMA), without nvidia_peermem."""
 _DYNAMIC_GID_NCCL = (2, 21)
 """First NCCL version that selects the GID itself (NCCL user guide, NCCL_IB_GID_INDEX)."""
 _ROCE_V2 = "RoCE v2"
@@ -95,8 +94,8 @@ def gid(fleet: Fleet, node: Node) -> Result | None:
 def traffic_class(fleet: Fleet, node: Node) -> Result | None:
     """RoCE in another queue than the lossless one.
 
-    What an administrator has set for a port (tc/PORT/traffic_class) overrides what NCCL requests, in queue pairs that
-    the kernel sets up (nccl#2383).
+    What is set for a port (tc/PORT/traffic_class) overrides what NCCL requests, in queue pairs of the kernel
+    (nccl#2383).
     """
     if fleet.cluster.nodes == 1 or fleet.cluster.fabric.kind != "roce" or node.facts.adapters is None:
         return None
@@ -109,11 +108,8 @@ def traffic_class(fleet: Fleet, node: Node) -> Result | None:
         named_ones = ", ".join(f"{one.device} {one.traffic_class or 'none'}" for one in active_adapters(node))
         return warning(f"its adapters send with traffic classes of their own: {named_ones}", "set one for all of them")
     own = next(iter(forced), None)
-    if others := fleet.majority_against(node, _forced):
-        return warning(
-            f"the host sends with traffic class {own}, and {_forced(others[0])} on {names(others)}",
-            "set the same on all hosts",
-        )
+    if words := fleet.difference(node, _forced):
+        return warning(f"the host sends with traffic class {words}", "set the same on all hosts")
     if own is not None and asked not in (None, own):
         return warning(
             f"traffic class {asked} is asked for, and the host sends with {own} (DSCP {own >> 2}) whatever is asked",
@@ -147,7 +143,6 @@ def peermem(fleet: Fleet, node: Node) -> Result | None:
 
 
 def _chosen(node: Node) -> Iterator[AdapterFacts]:
-    """Yield the adapters named in the spec, or else all."""
     for one in node.facts.adapters or ():
         if not node.host.hcas or any(_is_named(one, name) for name in node.host.hcas):
             yield one

@@ -13,7 +13,7 @@ from dataclasses import replace
 from topoplan.errors import HostError, InputError, nearest
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
-from topoplan.hosts.preflight import adapters, fabric, gpus, interfaces, nccl, software, storage, system
+from topoplan.hosts.preflight import adapters, fabric, gpus, interfaces, software, storage, system
 from topoplan.hosts.preflight.fleet import Check, Fleet, Node
 from topoplan.hosts.result import Result
 from topoplan.specs.cluster import Cluster
@@ -42,7 +42,7 @@ CHECKS: Mapping[str, Check] = {
     "gpudirect": adapters.peermem,
     "cloud": fabric.cloud,
     "fabric-files": fabric.fabric_files,
-    "nccl-settings": nccl.nccl_settings,
+    "nccl-settings": fabric.nccl_settings,
     "python": software.python,
     "packages": software.packages,
     "versions": software.versions,
@@ -54,7 +54,6 @@ CHECKS: Mapping[str, Check] = {
 }
 """The checks of a host's facts by name, in the order in which they are shown."""
 MASTER_REACHABLE, PORTS_OPEN = "master-port", "high-ports"
-"""The checks of `connections`."""
 SECRETS = "secrets"
 """The check of this machine's own environment."""
 NAMES = (SECRETS, REACHABLE, *CHECKS, MASTER_REACHABLE, PORTS_OPEN)
@@ -85,8 +84,8 @@ def fleet_of(
 ) -> Fleet:
     """Return the hosts that answered, in the order of `cluster.hosts`.
 
-    `reported` has one entry per host, keyed by its name; `query_times_s` gives the times at which each was asked and
-    had answered, in seconds since 1970 by our clock.
+    `reported` has one entry per host, by name; `query_times_s` has the times at which each was asked and had answered,
+    in seconds since 1970 by our clock.
     """
     nodes = tuple(
         Node(number=number, name=name, host=host, facts=one, query_times_s=(query_times_s or {}).get(name))

@@ -20,20 +20,15 @@ from topoplan.hosts.preflight.checks import MASTER_REACHABLE, PORTS_OPEN
 from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.preflight.interfaces import fabric_address
 from topoplan.hosts.result import Result, failure, ok, skipped
-from topoplan.remote.programs import program
+from topoplan.remote.connection import program
 from topoplan.terminal import plain_values
 from topoplan.units import named
 
 CONNECT_S = 4.0
-"""Time limit per connection: a lost first packet is retransmitted after 1 and after 3 seconds (RFC 6298,
-tcp_syn_retries).
-"""
+"""Time limit per connection: a lost first packet is sent again after 1 and 3 s (RFC 6298, tcp_syn_retries)."""
 LIMIT_S = 45.0
-"""Time after which a host's program ends in any case."""
 PORTS = 2
-"""Number of ports on which each host listens."""
 SCRIPT, PROGRAM = program("hosts", "meet.sh"), program("hosts", "ports.py")
-"""The program that runs on a host, and the one that it runs with Python."""
 _CANDIDATES = 12
 _AT_ONCE = 128
 _RANGE = (32768, 60999)
@@ -189,7 +184,6 @@ def _pairs(fleet: Fleet, node: Node, own: _Listens, results: _Results) -> Result
 
 
 def _why_untried(own: _Listens, results: _Results) -> Result | None:
-    """Return the result for a host that could not try, if it could not."""
     for answer in (own, results):
         if isinstance(answer, HostError):
             return failure(answer.what, answer.remedy)

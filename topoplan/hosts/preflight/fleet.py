@@ -23,10 +23,8 @@ class Node:
     """A host that answered."""
 
     number: int
-    """Node rank."""
     name: str
     host: Host
-    """The host as in the spec."""
     facts: HostFacts
     query_times_s: tuple[float, float] | None = None
     """When the host was asked and when it had answered, by this machine's clock, in seconds since 1970."""
@@ -70,6 +68,11 @@ class Fleet:
             return ()
         return tuple(other for other in self.nodes if value(other) == usual)
 
+    def difference(self, node: Node, value: Callable[[Node], T | None]) -> str:
+        """Return `2.7.0, and 2.6.0 on alpha, beta` if this host's value is not the most common one; otherwise empty."""
+        others = self.majority_against(node, value)
+        return f"{value(node)}, and {value(others[0])} on {names(others)}" if others else ""
+
 
 Check = Callable[[Fleet, Node], Result | None]
 """One check of one host; returns None if it does not apply."""
@@ -87,9 +90,6 @@ def names(nodes: Iterable[Node]) -> str:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version for comparison.
-
-    (5, 15, 0) for `5.15.0-105-generic`, (2, 21, 5) for `2.21.5+cuda12.4`.
-    """
+    """Return the leading numbers of a version, for comparison: (5, 15, 0) for `5.15.0-105-generic`."""
     found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", text.strip())
     return tuple(int(part) for part in found[0].split(".")) if found else ()

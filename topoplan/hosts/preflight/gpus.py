@@ -12,9 +12,7 @@ from topoplan.units import format_gib, format_seconds, named
 _IDLE_BYTES = 2**30
 """Above this, a GPU is in use: a driver without a process takes some hundred MiB."""
 _SAME_MEMORY = 0.03
-"""Two reports of the memory of one card differ by up to this fraction, because drivers reserve different amounts (ECC,
-firmware).
-"""
+"""Reports of one card's memory differ by up to this fraction: drivers reserve different amounts (ECC, firmware)."""
 _CONSUMER = re.compile(r"GeForce|RTX [2345]0\d\d", re.IGNORECASE)
 
 

@@ -136,9 +136,9 @@ def mtu(fleet: Fleet, node: Node) -> Result | None:
         return most_common(each.active_mtu_bytes for each in active_adapters(one))
 
     for what, value in ((_socket_interface(fleet, node), of_interface), ("RDMA adapters", of_adapters)):
-        if others := fleet.majority_against(node, value):
+        if words := fleet.difference(node, value):
             return warning(
-                f"MTU of {what} is {value(node)}, and {value(others[0])} on {names(others)}",
+                f"MTU of {what} is {words}",
                 "set the same MTU on all hosts and switches; try `ping -M do -s 8972` between them where it is 9000",
             )
     found = of_interface(node) or of_adapters(node)
@@ -181,8 +181,7 @@ def port_range(fleet: Fleet, node: Node) -> Result | None:
 def fabric_address(fleet: Fleet, node: Node) -> str:
     """Return the address at which the other hosts reach a node.
 
-    This is an address of the spec's interface, else the one from which the node reaches node 0, else the spec's
-    address.
+    That is one of the spec's interface, else the one from which it reaches node 0, else the spec's.
     """
     route = _route(fleet, node)
     own = next((one for one in node.facts.interfaces or () if one.name == node.host.socket_interface), None)
@@ -196,10 +195,7 @@ def _route(fleet: Fleet, node: Node) -> RouteFacts | None:
 
 
 def _socket_interface(fleet: Fleet, node: Node) -> str:
-    """Return the interface for a node's sockets.
-
-    It is the one in the spec, else the one that leads to node 0; on node 0, the one with its address.
-    """
+    """Return the interface of the spec, else the one that leads to node 0; on node 0, the one with its address."""
     if node.host.socket_interface:
         return node.host.socket_interface
     route = _route(fleet, node)

@@ -50,9 +50,8 @@ def preflight(
 ) -> tuple[Result, ...]:
     """Check the hosts of a cluster for a run, or with `needs` None for any run.
 
-    `connections` has one entry per host in the order of `cluster.hosts`; a connection that could not be made is a
-    failure of `reachable`. Takes some seconds; nothing is changed on the hosts, and nothing is left running there. The
-    connections stay open.
+    `connections` has one entry per host in the order of `cluster.hosts`; a failed one fails `reachable`. Takes some
+    seconds; nothing is changed or left running on the hosts, and the connections stay open.
     """
     hosts = dict(zip(connections, cluster.hosts, strict=True))
     open_ones = {name: one for name, one in connections.items() if isinstance(one, Connection)}

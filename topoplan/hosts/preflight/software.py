@@ -6,7 +6,7 @@ from topoplan.catalog.packages import allows
 from topoplan.catalog.releases import releases
 from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import python_on
-from topoplan.hosts.preflight.fleet import Fleet, Node, names
+from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import named
 
@@ -66,18 +66,12 @@ def versions(fleet: Fleet, node: Node) -> Result | None:
         return None
     if not node.facts.versions:
         return node.not_reported("versions")
-    apart = {name: other for name in _SAME if (other := _differs(fleet, node, name))}
-    if apart:
-        words = "; ".join(f"{name} {node.facts.versions[name]}, and {other}" for name, other in apart.items())
-        return failure(words, "install the same versions on all hosts")
-    if other := _differs(fleet, node, "driver"):
-        return warning(
-            f"driver {node.facts.versions['driver']}, and {other}", "bring all hosts to one version of the driver"
-        )
+
+    def apart(name: str) -> str:
+        return fleet.difference(node, lambda one: one.facts.versions.get(name) or None)
+
+    if found := [f"{name} {words}" for name in _SAME if (words := apart(name))]:
+        return failure("; ".join(found), "install the same versions on all hosts")
+    if words := apart("driver"):
+        return warning(f"driver {words}", "bring all hosts to one version of the driver")
     return ok("the same as on the other hosts")
-
-
-def _differs(fleet: Fleet, node: Node, name: str) -> str:
-    """Return `2.6.0 on alpha, beta` if this host has another version than most; otherwise an empty string."""
-    others = fleet.majority_against(node, lambda other: other.facts.versions.get(name) or None)
-    return f"{others[0].facts.versions[name]} on {names(others)}" if others else ""

@@ -134,7 +134,6 @@ def _unknown(node: Node, path: str) -> Result:
 
 
 def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Result:
-    """Return the facts about a directory that must exist, or the failure."""
     path = path_on(node.host, directory)
     if path is None:
         return failure(

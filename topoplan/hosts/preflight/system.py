@@ -78,10 +78,8 @@ def shm(fleet: Fleet, node: Node) -> Result:
 
 
 def memlock(fleet: Fleet, node: Node) -> Result | None:
-    """Row 15: RDMA pins memory, and the limit of the session that starts the run applies.
-
-    The fact is the limit after raising it as far as the session may, which a node script does first.
-    """
+    """Row 15: RDMA pins memory, within the limit of the session that starts the run, as far as a script can raise
+    it."""
     if not fleet.uses_rdma:
         return None
     limit = node.facts.memlock_bytes

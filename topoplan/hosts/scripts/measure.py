@@ -29,10 +29,7 @@ def say(**document: Any) -> None:
 
 
 def start(program: str, task: Task) -> int:
-    """Start one process per GPU and return an exit code.
-
-    The processes end with the first one that fails, with standard input, or at the time limit.
-    """
+    """Start one process per GPU; return an exit code. They end with the first that fails, stdin, or the limit."""
     try:
         import torch
     except ImportError as error:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.run.log_copy import LogCopy
+from topoplan.run.following import LogCopy
 
 
 def opened(path: Path) -> LogCopy:
