@@ -272,7 +272,7 @@ class IdleMonitor:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watched: weakref.WeakKeyDictionary[paramiko.Transport, Wire] = weakref.WeakKeyDictionary()
+        self._watched: dict[paramiko.Transport, Wire] = {}
         self._thread: threading.Thread | None = None
 
     def add(self, transport: paramiko.Transport, wire: Wire) -> None:
