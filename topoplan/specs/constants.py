@@ -126,7 +126,7 @@ class Constants:
     )
     overlap_interference: float = _constant(
         PART_OR_NONE,
-        "Part of hidden communication by which the work beside it gets longer, under ddp, deepspeed and fsdp2.",
+        "Part of hidden communication by which the work beside it gets longer.",
     )
     nvlink_gb_per_s: float = _constant(
         Number(1, 10_000),
