@@ -76,6 +76,7 @@ class TeBuilder(Builder):
         is_normed: bool = False,
         input_freed_by: tuple[str, ...] | None = None,
         divides: str = "",
+        activation: str = "",
     ) -> Product:
         """Add a linear layer: forward, input gradient and weight gradient. Returns the product.
 
@@ -88,6 +89,7 @@ class TeBuilder(Builder):
         - `input_freed_by`: recompute modules that restore the input, if they differ from `freed_by`.
         - `is_normed`: the preceding norm is fused into the layer.
         - `divides`: name of the dimension that tensor parallelism splits.
+        - `activation`: its output or input, if the activation there and its casts are part of the product.
         """
         shard, adapters = self.shard, self.shard.adapters
         experts, ranks = (moe.experts, shard.etp) if moe else (0, shard.tp)
@@ -98,6 +100,7 @@ class TeBuilder(Builder):
             inputs / ranks if side == "row" else inputs,
             experts / shard.ep if moe else 1,
             is_trained=adapters is None,
+            is_fused=bool(activation),
             accumulated_bytes=2 * shard.gradient_bytes,
         )
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
@@ -117,6 +120,7 @@ class TeBuilder(Builder):
             self._adapter(weight, product, adapters, freed_by, is_input_kept=is_normed or label is None)
         if shard.is_low_precision:
             ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
+            ahead, back = 0.0 if activation == "input" else ahead, 0.0 if activation == "output" else back
             self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
         return product
 
@@ -125,9 +129,12 @@ class TeBuilder(Builder):
 
         The input and the output gradient are read in bf16 and written twice, rowwise and columnwise. With one scale per
         tensor (fp8), a norm writes 8 bits itself, tensors gathered over the sequence are cast before the gather, and
-        the second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`).
+        the second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`), which only
+        cards need whose products read one layout (`csrc/quantizer.cpp`, nvte_is_non_tn_fp8_gemm_supported).
         """
         cast, transpose = BF16 + 2, 2
+        if self.shard.precision == "fp8" and not self.shard.transposes_fp8:
+            cast, transpose = BF16 + 1, 0
         into, out = product.count * product.rows * product.inputs, product.count * product.rows * product.outputs
         ahead, back = cast * into, cast * out
         if self.shard.precision == "fp8":

@@ -63,9 +63,14 @@ class Constants:
     grouped_gemm_efficiency: float = _constant(PART, "The same of the experts' grouped GEMMs.")
     fp8_gemm_efficiency: float = _constant(PART, "The same in fp8, of the fp8 peak, without casts.")
     mxfp8_gemm_efficiency: float = _constant(PART, "The same with a scale for every 32 values.")
+    fp8_gradients_share: float = _constant(
+        PART, "Rate of backward's fp8 GEMMs with one scale a tensor, which add up in fp32, of forward's."
+    )
+    fp8_transposes: bool = _constant(FLAG, "Whether fp8 GEMMs need copies transposed, with one scale a tensor.")
     fp4_gemm_efficiency: float = _constant(PART, "The same in fp4, of the fp4 peak.")
     gemm_tile: tuple[int, int] = _constant(TILE, "Least output tile of a GEMM that has a multiprocessor's full rate.")
     gemm_prologue: int = _constant(Count(0, 65536), "Elements of K that a tile's start and end cost.")
+    fp8_gemm_prologue: int = _constant(Count(0, 65536), "The same in 8 bits or fewer.")
     accumulation_share: float = _constant(
         PART_OR_NONE, "Part of the time of adding a weight's gradient to its buffer that its product does not hide."
     )
