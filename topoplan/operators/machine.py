@@ -174,6 +174,17 @@ class Moved(Work):
         return Seconds(forward, backward, launches=(self.forward_kernels, self.backward_kernels))
 
 
+class Cast(Moved):
+    """Kernels that cast to 8 bits or fewer."""
+
+    __slots__ = ()
+
+    def seconds(self, on: Machine) -> Seconds:
+        """Return bytes over bandwidth, plus a launch per kernel."""
+        slower = on.profile.memory_efficiency / on.profile.cast_efficiency
+        return Moved(slower * self.forward_bytes, slower * self.backward_bytes).seconds(on)
+
+
 @dataclass(frozen=True, slots=True)
 class Calls(Work):
     """Calls of a collective that nothing hides."""

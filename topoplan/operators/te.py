@@ -18,7 +18,7 @@ from topoplan.network.placement import Group
 from topoplan.operators.adapters import Adapters
 from topoplan.operators.builder import Builder
 from topoplan.operators.core_attention import CoreAttention
-from topoplan.operators.machine import Machine, Product
+from topoplan.operators.machine import Cast, Machine, Product
 from topoplan.operators.op import (
     BF16,
     FP32,
@@ -121,7 +121,7 @@ class TeBuilder(Builder):
         if shard.is_low_precision:
             ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
             ahead, back = 0.0 if activation == "input" else ahead, 0.0 if activation == "output" else back
-            self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
+            self.add(f"{name} casts", "elementwise", Cast(ahead, back), freed_by=freed_by)
         return product
 
     def _cast_bytes(self, weight: Linear, product: Product, *, is_normed: bool) -> tuple[float, float]:

@@ -75,6 +75,7 @@ class Constants:
         PART_OR_NONE, "Part of the time of adding a weight's gradient to its buffer that its product does not hide."
     )
     memory_efficiency: float = _constant(PART, "Rate of elementwise kernels, of the memory's bandwidth.")
+    cast_efficiency: float = _constant(PART, "The same of those that cast to 8 bits or fewer.")
     card_spread: float = _constant(
         PART_OR_NONE, "Standard deviation of the rate of products over cards of a kind: a step waits for the slowest."
     )
