@@ -106,9 +106,7 @@ class TeBuilder(Builder):
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
         elements = product.count * self._rows_around(weight, product)[0] * product.inputs
         if adapters is None and label is not None:
-            # Low-precision layers save the quantized copy.
-            each = QUANTISED_BYTES.get(shard.precision, BF16)
-            saved = (SavedTensor(label or f"{name} input", each * elements, input_freed_by or freed_by),)
+            saved = (self._saved_input(label or f"{name} input", elements, input_freed_by or freed_by),)
         elif is_adapted and is_normed:
             # With `weight.requires_grad` false, Transformer Engine saves no input; but a layer that hands the norm's
             # output to an adapter saves all of it nevertheless (`layernorm_linear.py`: ln_out_to_save).
@@ -119,13 +117,16 @@ class TeBuilder(Builder):
         if adapters is not None and is_adapted:
             self._adapter(weight, product, adapters, freed_by, is_input_kept=is_normed or label is None)
         if shard.is_low_precision:
-            ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
-            ahead, back = 0.0 if activation == "input" else ahead, 0.0 if activation == "output" else back
-            self.add(f"{name} casts", "elementwise", Cast(ahead, back), freed_by=freed_by)
+            work = self._casts(weight, product, is_normed=is_normed, activation=activation)
+            self.add(f"{name} casts", "elementwise", work, freed_by=freed_by)
         return product
 
-    def _cast_bytes(self, weight: Linear, product: Product, *, is_normed: bool) -> tuple[float, float]:
-        """Return the bytes moved by casts, (forward, backward).
+    def _saved_input(self, label: str, elements: float, freed_by: tuple[str, ...]) -> SavedTensor:
+        """Return a linear layer's input as saved for backward; low-precision layers save the quantized copy."""
+        return SavedTensor(label, QUANTISED_BYTES.get(self.shard.precision, BF16) * elements, freed_by)
+
+    def _casts(self, weight: Linear, product: Product, *, is_normed: bool, activation: str) -> Cast:
+        """Return the casts around a linear layer.
 
         The input and the output gradient are read in bf16 and written twice, rowwise and columnwise. With one scale per
         tensor (fp8), a norm writes 8 bits itself, tensors gathered over the sequence are cast before the gather, and
@@ -142,7 +143,7 @@ class TeBuilder(Builder):
                 ahead, back = 0.0, back + transpose * into
             if weight.side == "row" and self.shard.sequence_parallel and not weight.experts:
                 back += (BF16 + 1) * out / self.shard.tp + transpose * out - cast * out
-        return ahead, back
+        return Cast(0.0 if activation == "input" else ahead, 0.0 if activation == "output" else back)
 
     def _rows(self, side: Side, moe: Moe | None) -> float:
         """Return the rows of a product; with `moe`, the rows of one expert."""
