@@ -39,18 +39,18 @@ GOALS: dict[str, tuple[Keep, int, float, float, float]] = {
     "memory, ms-swift Megatron, experts": (memory_of("ms-swift", band="moe_memory_band"), 4, 0.15, 0.20, 0.20),
     "memory, ms-swift Megatron, adapters": (memory_of("ms-swift", band="adapter_memory_band"), 5, 0.23, 0.24, 0.24),
     "memory, DDP, ZeRO and FSDP": (lambda one: one.band == SHARDED, 48, 0.07, 0.17, 0.43),
-    "H100 dense time, bf16": (speed_of(*DGXC, precision="bf16"), 43, 0.032, 0.05, 0.07),
-    "H100 dense time, fp8": (speed_of(*DGXC, precision="fp8"), 42, 0.041, 0.075, 0.115),
+    "H100 dense time, bf16": (speed_of(*DGXC, precision="bf16"), 43, 0.032, 0.05, 0.08),
+    "H100 dense time, fp8": (speed_of(*DGXC, precision="fp8"), 42, 0.03, 0.08, 0.09),
     "Blackwell dense time, 8-bit": (
-        speed_of(*BRIDGE, band="eight_bit_time_band", entry="blackwell"), 8, 0.045, 0.13, 0.13
+        speed_of(*BRIDGE, band="eight_bit_time_band", entry="blackwell"), 8, 0.04, 0.095, 0.095
     ),
     "Blackwell experts' time, 8-bit": (
-        speed_of(*BRIDGE, band="moe_time_band", entry="blackwell"), 13, 0.20, 0.28, 0.38
+        speed_of(*BRIDGE, band="moe_time_band", entry="blackwell"), 13, 0.15, 0.29, 0.35
     ),
-    "Hopper experts' time, tuned runs": (speed_of(*BRIDGE, band="moe_time_band", entry="hopper"), 7, 0.06, 0.56, 0.56),
+    "Hopper experts' time, tuned runs": (speed_of(*BRIDGE, band="moe_time_band", entry="hopper"), 7, 0.06, 0.45, 0.45),
     "B200 time": (speed_of("SimuMax B200"), 19, 0.03, 0.14, 0.15),
     "A100 PCIe time": (speed_of("SimuMax A100 PCIe"), 12, 0.03, 0.05, 0.055),
-    "A100 time, InternEvo": (speed_of("InternEvo"), 18, 0.25, 0.53, 0.58),
+    "A100 time, InternEvo": (speed_of("InternEvo"), 18, 0.23, 0.51, 0.53),
     "A100 time, NVIDIA's papers": (speed_of("Korthikanti et al. 2022", "Narayanan et al. 2021"), 7, 0.14, 0.24, 0.24),
     "time under FSDP": (speed_of(*FSDP), 54, 0.052, 0.12, 0.25),
     "time of LoRA and QLoRA under ZeRO": (speed_of("Qwen README LoRA/QLoRA profile"), 15, 0.15, 0.34, 0.61),

@@ -58,7 +58,8 @@ def test_numbers_are_shown_in_the_units_of_people() -> None:
     assert shown_value("nvls_inside_channels", 16) == "16"
     units = {key: unit(key) for key in (*CONSTANTS, *BANDS)}
     assert (units["cublas_workspace_bytes"], units["attention_softmax_width"]) == ("bytes", "elements")
-    assert {key for key, name in units.items() if not name} == {"flash_attention", "nccl_doubles_narrow_rings"}
+    switches = {"flash_attention", "fp8_transposes", "nccl_doubles_narrow_rings"}
+    assert {key for key, name in units.items() if not name} == switches
 
 
 def test_the_tables_fit() -> None:

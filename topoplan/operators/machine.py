@@ -40,21 +40,34 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
 
 
 def gemm_s(
-    rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1
+    rows: float,
+    columns: float,
+    inner: float,
+    gpu: Gpu,
+    profile: Profile,
+    precision: str,
+    *,
+    count: float = 1,
+    is_fused: bool = False,
 ) -> float:
-    """Return the seconds of one rows x inner by inner x columns GEMM, or of `count` of them in one grouped kernel."""
+    """Return the seconds of one rows x inner by inner x columns GEMM, or of `count` grouped ones.
+
+    `is_fused`: one kernel runs the grouped GEMMs, which then are as fast as one: with 16,384 rows each, eight in mxfp8
+    take as long as one of all rows (PyTorch pull request 174699, CuTe DSL).
+    """
     peak = peak_flops(gpu, precision)
-    efficiency = profile.gemm_efficiency
+    efficiency, prologue = profile.gemm_efficiency, profile.gemm_prologue
     if peak > gpu.fp16_flops:
+        prologue = profile.fp8_gemm_prologue
         efficiency = profile.mxfp8_gemm_efficiency if precision == "mxfp8" else profile.fp8_gemm_efficiency
         efficiency = efficiency if peak == gpu.fp8_flops else profile.fp4_gemm_efficiency
-    if count > 1:
+    if count > 1 and not is_fused:
         efficiency *= profile.grouped_gemm_efficiency / profile.gemm_efficiency
     height, width = profile.gemm_tile
     tiles = ceil(rows / height) * ceil(columns / width) * count
     # Libraries choose the tile size, split K and keep several tiles in flight, so that after the first wave the time
     # does not grow in steps.
-    flops = max(tiles, gpu.sm_count) * 2.0 * height * width * (inner + profile.gemm_prologue)
+    flops = max(tiles, gpu.sm_count) * 2.0 * height * width * (inner + prologue)
     moved = (BF16 if peak <= gpu.fp16_flops else 1) * inner * (rows + columns) + BF16 * rows * columns
     memory = count * moved / (gpu.memory_bytes_per_s * profile.memory_efficiency)
     return profile.kernel_launch_s + max(flops / (peak * efficiency), memory)
@@ -73,9 +86,10 @@ class Machine:
         self.cluster, self.profile, self.gpu = case.cluster, case.profile, case.cluster.gpu
         self._gradients: dict[Product, tuple[float, float]] = {}
 
-    def gemm_s(self, rows: float, columns: float, inner: float, count: float = 1) -> float:
+    def gemm_s(self, rows: float, columns: float, inner: float, count: float = 1, *, is_fused: bool = False) -> float:
         """Return the seconds of a GEMM, or of `count` grouped ones, in the precision of the linear layers."""
-        return gemm_s(rows, columns, inner, self.gpu, self.profile, self.shard.precision, count=count)
+        gpu, profile, precision = self.gpu, self.profile, self.shard.precision
+        return gemm_s(rows, columns, inner, gpu, profile, precision, count=count, is_fused=is_fused)
 
     def elementwise_s(self, moved_bytes: float, kernels: int = 1) -> float:
         """Return the seconds of memory-bound kernels."""
@@ -95,7 +109,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Product(Work):
-    """A product of a rows x inputs tensor with an inputs x outputs weight, or `count` such in one grouped kernel."""
+    """A product of a rows x inputs tensor with an inputs x outputs weight, or `count` grouped ones."""
 
     rows: float
     outputs: float
@@ -103,22 +117,26 @@ class Product(Work):
     count: float = 1
     is_trained: bool = True
     """Whether the weight has a gradient; False if it is frozen."""
+    is_fused: bool = False
+    """Whether one kernel runs the grouped products, instead of several streams."""
     accumulated_bytes: int = 8
     """Bytes moved per element of the weight gradient: accumulation reads and writes a buffer, usually in fp32."""
     source = "roofline of the profile's share of the peak, with tiles and a prologue along K (operators/machine.py)"
 
     def seconds(self, on: Machine) -> Seconds:
         """Return the seconds of one GEMM forward, and of one backward per gradient."""
-        forward = on.gemm_s(self.rows, self.outputs, self.inputs, self.count)
+        forward = on.gemm_s(self.rows, self.outputs, self.inputs, self.count, is_fused=self.is_fused)
         return Seconds(forward, sum(on.gradients_s(self)), launches=(1, 2 if self.is_trained else 1))
 
     def gradients_s(self, on: Machine) -> tuple[float, float]:
         """Return the seconds of the gradients of the input (rows x inputs) and of the weight (outputs x inputs)."""
         rows, outputs, inputs, count = self.rows, self.outputs, self.inputs, self.count
-        dgrad = on.gemm_s(rows, inputs, outputs, count)
+        # Transformer Engine lets forward alone accumulate fast (`common/recipe`, use_split_accumulator).
+        slower = 1.0 / on.profile.fp8_gradients_share if on.shard.precision == "fp8" else 1.0
+        dgrad = slower * on.gemm_s(rows, inputs, outputs, count, is_fused=self.is_fused)
         if not self.is_trained:
             return dgrad, 0.0
-        wgrad = on.gemm_s(outputs, inputs, rows, count)
+        wgrad = slower * on.gemm_s(outputs, inputs, rows, count, is_fused=self.is_fused)
         accumulation = on.elementwise_s(self.accumulated_bytes * count * outputs * inputs, 0)
         return dgrad, max(accumulation, wgrad + on.profile.accumulation_share * accumulation)
 
@@ -154,6 +172,17 @@ class Moved(Work):
         forward = on.elementwise_s(self.forward_bytes, self.forward_kernels)
         backward = on.elementwise_s(self.backward_bytes, self.backward_kernels)
         return Seconds(forward, backward, launches=(self.forward_kernels, self.backward_kernels))
+
+
+class Cast(Moved):
+    """Kernels that cast to 8 bits or fewer."""
+
+    __slots__ = ()
+
+    def seconds(self, on: Machine) -> Seconds:
+        """Return bytes over bandwidth, plus a launch per kernel."""
+        slower = on.profile.memory_efficiency / on.profile.cast_efficiency
+        return Moved(slower * self.forward_bytes, slower * self.backward_bytes).seconds(on)
 
 
 @dataclass(frozen=True, slots=True)

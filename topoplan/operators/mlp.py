@@ -7,7 +7,7 @@ from typing import Any
 from topoplan.operators.eager import EagerBuilder
 from topoplan.operators.machine import Product
 from topoplan.operators.op import BF16, FP32, SavedTensor
-from topoplan.operators.te import TeBuilder
+from topoplan.operators.te import QUANTISED_BYTES, TeBuilder
 from topoplan.specs.model import Mlp, Moe
 
 
@@ -31,6 +31,10 @@ def te_feed_forward(
 ) -> tuple[Product, float]:
     """Add two linear layers and the activation between them.
 
+    Fused, the activation is a part of the products of experts: the first one also writes its quantized result, twice,
+    and backward of the second one reads the first one's output and writes its quantized gradient, twice (Transformer
+    Engine `pytorch/ops/fused/grouped_mlp.py`).
+
     Returns (the first product, the bytes that the second layer saves). A shared expert's input is saved by the router.
     `moe` is given if every expert has such layers.
     """
@@ -38,14 +42,19 @@ def te_feed_forward(
     all_first, name = mlp.intermediate_size * (2 if mlp.gated else 1), f"{prefix}linear_fc1"
     common: dict[str, Any] = {"freed_by": by, "moe": moe, "bias": mlp.bias}
     label = None if is_shared else ""
-    into = build.linear(name, build.hidden, all_first, label=label, is_normed=not prefix, **common)
+    is_fused = moe is not None and build.shard.fuses_experts
+    sides = ("output", "input") if is_fused else ("", "")
+    into = build.linear(name, build.hidden, all_first, label=label, is_normed=not prefix, activation=sides[0], **common)
     width = mlp.intermediate_size / (build.shard.etp if moe else build.shard.tp)
     moved, activated = BF16 * into.rows * into.count, (*by, "moe_act") if moe else by
     ahead, back = moved * (into.outputs + width), moved * (2 * into.outputs + width)
-    build.moved(f"{prefix}activation", ahead, back, freed_by=activated)
+    if is_fused:
+        written = 2 * QUANTISED_BYTES[build.shard.precision] / BF16
+        ahead, back = moved * written * width, moved * ((1 + written) * into.outputs - width)
+    build.moved(f"{prefix}activation", ahead, back, kernels=0 if is_fused else 1, freed_by=activated)
     build.keep(f"{name} output", moved * into.outputs, by)
     before, name, divides = len(build.ops), f"{prefix}linear_fc2", "expert width" if moe else "MLP width"
-    common |= {"input_freed_by": activated, "divides": divides}
+    common |= {"input_freed_by": activated, "divides": divides, "activation": sides[1]}
     build.linear(name, mlp.intermediate_size, build.hidden, "row", **common)
     return into, build.saved_bytes(before)
 

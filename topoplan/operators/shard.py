@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topoplan.layout.layout import Layout
+from topoplan.network.topology import local_ranks
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.operators.op import BF16, FP32
@@ -46,6 +47,10 @@ class Shard(NamedTuple):
     router_pads: bool = False
     """Whether, in 8-bit training, the router pads what an expert receives; otherwise the tokens are copied to be
     padded."""
+    fuses_experts: bool = False
+    """Whether the experts' activation and the casts around it are part of their products."""
+    transposes_fp8: bool = True
+    """Whether fp8 products need a transposed copy of what backward reads along the other dimension."""
     gradient_bytes: int = FP32
     """Bytes per element of the buffer into which weight gradients are accumulated."""
     adapters: Adapters | None = None
@@ -92,9 +97,22 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),
         router_pads=case.cluster.gpu.architecture in case.traits.router_pads_on,
+        fuses_experts=_fuses_experts(case),
+        transposes_fp8=case.profile.fp8_transposes,
         gradient_bytes=FP32 if layout.grad_reduce_in_fp32 else BF16,
         adapters=adapters_of(job),
     )
+
+
+def _fuses_experts(case: Case) -> bool:
+    """Return whether experts run as Transformer Engine's fused grouped MLP.
+
+    It exists for block scales on compute capability 10 (`pytorch/ops/fused/grouped_mlp.py`, is_supported).
+    """
+    cluster = case.cluster
+    over_nodes = local_ranks(cluster) > cluster.gpus_per_node
+    can = cluster.gpu.architecture == "blackwell" and case.job.precision == "mxfp8"
+    return case.traits.fuses_experts_over_nodes and can and over_nodes
 
 
 def _takes_flash_attn(case: Case, layout: Layout) -> bool:

@@ -18,7 +18,7 @@ from topoplan.network.placement import Group
 from topoplan.operators.adapters import Adapters
 from topoplan.operators.builder import Builder
 from topoplan.operators.core_attention import CoreAttention
-from topoplan.operators.machine import Machine, Product
+from topoplan.operators.machine import Cast, Machine, Product
 from topoplan.operators.op import (
     BF16,
     FP32,
@@ -76,6 +76,7 @@ class TeBuilder(Builder):
         is_normed: bool = False,
         input_freed_by: tuple[str, ...] | None = None,
         divides: str = "",
+        activation: str = "",
     ) -> Product:
         """Add a linear layer: forward, input gradient and weight gradient. Returns the product.
 
@@ -88,6 +89,7 @@ class TeBuilder(Builder):
         - `input_freed_by`: recompute modules that restore the input, if they differ from `freed_by`.
         - `is_normed`: the preceding norm is fused into the layer.
         - `divides`: name of the dimension that tensor parallelism splits.
+        - `activation`: its output or input, if the activation there and its casts are part of the product.
         """
         shard, adapters = self.shard, self.shard.adapters
         experts, ranks = (moe.experts, shard.etp) if moe else (0, shard.tp)
@@ -98,14 +100,13 @@ class TeBuilder(Builder):
             inputs / ranks if side == "row" else inputs,
             experts / shard.ep if moe else 1,
             is_trained=adapters is None,
+            is_fused=bool(activation),
             accumulated_bytes=2 * shard.gradient_bytes,
         )
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
         elements = product.count * self._rows_around(weight, product)[0] * product.inputs
         if adapters is None and label is not None:
-            # Low-precision layers save the quantized copy.
-            each = QUANTISED_BYTES.get(shard.precision, BF16)
-            saved = (SavedTensor(label or f"{name} input", each * elements, input_freed_by or freed_by),)
+            saved = (self._saved_input(label or f"{name} input", elements, input_freed_by or freed_by),)
         elif is_adapted and is_normed:
             # With `weight.requires_grad` false, Transformer Engine saves no input; but a layer that hands the norm's
             # output to an adapter saves all of it nevertheless (`layernorm_linear.py`: ln_out_to_save).
@@ -116,18 +117,25 @@ class TeBuilder(Builder):
         if adapters is not None and is_adapted:
             self._adapter(weight, product, adapters, freed_by, is_input_kept=is_normed or label is None)
         if shard.is_low_precision:
-            ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
-            self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
+            work = self._casts(weight, product, is_normed=is_normed, activation=activation)
+            self.add(f"{name} casts", "elementwise", work, freed_by=freed_by)
         return product
 
-    def _cast_bytes(self, weight: Linear, product: Product, *, is_normed: bool) -> tuple[float, float]:
-        """Return the bytes moved by casts, (forward, backward).
+    def _saved_input(self, label: str, elements: float, freed_by: tuple[str, ...]) -> SavedTensor:
+        """Return a linear layer's input as saved for backward; low-precision layers save the quantized copy."""
+        return SavedTensor(label, QUANTISED_BYTES.get(self.shard.precision, BF16) * elements, freed_by)
+
+    def _casts(self, weight: Linear, product: Product, *, is_normed: bool, activation: str) -> Cast:
+        """Return the casts around a linear layer.
 
         The input and the output gradient are read in bf16 and written twice, rowwise and columnwise. With one scale per
         tensor (fp8), a norm writes 8 bits itself, tensors gathered over the sequence are cast before the gather, and
-        the second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`).
+        the second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`), which only
+        cards need whose products read one layout (`csrc/quantizer.cpp`, nvte_is_non_tn_fp8_gemm_supported).
         """
         cast, transpose = BF16 + 2, 2
+        if self.shard.precision == "fp8" and not self.shard.transposes_fp8:
+            cast, transpose = BF16 + 1, 0
         into, out = product.count * product.rows * product.inputs, product.count * product.rows * product.outputs
         ahead, back = cast * into, cast * out
         if self.shard.precision == "fp8":
@@ -135,7 +143,7 @@ class TeBuilder(Builder):
                 ahead, back = 0.0, back + transpose * into
             if weight.side == "row" and self.shard.sequence_parallel and not weight.experts:
                 back += (BF16 + 1) * out / self.shard.tp + transpose * out - cast * out
-        return ahead, back
+        return Cast(0.0 if activation == "input" else ahead, 0.0 if activation == "output" else back)
 
     def _rows(self, side: Side, moe: Moe | None) -> float:
         """Return the rows of a product; with `moe`, the rows of one expert."""

@@ -25,7 +25,8 @@ class UserBuffers(Work):
     The inputs of the column-parallel product, and in backward the output gradients of the row-parallel one, move around
     a ring one rank's part at a time while the previous part is multiplied. The row-parallel product is reduce-scattered
     in pieces. In the column-parallel layer's backward, its input is gathered while the input gradient is computed, and
-    the input gradient is reduce-scattered while the weight gradient is computed.
+    the input gradient is reduce-scattered while the weight gradient is computed. In 8 bits, what is gathered is cast
+    before; sums are in bf16.
     """
 
     column: Product
@@ -35,12 +36,14 @@ class UserBuffers(Work):
     def seconds(self, on: Machine) -> Seconds:
         """Return the seconds in addition to those of the products alone."""
         column, row, group = self.column, self.row, Group(on.shard.tp, 1)
-        whole = BF16 * on.shard.tokens * row.outputs
+        elements = on.shard.tokens * row.outputs
+        whole = BF16 * elements
         one = on.call_s("all-gather", group, whole)
+        gathered = on.call_s("all-gather", group, gathered_bytes(on.shard) * elements)
         inputs_gradient, weights_gradient = on.gradients_s(column)
-        forward = self._ring_s(on, column.rows, column.outputs, column.inputs, one) + self._scattered_s(on, one)
-        backward = self._ring_s(on, row.rows, row.inputs, row.outputs, one)
-        backward += self._beside_s(on, inputs_gradient, one) + self._beside_s(on, weights_gradient, one)
+        forward = self._ring_s(on, column.rows, column.outputs, column.inputs, gathered) + self._scattered_s(on, one)
+        backward = self._ring_s(on, row.rows, row.inputs, row.outputs, gathered)
+        backward += self._beside_s(on, inputs_gradient, gathered) + self._beside_s(on, weights_gradient, one)
         return Seconds(forward, backward, Collective("all-gather", group, whole, one, 2, 3))
 
     def _ring_s(self, on: Machine, rows: float, outputs: float, inputs: float, one: float) -> float:
@@ -64,9 +67,13 @@ def _left_to_gemms(on: Machine) -> float:
     return 1.0 - USER_BUFFER_SMS / on.gpu.sm_count
 
 
+def gathered_bytes(shard: Shard) -> int:
+    """Return the bytes of an element that user buffers gather."""
+    return 1 if shard.is_low_precision else BF16
+
+
 def user_buffer_bytes(shard: Shard, hidden: int) -> float:
     """Return the device memory of user buffers, which torch does not see (TE `userbuffers-host.cpp`, cuMemCreate)."""
     if not shard.user_buffers:
         return 0.0
-    gathered_bytes = 1 if shard.is_low_precision else BF16
-    return shard.tokens * hidden * float(GATHER_BUFFERS * gathered_bytes + SCATTER_BUFFERS * BF16)
+    return shard.tokens * hidden * float(GATHER_BUFFERS * gathered_bytes(shard) + SCATTER_BUFFERS * BF16)

@@ -105,6 +105,7 @@ _UNITS = {
     "_tile": "elements",
     "_prologue": "elements",
     "flash_attention": "",
+    "_transposes": "",
     "_rings": "",
 }
 """Suffix of a constant's name -> its unit, longer suffixes first; constants with no match are fractions."""

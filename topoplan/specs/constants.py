@@ -63,13 +63,19 @@ class Constants:
     grouped_gemm_efficiency: float = _constant(PART, "The same of the experts' grouped GEMMs.")
     fp8_gemm_efficiency: float = _constant(PART, "The same in fp8, of the fp8 peak, without casts.")
     mxfp8_gemm_efficiency: float = _constant(PART, "The same with a scale for every 32 values.")
+    fp8_gradients_share: float = _constant(
+        PART, "Rate of backward's fp8 GEMMs with one scale a tensor, which add up in fp32, of forward's."
+    )
+    fp8_transposes: bool = _constant(FLAG, "Whether fp8 GEMMs need copies transposed, with one scale a tensor.")
     fp4_gemm_efficiency: float = _constant(PART, "The same in fp4, of the fp4 peak.")
     gemm_tile: tuple[int, int] = _constant(TILE, "Least output tile of a GEMM that has a multiprocessor's full rate.")
     gemm_prologue: int = _constant(Count(0, 65536), "Elements of K that a tile's start and end cost.")
+    fp8_gemm_prologue: int = _constant(Count(0, 65536), "The same in 8 bits or fewer.")
     accumulation_share: float = _constant(
         PART_OR_NONE, "Part of the time of adding a weight's gradient to its buffer that its product does not hide."
     )
     memory_efficiency: float = _constant(PART, "Rate of elementwise kernels, of the memory's bandwidth.")
+    cast_efficiency: float = _constant(PART, "The same of those that cast to 8 bits or fewer.")
     card_spread: float = _constant(
         PART_OR_NONE, "Standard deviation of the rate of products over cards of a kind: a step waits for the slowest."
     )
@@ -126,7 +132,7 @@ class Constants:
     )
     overlap_interference: float = _constant(
         PART_OR_NONE,
-        "Part of hidden communication by which the work beside it gets longer, under ddp, deepspeed and fsdp2.",
+        "Part of hidden communication by which the work beside it gets longer.",
     )
     nvlink_gb_per_s: float = _constant(
         Number(1, 10_000),

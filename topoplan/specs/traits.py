@@ -53,6 +53,9 @@ class Traits:
     router_pads_on: tuple[str, ...] = ()
     """Architectures on which 8-bit runs make the router pad each expert's tokens
     (moe_router_padding_for_quantization, off by default in megatron-core)."""
+    fuses_experts_over_nodes: bool = False
+    """In mxfp8, where NVLink reaches beyond a node, an expert's activation and casts run inside its two products
+    (use_transformer_engine_op_fuser, off by default in megatron-core)."""
     dispatcher: str = "alltoall"
     """Default moe_token_dispatcher_type of expert groups within a node."""
     routes_freely: bool = False

@@ -12,6 +12,7 @@ MEGATRON = Traits(
     padding=Padding(end_to_end=True, packs_apart=True),
     vocab_multiple=128,
     router_pads_on=("blackwell",),
+    fuses_experts_over_nodes=True,
     dispatcher_across_nodes="flex",
 )
 """Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
@@ -23,9 +24,11 @@ HybridEP for NVL72. ms-swift itself defaults to alltoall everywhere; set that in
 
 Padding: ms-swift 4.6 `megatron/arguments/megatron_args.py` (padding_free is on) and
 `megatron/utils/utils.py::get_packed_seq_params`. Padding of experts: most of Megatron-Bridge's recipes for Blackwell
-set moe_router_padding_for_quantization, those for Hopper do not (067f987, `perf_recipes/`)."""
+set moe_router_padding_for_quantization, those for Hopper do not (067f987, `perf_recipes/`). Fused experts: of its
+recipes in mxfp8 with experts, 15 of 26 for GB200 and 17 of 27 for GB300 set use_transformer_engine_op_fuser; 2 of 17
+for B200 and 7 of 17 for B300 do."""
 
-FINE_TUNING = replace(MEGATRON, routes_freely=True, flash_attn=True, router_pads_on=())
+FINE_TUNING = replace(MEGATRON, routes_freely=True, flash_attn=True, router_pads_on=(), fuses_experts_over_nodes=False)
 """MEGATRON for fine-tuning, as `megatron sft` of ms-swift runs it. Attention: `megatron/arguments/megatron_args.py`
 (attention_backend flash); its Quick-start installs version 2.8.3."""
 

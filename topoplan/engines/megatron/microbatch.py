@@ -23,6 +23,8 @@ from topoplan.specs.model import Layer
 
 ForwardBackward = tuple[float, float]
 """Seconds of a forward and of its backward."""
+_FIRST_COLLECTIVE = PARTS.index("tp_comm")
+"""Where the parts of a layer begin that are collectives; they come last."""
 
 
 class StageTime(NamedTuple):
@@ -34,6 +36,8 @@ class StageTime(NamedTuple):
     """By model chunk, including the recomputed part of the forward."""
     recompute_s: tuple[float, ...]
     """By model chunk: forward work that backward repeats; included in backward_s."""
+    collectives_s: ForwardBackward = (0.0, 0.0)
+    """Seconds in which the layers wait for collectives of their own, with nothing else to do."""
 
     @property
     def total_s(self) -> float:
@@ -179,12 +183,15 @@ def stage_time(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> StageT
     forward: list[float] = []
     backward: list[float] = []
     recompute: list[float] = []
+    waits = [0.0, 0.0]
     for chunk in chunks:
         ahead = back = repeated = 0.0
         for layer, count in chunk_layers(model, chunk):
             forward_s, backward_s, time = times.layers[id(layer)]
             ahead += count * forward_s
             back += count * backward_s
+            for way, seconds in enumerate((time.forward_s, time.backward_s)):
+                waits[way] += count * sum(seconds[_FIRST_COLLECTIVE:])
             if time.recompute_s:
                 repeated += count * time.recompute_s * recomputed_share(chunk, layer, times.recompute)
         if chunk.embedding or chunk.head or chunk.mtp_layers:
@@ -194,7 +201,7 @@ def stage_time(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> StageT
         forward.append(ahead)
         backward.append(back + repeated)
         recompute.append(repeated)
-    return StageTime(forward_s=tuple(forward), backward_s=tuple(backward), recompute_s=tuple(recompute))
+    return StageTime(tuple(forward), tuple(backward), tuple(recompute), (waits[0], waits[1]))
 
 
 def stage_parts(case: Case, chunks: Sequence[Chunk], times: MicroBatch) -> tuple[tuple[float, ...], float]:

@@ -28,6 +28,7 @@ from topoplan.engines.prediction import Time, band_interval
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.network.placement import Group, group
+from topoplan.network.traffic import traffic
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.machine import elementwise_s
 from topoplan.operators.op import BF16, FP32, PARTS, Collective
@@ -53,9 +54,9 @@ class DataParallel(NamedTuple):
     gathers: tuple[tuple[str, Collective], ...]
     """All-gathers of the weights; empty without the distributed optimizer."""
     exposed_reduce_s: float
-    """Seconds of the reductions that the backward of one micro-batch does not hide."""
+    """Seconds that the reductions add: what the backward of one micro-batch does not hide, and what it gets longer."""
     exposed_gather_s: float
-    """Seconds of the all-gathers that the forward of one micro-batch does not hide."""
+    """Seconds that the all-gathers add: what the forward of one micro-batch does not hide, and what it gets longer."""
     tied: Collective | None
     """All-reduce of a tied embedding's gradients between first and last stage."""
     replicated: Collective | None = None
@@ -136,16 +137,29 @@ class _RankCalls(NamedTuple):
 
 
 def _data_parallel(case: Case, layout: Layout, stage: StageTime, calls: _RankCalls) -> DataParallel:
-    """Return a rank's data-parallel communication, with what one micro-batch's forward and backward leave exposed."""
-    switches, reduce, gather = layout.switches, calls.reduce_s, calls.gather_s
+    """Return a rank's data-parallel communication, with what one micro-batch's forward and backward leave exposed.
+
+    Collectives of the layers use the same links if the data-parallel ranks are within a domain; nothing is hidden while
+    they do.
+    """
+    switches, waits = layout.switches, stage.collectives_s
     hidden_gather = switches.overlap_param_gather and switches.overlap_grad_reduce
-    # The last bucket has nothing left to hide behind; its share is that of one layer.
+    if traffic(group(layout, "dp_cp"), "ring", case.cluster).between:
+        waits = (0.0, 0.0)
+
+    def exposed(communication: float, work: float, *, is_hidden: bool) -> float:
+        if not is_hidden:
+            return communication
+        # The last bucket has nothing left to hide behind; its share is that of one layer.
+        left = max(communication - work, communication / calls.layers)
+        return left + case.profile.overlap_interference * (communication - left)
+
     return DataParallel(
         calls.rank,
         calls.reduces,
         calls.gathers,
-        max(reduce - sum(stage.backward_s), reduce / calls.layers) if switches.overlap_grad_reduce else reduce,
-        max(gather - sum(stage.forward_s), gather / calls.layers) if hidden_gather else gather,
+        exposed(calls.reduce_s, sum(stage.backward_s) - waits[1], is_hidden=switches.overlap_grad_reduce),
+        exposed(calls.gather_s, sum(stage.forward_s) - waits[0], is_hidden=hidden_gather),
         calls.tied,
         _replicated_adapters(case, layout, calls.rank),
     )
