@@ -20,6 +20,7 @@ from topoplan.specs.layout_parts import Sharding as Sharding
 from topoplan.specs.layout_parts import Step as Step
 from topoplan.specs.layout_parts import Switches as Switches
 from topoplan.specs.model import Model
+from topoplan.units import multiples_around
 
 _Value = TypeVar("_Value")
 _PARTS = {"degrees": Degrees, "step": Step, "states": Sharding, "switches": Switches}
@@ -220,3 +221,16 @@ def stages_of(model: Model, job: Job, layout: Layout) -> Stages:
     """Return the stages of a layout. Raises LayoutError like `split_stages`."""
     split = layout.degrees
     return split_stages(model.num_layers, split.pp, split.vpp, split.pipeline_layout, job.mtp_num_layers)
+
+
+def undivided(batch: int, micro_batch: int, dp: int) -> str | None:
+    """Return the failed equation of a batch that ranks cannot share evenly, or None."""
+    rest = batch % (micro_batch * dp)
+    return f"global_batch_size {batch} % (micro_batch_size {micro_batch} * dp {dp}) = {rest}" if rest else None
+
+
+def batch_remedy(batch: int, micro_batch: int, dp: int) -> str:
+    """Return the nearest batches that divide, and the largest smaller micro-batch with which the given batch does."""
+    smaller = next((size for size in range(micro_batch - 1, 0, -1) if batch % (size * dp) == 0), None)
+    micro = f", or micro_batch_size to {smaller}" if smaller else ""
+    return f"set global_batch_size to {multiples_around(batch, micro_batch * dp)}{micro}"
