@@ -16,8 +16,7 @@ from topoplan.errors import LayoutError
 from topoplan.layout.layout import BACKENDS, Layout
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.case import cases_of, left_out
-from topoplan.planner.crossing import crossings
-from topoplan.planner.explain import alternatives, memory_rejection
+from topoplan.planner.explain import alternatives, crossings, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from topoplan.catalog import gpu_names
 from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout, keys_of
-from topoplan.planner.liger import KEY
+from topoplan.planner.explain import LIGER_KEY
 from topoplan.planner.plan import Change, Ranking, WayOut
 from topoplan.planner.predict import predict
 from topoplan.planner.rank import ranked
@@ -144,11 +144,11 @@ def _engine(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 def _liger(tries: _Tries, ranking: Ranking) -> WayOut | None:
     spec = ranking.spec
-    if KEY in spec.job.pin:
+    if LIGER_KEY in spec.job.pin:
         return None
-    backend = ",".join(name for name in spec.backends if KEY in keys_of(name)) or None
+    backend = ",".join(name for name in spec.backends if LIGER_KEY in keys_of(name)) or None
     words = "with Liger kernels (package liger-kernel)"
-    return tries(Change(kind="liger", words=words, pins=(f"{KEY}=true",), backend=backend))
+    return tries(Change(kind="liger", words=words, pins=(f"{LIGER_KEY}=true",), backend=backend))
 
 
 def _host_memory(tries: _Tries, ranking: Ranking) -> WayOut | None:

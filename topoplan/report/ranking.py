@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.planner.assumed import machine_note
 from topoplan.planner.effort import job_effort, job_steps
+from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.rank import TIE
 from topoplan.planner.risk import TAGS, tags_of

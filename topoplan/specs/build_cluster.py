@@ -17,7 +17,7 @@ from topoplan import catalog
 from topoplan.errors import SpecError, UnitError, listed
 from topoplan.specs import known
 from topoplan.specs.cluster import MOST_GPUS, USUAL_STORAGE_BYTES_PER_S, Cluster, Fabric, Host
-from topoplan.specs.document import Document
+from topoplan.specs.draft import Document
 from topoplan.specs.gpu import Gpu
 from topoplan.units import format_byte_rate
 

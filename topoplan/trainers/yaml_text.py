@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from topoplan.specs.yaml_scalar import scalar
+from topoplan.specs.scalars import scalar
 
 _COMMENT_COLUMN = 52
 _WIDTH = 116
