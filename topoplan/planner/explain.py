@@ -46,10 +46,7 @@ _ANY_HOST_BYTES = 2**60
 
 
 def _fitting_change(spec: Spec, layout: Layout) -> str:
-    """Return the mildest change of one layout that makes it fit, or nothing.
-
-    `planner.ways_out` changes more than that.
-    """
+    """Return the mildest change of one layout that makes it fit, or nothing (`planner.ways_out` changes more)."""
     if found := _first_that_fits(spec, layout):
         return found
     if spec.cluster.host_memory_bytes is None:

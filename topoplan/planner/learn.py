@@ -215,10 +215,7 @@ _MOST = 200
 
 
 def reordered(ranking: Ranking) -> tuple[str, ...]:
-    """Return sentences on the best plan before calibration and on plans that ran out of memory.
-
-    There are none without a calibrated profile.
-    """
+    """Return sentences on the best plan before calibration and on plans out of memory; none without calibration."""
     spec, layouts = ranking.spec, ranking.plans.layouts[:_MOST]
     if spec.profile is None or spec.profile.calibrated is None or not layouts:
         return ()

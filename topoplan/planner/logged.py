@@ -266,10 +266,7 @@ def _refuse_mixtures(entries: Sequence[_Entry], name: str) -> None:
 
 
 def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
-    """Return the intervals between lines.
-
-    If times are of single steps, the first interval is the first entry's own step.
-    """
+    """Return the intervals between lines; if times are of single steps, the first is the first entry's own step."""
     found = list[Interval]()
     if all(entry.step_s for entry in entries):
         steps = [entries[0].step - 1, *(entry.step for entry in entries)]

@@ -114,10 +114,7 @@ def _card(cluster: Cluster) -> Iterator[str]:
 
 
 def _variables(cluster: Cluster) -> Iterator[str]:
-    """Yield sentences on variables that disable links which the plan relies on.
-
-    Source: NCCL user guide, Environment Variables.
-    """
+    """Yield sentences on variables that disable links of the plan (NCCL user guide, Environment Variables)."""
     fabric = cluster.fabric
     if cluster.nodes > 1 and fabric.uses_verbs and cluster.env.get("NCCL_IB_DISABLE", "0") not in _OFF:
         yield f"NCCL_IB_DISABLE turns off the {fabric.kind} that is planned with: set fabric.kind to ethernet"

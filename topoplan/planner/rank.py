@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from topoplan.planner.plan import Ranked
+from topoplan.planner.plan import Candidate, Plan, Ranked
 from topoplan.units import GIB
 
 TIE = 0.01
@@ -19,7 +19,7 @@ _DIGITS = 6
 """Decimal digits at which speeds are compared: sums differ in their last digits between Python versions."""
 
 
-_Plan = TypeVar("_Plan", bound=Ranked)
+_Plan = TypeVar("_Plan", Plan, Candidate)
 
 
 def ranked(plans: Sequence[_Plan]) -> list[_Plan]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 from topoplan.planner.plan import Plan, Ranked, Ranking
@@ -47,16 +47,12 @@ def needs_ways_out(ranking: Ranking) -> bool:
 
 def tags_of(plan: Plan) -> tuple[str, ...]:
     """Return the risks of a plan, as keys of TAGS."""
-    return tuple(_tags(plan))
-
-
-def _tags(plan: Plan) -> Iterator[str]:
-    if spare_share(plan) < TIGHT_SHARE:
-        yield "tight"
-    if plan.caveats:
-        yield "caveat"
-    if plan.time.band_s[1] / plan.time.step_s - 1.0 >= WIDE_BAND:
-        yield "unproven"
+    applies = {
+        "tight": spare_share(plan) < TIGHT_SHARE,
+        "caveat": bool(plan.caveats),
+        "unproven": plan.time.band_s[1] / plan.time.step_s - 1.0 >= WIDE_BAND,
+    }
+    return tuple(tag for tag in TAGS if applies[tag])
 
 
 def first_safe(order: Iterable[Ranked]) -> int | None:

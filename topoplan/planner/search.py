@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge, TooSlow
 from topoplan.engines.registry import ENGINES, engine_of
@@ -18,7 +17,7 @@ from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.case import cases_of, left_out
 from topoplan.planner.explain import alternatives, crossings, memory_rejection
 from topoplan.planner.lengths import data_notes
-from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
+from topoplan.planner.plan import Candidate, Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of
 from topoplan.planner.rank import TIE, ranked, worth
 from topoplan.planner.risk import first_safe, has_room
@@ -34,20 +33,6 @@ KEPT_MISSES = 5
 _Degrees = tuple[int | str, ...]
 _Miss = tuple[float, int, Layout]
 """(sort key, running number that keeps the order stable, layout)."""
-
-
-class _Found(NamedTuple):
-    """A layout that fits and is ranked."""
-
-    layout: Layout
-    memory: Memory
-    tokens_per_s_per_gpu: float
-    caveats: tuple[str, ...]
-
-    @property
-    def id(self) -> str:
-        """Short, stable name of the layout."""
-        return self.layout.id
 
 
 Progress = Callable[[int, int], bool | None]
@@ -109,7 +94,7 @@ class _Search:
 
     def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool, with_room: bool) -> None:
         self.spec, self.cases, self.keep_rejected, self.with_room = spec, cases, keep_rejected, with_room
-        self.plans: list[_Found] = []
+        self.plans: list[Candidate] = []
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
         """The simplest layout that breaks each rule."""
@@ -157,7 +142,7 @@ class _Search:
                 self.dominated += outcome.candidates - 1
                 caveats = caveats_of(self.spec, outcome.layout, self.trainer_of(outcome.layout))
                 speed = self.tokens_per_gpu / outcome.step_s
-                self.plans.append(plan := _Found(outcome.layout, outcome.memory, speed, caveats))
+                self.plans.append(plan := Candidate(outcome.layout, outcome.memory, speed, caveats))
                 if not self.with_room or has_room(plan):
                     self.fastest = max(self.fastest, worth(plan))
             case TooSlow():

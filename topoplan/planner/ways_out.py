@@ -175,10 +175,7 @@ def _adapters(tries: _Tries, ranking: Ranking, kind: str, name: str, instead_of:
 
 
 def _seq_len(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """Return the longest sequences that fit, of 3/4, 1/2, 3/8, 1/4, 3/16 and 1/8 of the tokens.
-
-    The halves are tried first.
-    """
+    """Return the longest sequences that fit, of 3/4, 1/2, 3/8, 1/4, 3/16 and 1/8 of the tokens; halves are first."""
 
     def of(length: int) -> Change:
         return Change(kind="seq_len", words=f"with sequences of {length:,} tokens", sets=(f"seq_len={length}",))

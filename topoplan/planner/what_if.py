@@ -70,10 +70,7 @@ class Outcome:
 
 
 def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
-    """Return the best plan of a spec, or why there is none.
-
-    Raises SpecError or ModelError like `planner.search.rank`.
-    """
+    """Return the best plan of a spec, or why there is none. Raises SpecError or ModelError like `search.rank`."""
     try:
         ranking = search(spec)
     except LayoutError as error:

@@ -48,10 +48,7 @@ def build_job(document: Document, cluster: Cluster, model: Model, form: JobForm,
 
 
 def sequences_of(job: Job, lengths: Lengths) -> int:
-    """Return the sequences (packed ones with packing) in one epoch, after the trainer's val_size is held out.
-
-    It is below 1 if nothing is left.
-    """
+    """Return the (packed) sequences of an epoch without the trainer's val_size; below 1 if nothing is left."""
     held_back = job.trainer.get("val_size")
     rest = lengths.samples
     if isinstance(held_back, int | float) and held_back > 0:

@@ -188,10 +188,7 @@ class Model:
 
 
 def with_labels(model: Model, labels: int) -> Model:
-    """Return the model with a classification head of `labels` outputs instead of the vocabulary's; unchanged for 0.
-
-    As in transformers' AutoModelForSequenceClassification.
-    """
+    """Return the model with a head of `labels` classes (transformers' AutoModelForSequenceClassification), if any."""
     return replace(model, num_labels=labels, tie_word_embeddings=False) if labels else model
 
 
