@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from topoplan.errors import LayoutError
+from topoplan.specs.blocks import Keyed
 from topoplan.specs.kinds import DEGREE, Choice, Count, Kind, Number, Switch, Text, Words
 
 MEGATRON_BACKENDS = ("mca", "megatron")
@@ -28,7 +29,7 @@ RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
+class Recompute(Keyed):
     """Megatron's activation recomputation."""
 
     granularity: str = _key("none", Choice(("none", "selective", "full")))
@@ -63,7 +64,7 @@ def completed_recompute(form: Mapping[str, Any], where: str) -> Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class Degrees(Keyed):
     """The number of ranks along each axis of parallelism."""
 
     tp: int = _key(1, DEGREE, "Tensor parallel.")
@@ -113,7 +114,7 @@ def stage_sizes_in(keys: Mapping[str, Any]) -> StageSizes | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Keyed):
     """How a rank processes its samples of one step."""
 
     micro_batch_size: int = _key(1, DEGREE)
@@ -123,7 +124,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
+class Sharding(Keyed):
     """What data-parallel ranks shard, where it is kept, and how gradients are reduced."""
 
     distributed_optimizer: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
@@ -153,7 +154,7 @@ _OF_AWARE = "With precision_aware_optimizer."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
+class Switches(Keyed):
     """Trainer options other than the split itself."""
 
     overlap_grad_reduce: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
