@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from tests.samples import FULL, H100, NO_RECOMPUTE, make_plan
 from topoplan.planner.plan import Plan
-from topoplan.planner.rank import CAVEAT_COST, TIE, ranked
-from topoplan.planner.risk import SAFE_SHARE, TIGHT_SHARE, WIDE_BAND, first_safe, spare_share, tags_of
+from topoplan.planner.rank import (
+    CAVEAT_COST,
+    SAFE_SHARE,
+    TIE,
+    TIGHT_SHARE,
+    WIDE_BAND,
+    first_safe,
+    ranked,
+    spare_share,
+    tags_of,
+)
 
 
 def plan(speed: float, gib: float = 50.0, *, tp: int = 1, full: bool = False, caveat: bool = False) -> Plan:

@@ -19,8 +19,7 @@ from topoplan.planner.explain import alternatives, crossings, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Candidate, Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of
-from topoplan.planner.rank import TIE, ranked, worth
-from topoplan.planner.risk import first_safe, has_room
+from topoplan.planner.rank import TIE, first_safe, has_room, ranked, worth
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal

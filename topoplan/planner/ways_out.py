@@ -14,8 +14,7 @@ from topoplan.layout.layout import Layout, keys_of
 from topoplan.planner.explain import LIGER_KEY
 from topoplan.planner.plan import Change, Ranking, WayOut
 from topoplan.planner.predict import predict
-from topoplan.planner.rank import ranked
-from topoplan.planner.risk import LOOKED_AT, has_room
+from topoplan.planner.rank import LOOKED_AT, has_room, ranked
 from topoplan.planner.what_if import Search, found_by
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.gpu import Gpu

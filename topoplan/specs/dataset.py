@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from topoplan.errors import SpecError, nearest
-from topoplan.specs.json_records import json_records
-from topoplan.specs.json_source import json_value
+from topoplan.specs.json_source import json_records, json_value
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.source import below, is_there, read_text, shown_path
 from topoplan.units import quote
