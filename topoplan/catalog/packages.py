@@ -40,10 +40,7 @@ class Package(NamedTuple):
     """(versions of the package, Requires-Python of these versions), both as pip writes them."""
 
     def pythons(self, version: str) -> list[str]:
-        """Return the Python versions that a version of the package requires, as pip writes them.
-
-        The result is empty if nothing is known about the version.
-        """
+        """Return the Python versions that a version of the package requires, as pip writes them; empty if unknown."""
         return [needed for versions, needed in self.python if is_version(version) and allows(versions, version)]
 
 
@@ -105,10 +102,7 @@ def is_version(text: object) -> bool:
 
 @cache
 def allows(versions: str, version: str) -> bool:
-    """Return whether a version satisfies `versions`, a specifier as pip writes it.
-
-    Text that is not a version is accepted.
-    """
+    """Return whether a version satisfies `versions`, as pip writes them; text that is not a version does."""
     return not is_version(version) or SpecifierSet(versions).contains(release(version), prereleases=True)
 
 

@@ -118,10 +118,7 @@ def open_end(path: Path, most_bytes: int = MOST_LOG_BYTES) -> BinaryIO:
 
 
 def log_text(path: Path) -> str:
-    """Return the text of a log, without the damage that copying or cutting has done.
-
-    Raises SpecError if the file cannot be read, is compressed or is not text.
-    """
+    """Return the text of a log without damage by copying or cutting. Raises SpecError for a file that is no log."""
     name, wanted = shown_path(path), "a log of a trainer"
     if path.is_dir():
         raise SpecError("is a directory, not a log", where=name, remedy=f"give {wanted} in it")

@@ -123,7 +123,6 @@ def _variables(cluster: Cluster) -> Iterator[str]:
 
 
 def _hosts(cluster: Cluster) -> Iterator[str]:
-    """Yield sentences on values of hosts that are impossible."""
     for index, host in enumerate(cluster.hosts if cluster.nodes > 1 else ()):
         if host.address in _EACH_ITSELF:
             yield f"hosts[{index}] {host.address} is for every node itself: give an address that the others reach it by"

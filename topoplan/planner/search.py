@@ -89,8 +89,6 @@ def rank(
 
 
 class _Search:
-    """The state of a search."""
-
     def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool, with_room: bool) -> None:
         self.spec, self.cases, self.keep_rejected, self.with_room = spec, cases, keep_rejected, with_room
         self.plans: list[Candidate] = []
@@ -164,10 +162,7 @@ class _Search:
                 _keep_simplest(self.examples, rule, rejection)
 
     def _miss(self, layout: Layout, memory_of: Callable[[Layout], Memory]) -> None:
-        """Record a legal layout that does not fit and whose family has none that fits.
-
-        If there are plans to choose from, only the simplest misses are kept, and their excess is not computed.
-        """
+        """Record a legal layout that does not fit, like all of its family; beside plans, only the simplest are kept."""
         self.misses += 1
         self.legal.add(layout.backend)
         degrees = (layout.backend, *(getattr(layout, key) for key in engine_of(layout.backend).miss_keys))
@@ -229,7 +224,6 @@ class _Search:
 
 
 def _keep_simplest(kept: dict[str, Rejection], key: str, rejection: Rejection) -> None:
-    """Keep the rejection of the simplest layout under a key."""
     other = kept.setdefault(key, rejection)
     if rejection.layout.complexity < other.layout.complexity:
         kept[key] = rejection

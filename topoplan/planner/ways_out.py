@@ -189,10 +189,7 @@ def _seq_len(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 
 def _gpu(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """Return the smallest card that is enough; candidates differ by at least a quarter in memory.
-
-    Cards that replace one with NVLink have NVLink too, and none is less than half as fast as the card that it replaces.
-    """
+    """Return the smallest card that is enough, at least half as fast as the own one, and with NVLink if that has it."""
     cluster, own = ranking.spec.cluster, ranking.spec.cluster.gpu
     cards = [
         card

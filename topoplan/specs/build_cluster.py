@@ -94,7 +94,6 @@ def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[
 
 
 def _unused(document: Document, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
-    """Return the link keys that are given although there is nothing to link."""
     idle = (() if nodes > 1 else ("ib_bandwidth", "fabric")) + (
         () if nodes * gpus_per_node > 1 else ("nvlink_bandwidth",)
     )

@@ -106,7 +106,6 @@ def _refuse(model_type: str, reason: str, where: str) -> ModelError:
 
 
 def _attentions(fields: Fields, family: Family, layers: int, hidden: int) -> list[AnyAttention]:
-    """Return the attention of each layer."""
     heads = fields.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
     if fields.has("kv_lora_rank"):
         return [_latent(fields, heads)] * layers
@@ -266,7 +265,6 @@ def _moe(fields: Fields, family: Family, experts: int, gated: bool) -> Moe:
 
 
 def _feed_forwards(fields: Fields, family: Family, layers: int, hidden: int) -> list[FeedForward]:
-    """Return the feed-forward block of each layer."""
     activation = fields.text(*_ACTIVATION, default="silu")
     gated = activation.lower() in _GATED_ACTIVATIONS if family.gated is None else family.gated
     experts = fields.integer(

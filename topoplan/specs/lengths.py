@@ -184,10 +184,7 @@ def packed(lengths: Lengths, seq_len: int, batch: int, *, joined: bool) -> Packi
 
 
 def _quantiles(counts: tuple[tuple[int, int], ...], size: int) -> tuple[tuple[int, int], ...]:
-    """Return `size` samples at the quantiles (i + 1/2) / size of a histogram; all of them if it has `size` samples.
-
-    The first cumulated count above the quantile, in whole numbers: (2 i + 1) * total < 2 * size * cumulated.
-    """
+    """Return `size` samples at the quantiles (i + 1/2) / size of a histogram; all of them if it has `size` samples."""
     total = sum(count for _, count in counts)
     found, before, cumulated = [], 0, 0
     for tokens, count in counts:

@@ -116,7 +116,6 @@ def spec_from_document(
 
 
 def _spec(document: Document, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
-    """Check a document and build its spec."""
     form = document.form
     cluster = build_cluster(document, default_name)
     if form.model is None:
