@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from tests.planner.test_versus import compared
+from tests.planner.test_account import compared
 
 from tests.engines.samples import DENSE, spec_of
 from tests.report.printed import printed
