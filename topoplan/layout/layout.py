@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from topoplan.layout.ids import id_of
 from topoplan.layout.stages import Stages, split_stages
-from topoplan.specs.blocks import Keyed
 from topoplan.specs.job import Job
 from topoplan.specs.layout_parts import BACKENDS as BACKENDS
 from topoplan.specs.layout_parts import MEGATRON_BACKENDS as MEGATRON_BACKENDS
@@ -42,7 +41,7 @@ else:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout(Keyed):
+class Layout:
     """One way to run the job, in parts that can be combined freely.
 
     Which combinations an engine can run is up to its rules. `Layout.of` and `changed` take the keys of all parts by

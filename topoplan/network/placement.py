@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from topoplan.layout.layout import Degrees, Layout
+from topoplan.layout.layout import Layout
 
 GroupName = Literal["tp", "cp", "dp", "dp_cp", "pp", "etp", "ep", "tp_ep", "edp"]
 
@@ -35,24 +34,21 @@ class Group(NamedTuple):
 
 def group(layout: Layout, name: GroupName) -> Group:
     """Return the shape of the groups of one kind."""
-    return _groups(layout.degrees)[name]
-
-
-@lru_cache(maxsize=1 << 12)
-def _groups(split: Degrees) -> Mapping[GroupName, Group]:
+    split = layout.degrees
     tp, cp, dp, pp, ep, etp = split.tp, split.cp, split.dp, split.pp, split.ep, split.etp
     stage = tp * cp * dp
-    return {
-        "tp": Group(tp, 1),
-        "cp": Group(cp, tp),
-        "dp": Group(dp, tp * cp),
-        "dp_cp": Group(dp * cp, tp),
-        "pp": Group(pp, stage),
-        "etp": Group(etp, 1),
-        "ep": Group(ep, etp),
-        "tp_ep": Group(etp * ep, 1),
-        "edp": Group(stage // (etp * ep), etp * ep),
+    shapes = {
+        "tp": (tp, 1),
+        "cp": (cp, tp),
+        "dp": (dp, tp * cp),
+        "dp_cp": (dp * cp, tp),
+        "pp": (pp, stage),
+        "etp": (etp, 1),
+        "ep": (ep, etp),
+        "tp_ep": (etp * ep, 1),
+        "edp": (stage // (etp * ep), etp * ep),
     }
+    return Group(*shapes[name])
 
 
 def first_ranks(shape: Group, world_size: int) -> list[int]:

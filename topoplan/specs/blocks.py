@@ -53,25 +53,6 @@ def tidied(value: Any, short_key: str) -> Any:
     return value
 
 
-class Keyed:
-    """A frozen dataclass whose hash is computed once: a search looks it up in caches tens of thousands of times."""
-
-    __slots__ = ("_hash",)
-    _hash: int
-
-    def __init_subclass__(cls) -> None:
-        cls.__hash__ = Keyed.__hash__  # type: ignore[method-assign]  # or `dataclass` would write one that computes it
-
-    def __hash__(self) -> int:
-        """Return the hash of the fields."""
-        try:
-            return self._hash
-        except AttributeError:
-            found = hash(tuple(getattr(self, own.name) for own in fields(self)))  # type: ignore[arg-type]
-            object.__setattr__(self, "_hash", found)
-            return found
-
-
 class Block:
     """A frozen value that is written in a file as a block of keys; unknown keys are refused."""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from topoplan.errors import LayoutError
-from topoplan.specs.blocks import Keyed
 from topoplan.specs.kinds import DEGREE, Choice, Count, Kind, Number, Switch, Text, Words
 
 MEGATRON_BACKENDS = ("mca", "megatron")
@@ -29,7 +28,7 @@ RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute(Keyed):
+class Recompute:
     """Megatron's activation recomputation."""
 
     granularity: str = _key("none", Choice(("none", "selective", "full")))
@@ -64,7 +63,7 @@ def completed_recompute(form: Mapping[str, Any], where: str) -> Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees(Keyed):
+class Degrees:
     """The number of ranks along each axis of parallelism."""
 
     tp: int = _key(1, DEGREE, "Tensor parallel.")
@@ -114,7 +113,7 @@ def stage_sizes_in(keys: Mapping[str, Any]) -> StageSizes | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Keyed):
+class Step:
     """How a rank processes its samples of one step."""
 
     micro_batch_size: int = _key(1, DEGREE)
@@ -124,7 +123,7 @@ class Step(Keyed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding(Keyed):
+class Sharding:
     """What data-parallel ranks shard, where it is kept, and how gradients are reduced."""
 
     distributed_optimizer: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
@@ -154,7 +153,7 @@ _OF_AWARE = "With precision_aware_optimizer."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switches(Keyed):
+class Switches:
     """Trainer options other than the split itself."""
 
     overlap_grad_reduce: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)

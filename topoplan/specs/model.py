@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from topoplan.specs.blocks import Keyed
 from topoplan.specs.kinds import SIZE, Count, Number
 
 MOST_LAYERS = 4096
@@ -102,7 +101,7 @@ _BY_KIND = {"discriminator": "kind"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer(Keyed):
+class Layer:
     """One transformer block: attention and feed-forward, each preceded by its norm."""
 
     attention: AnyAttention = field(metadata=_BY_KIND)
