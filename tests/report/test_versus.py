@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from tests.planner.test_account import compared
 
 from tests.engines.samples import DENSE, spec_of
+from tests.planner.test_account import compared
 from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
 from topoplan.planner.account import compare
