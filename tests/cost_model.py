@@ -33,13 +33,11 @@ CHAPTERS = {
 # These modules pass on, search, arrange or draw what others compute.
 LEFT_OUT = {
     "account",
-    "changes",
     "engine",
     "fastest",
     "forms",
     "layouts",
     "memory_account",
-    "micro_batches",
     "registry",
 }
 LEFT_OUT |= {"time_account", "timeline"}

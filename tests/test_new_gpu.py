@@ -14,8 +14,8 @@ from topoplan import catalog
 from topoplan.planner.bands import earned_bands, profiles_text
 from topoplan.specs import known
 from topoplan.specs.constants import CONSTANTS
+from topoplan.specs.forms import schema_of_spec
 from topoplan.specs.gpu_profile import profile_of
-from topoplan.specs.schema import schema_of_spec
 
 __all__ = ["cli"]
 

@@ -46,17 +46,8 @@ __all__ = [
     "rank",
 ]
 
-# Exported name -> module, imported on first use so that `import topoplan` and `topoplan --help` stay fast.
+# Exported functions -> modules, imported on first use so that `import topoplan` and `topoplan --help` stay fast.
 _HOME = {
-    "HostError": "topoplan.errors",
-    "InputError": "topoplan.errors",
-    "LayoutError": "topoplan.errors",
-    "ModelError": "topoplan.errors",
-    "NoLayoutFitsError": "topoplan.errors",
-    "OutputError": "topoplan.errors",
-    "SpecError": "topoplan.errors",
-    "TopoplanError": "topoplan.errors",
-    "UnitError": "topoplan.errors",
     "generate": "topoplan.bundle.bundle",
     "load_spec": "topoplan.specs.load",
     "predict": "topoplan.planner.predict",
@@ -65,11 +56,11 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_HOME.get(name, "topoplan.errors")), name)
     globals()[name] = value
     return value
 

@@ -86,10 +86,7 @@ def in_seconds(seconds: float) -> str:
 
 
 def _split(text: object, kind: str, examples: str, remedy: Callable[[str], str]) -> tuple[float, str, str]:
-    """Split a quantity into its value, its number as written and its unit.
-
-    `remedy` turns the number into the suggestion for a quantity without a unit.
-    """
+    """Split a quantity into value, number as written and unit; `remedy` is for a number without one."""
     expected = f"expected {kind} such as {examples}"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UnitError(f"{quote(text)} is not {kind}", expected=expected)
@@ -174,10 +171,7 @@ def parse_flops(text: object) -> float:
 
 
 def parse_seconds(text: object, *, longest_s: float = math.inf) -> float:
-    """Return the seconds in a time such as `5us`, `1.5ms` or `24h`.
-
-    Raises UnitError, which suggests no time above `longest_s`.
-    """
+    """Return the seconds in a time such as `5us` or `24h`. Raises UnitError, which suggests none above `longest_s`."""
 
     def remedy(number: str) -> str:
         times = [f"{number}{unit}" for unit in ("us", "ms", "s", "h") if _in_seconds(float(number), unit) <= longest_s]

@@ -3,7 +3,8 @@
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from topoplan.catalog.packages import allows, in_words, narrowed, packages, pip_words
+from topoplan.catalog.packages import allows, in_words, narrowed, packages, pip_words, releases
+from topoplan.trainers.llamafactory.key_list import trainer_versions
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,13 @@ def test_pip_is_given_what_gets_the_package_that_is_meant() -> None:
     adapter = pip_words(known["mcore_adapter"], ">=0.10.dev0")
     assert adapter.startswith("'git+https://github.com/alibaba/ROLL.git@8eb27cc2")
     assert all(name == package.name for name, package in known.items())
+
+
+def test_what_bundles_are_written_for_is_the_first_of_the_versions_that_are_known() -> None:
+    written, main = releases()
+    assert written.version == written.name == trainer_versions()["llamafactory"]
+    assert written.transformers == ">=4.55.0,<=5.6.0"
+    assert main.transformers == ">=4.55.0,<=5.8.0,!=4.57.0,!=5.6.0"
+    assert "5.6.0" in SpecifierSet(written.transformers)
+    assert not {"4.57.0", "5.6.0", "5.8.1"} & set(SpecifierSet(main.transformers).filter(["4.57.0", "5.6.0", "5.8.1"]))
+    assert "August 2026" in main.name

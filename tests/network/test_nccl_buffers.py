@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.network.clusters import cluster_of
 from topoplan.network.nccl_buffers import (
     CHANNEL_BYTES,
     NET_RECEIVE_BYTES,
@@ -12,11 +13,12 @@ from topoplan.network.nccl_buffers import (
     P2P_SEND_BYTES,
     Channels,
     Use,
+    UsedGroup,
     buffer_bytes,
     channels_of,
+    communicators_of,
 )
-from topoplan.network.placement import Span
-from topoplan.specs import known
+from topoplan.network.placement import Group, Span
 from topoplan.specs.cluster import Cluster, Fabric
 from topoplan.specs.gpu_profile import profile_of
 
@@ -24,24 +26,6 @@ MIB = 2**20
 PAIR = P2P_SEND_BYTES + P2P_RECEIVE_BYTES
 SHARED_SLOT = 16 * 512 * 1024
 """One channel of the send/receive buffer that NCCL before 2.22 set up with every single-machine communicator."""
-
-
-def cluster_of(
-    name: str, *, nodes: int = 1, gbit: float = 400, fabric: str = "infiniband", nvlink: float = -1
-) -> Cluster:
-    gpu = known.gpu(name)
-    return Cluster(
-        name=name,
-        nodes=nodes,
-        gpus_per_node=8,
-        gpu=gpu,
-        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s if nvlink < 0 else nvlink,
-        nvlink_domain_gpus=8,
-        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
-        nics_per_node=8,
-        nic_bytes_per_s=gbit / 8 * 1e9,
-        fabric=Fabric(kind=fabric),
-    )
 
 
 def bytes_of(cluster: Cluster, size: int, spread: Span, *uses: Use) -> int:
@@ -52,7 +36,7 @@ def channels(cluster: Cluster, size: int, spread: Span) -> Channels:
     return channels_of(size, spread, cluster, profile_of(cluster.gpu))
 
 
-A100, H100, B200 = (cluster_of(name) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
+A100, H100, B200 = (cluster_of(name, nodes=1) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
 TWO, FOUR, EIGHT = (Span(1, size, size) for size in (2, 4, 8))
 
 
@@ -68,10 +52,10 @@ def test_ends_of_a_connection_have_the_sizes_that_nccl_logs() -> None:
         (A100, 4, FOUR, 24, "NCCL issue 964: 12 MiB x 24 of its 544 MiB"),
         (H100, 8, EIGHT, 24, "NCCL issue 1259, H100 with NVSwitch: channels 00 to 23"),
         (B200, 8, EIGHT, 32, "NCCL issue 1646, DGX B200: Channel 04/32"),
-        (cluster_of("h100-sxm-80gb", nvlink=200e9), 2, TWO, 16, "NCCL issue 892, H800: 16 coll channels"),
-        (cluster_of("h100-sxm-80gb", nodes=3), 24, Span(3, 8, 8), 16, "NCCL issue 1453, 3 x 8 H100: Channel 00/16"),
-        (cluster_of("h100-sxm-80gb", nodes=2), 4, Span(2, 2, 2), 8, "NCCL issue 1189, 2 x 2 H20: 8 coll channels"),
-        (cluster_of("h100-sxm-80gb", nodes=2), 2, Span(2, 1, 1), 4, "NCCL issue 1291, 2 x 1 GH200: Channel 00/04"),
+        (cluster_of(nodes=1, nvlink_bytes_per_s=200e9), 2, TWO, 16, "NCCL issue 892, H800: 16 coll channels"),
+        (cluster_of(nodes=3), 24, Span(3, 8, 8), 16, "NCCL issue 1453, 3 x 8 H100: Channel 00/16"),
+        (cluster_of(nodes=2), 4, Span(2, 2, 2), 8, "NCCL issue 1189, 2 x 2 H20: 8 coll channels"),
+        (cluster_of(nodes=2), 2, Span(2, 1, 1), 4, "NCCL issue 1291, 2 x 1 GH200: Channel 00/04"),
     ],
     ids=lambda value: value.split(",")[0] if isinstance(value, str) else "",
 )
@@ -82,11 +66,11 @@ def test_channels_are_those_of_published_logs(
 
 
 def test_channels_of_send_and_receive_are_those_of_published_logs() -> None:
-    h800 = channels(cluster_of("h100-sxm-80gb", nvlink=200e9), 8, EIGHT)
+    h800 = channels(cluster_of(nodes=1, nvlink_bytes_per_s=200e9), 8, EIGHT)
     assert (h800.p2p, h800.per_peer) == (16, 16)  # NCCL issue 892
     h100 = channels(H100, 8, EIGHT)
     assert (h100.p2p, h100.per_peer) == (32, 32)  # NCCL issue 1685
-    h20 = channels(cluster_of("h100-sxm-80gb", nodes=2), 4, Span(2, 2, 2))
+    h20 = channels(cluster_of(nodes=2), 4, Span(2, 2, 2))
     assert (h20.p2p, h20.per_peer) == (8, 2)  # NCCL issue 1189
 
 
@@ -108,7 +92,7 @@ def test_the_first_all_to_all_of_eight_h100_takes_about_what_was_measured() -> N
 
 def test_a_communicator_of_one_rank_has_the_tables_of_all_channels() -> None:
     # NCCL pull request 2366: 484 MiB on an RTX 3090, with NCCL's kernels; issue 2363: 512 MiB more without lazy setup.
-    one = cluster_of("rtx4090-24gb")
+    one = cluster_of("rtx4090-24gb", nodes=1)
     alone = bytes_of(one, 1, Span(1, 1, 1), "small all-reduce")
     assert 0.75 * 484 * MIB < alone < 484 * MIB
     assert channels(one, 1, Span(1, 1, 1)).p2p * SHARED_SLOT == 512 * MIB
@@ -120,7 +104,7 @@ def test_a_ring_of_eight_gb200_takes_what_suspending_it_gives_back() -> None:
 
 
 def test_more_uses_take_more() -> None:
-    both = cluster_of("h100-sxm-80gb", nodes=2)
+    both = cluster_of(nodes=2)
     spread = Span(2, 8, 8)
     idle = bytes_of(both, 16, spread)
     ring = bytes_of(both, 16, spread, "gather")
@@ -137,7 +121,7 @@ def test_large_sums_go_through_the_switch_from_hopper_on() -> None:
 
 
 def test_without_rdma_no_buffer_between_nodes_is_on_the_gpu() -> None:
-    tcp = cluster_of("h100-sxm-80gb", nodes=2, gbit=100, fabric="ethernet")
+    tcp = cluster_of(nodes=2, nic_bytes_per_s=12.5e9, kind="ethernet")
     apart = Span(2, 1, 1)
     assert bytes_of(tcp, 2, apart, "gather", "all-to-all") == bytes_of(tcp, 2, apart)
     rdma = replace(tcp, fabric=Fabric(kind="roce"))
@@ -145,5 +129,30 @@ def test_without_rdma_no_buffer_between_nodes_is_on_the_gpu() -> None:
 
 
 def test_cards_without_nvlink_open_few_channels() -> None:
-    cards = cluster_of("a100-pcie-80gb", nvlink=0)
+    cards = cluster_of("a100-pcie-80gb", nodes=1, nvlink_bytes_per_s=0)
     assert bytes_of(cards, 8, EIGHT, "gather") < 64 * MIB
+
+
+TWO_NODES = cluster_of(nodes=2)
+
+
+def device_bytes(size: int, stride: int, *uses: Use) -> int:
+    groups = [UsedGroup("a group", Group(size, stride), frozenset(uses))]
+    (one,) = communicators_of(groups, TWO_NODES, profile_of(TWO_NODES.gpu))
+    assert (one.name, one.size) == ("a group", size)
+    return one.device_bytes
+
+
+def test_one_communicator_costs_what_is_sent_in_it() -> None:
+    gathers, trades = device_bytes(8, 1, "gather"), device_bytes(8, 1, "gather", "all-to-all")
+    assert 0 < device_bytes(8, 1) < gathers < trades
+
+
+def test_the_same_ranks_in_two_groups_cost_twice() -> None:
+    groups = [UsedGroup(name, Group(16, 1), frozenset({"gather"})) for name in ("one", "another")]
+    one, another = communicators_of(groups, TWO_NODES, profile_of(TWO_NODES.gpu))
+    assert one.device_bytes == another.device_bytes > 0
+
+
+def test_it_counts_where_the_ranks_are() -> None:
+    assert device_bytes(2, 8, "large all-reduce") != device_bytes(2, 1, "large all-reduce")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engines.data_parallel.samples import TINY
 from topoplan.operators.activations import LayerActivations, eager_activations
 from topoplan.operators.eager import LayerUse
-from topoplan.operators.linears import layer_linears
+from topoplan.operators.finetuning import layer_linears
 from topoplan.specs import known
 from topoplan.specs.model import Model
 

@@ -11,7 +11,7 @@ from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
 from topoplan.network.placement import Group
 from topoplan.operators.eager import LayerUse, eager_profile
-from topoplan.operators.linears import layer_linears
+from topoplan.operators.finetuning import layer_linears
 from topoplan.operators.machine import Kernel
 from topoplan.operators.op import PARTS
 from topoplan.operators.shard import Shard

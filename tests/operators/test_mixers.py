@@ -10,9 +10,8 @@ from tests.engines.samples import DENSE, spec_of
 from tests.report.printed import printed
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.builder import Builder
-from topoplan.operators.divisors import divided, sizes_divided
-from topoplan.operators.layers import Mixer, layer_tensors, mixer_of
-from topoplan.operators.linears import megatron_linears
+from topoplan.operators.finetuning import megatron_linears
+from topoplan.operators.layers import Mixer, divided, layer_tensors, mixer_of, sizes_divided
 from topoplan.operators.op import BF16, Weight
 from topoplan.operators.params import parameter_count
 from topoplan.operators.shard import Shard

@@ -7,10 +7,9 @@ import pytest
 from tests.samples import make_spec
 from topoplan.errors import InputError
 from topoplan.planner.exhausted import Ended, exhausted_words, read_exhausted
-from topoplan.planner.learn import learn_from
+from topoplan.planner.learn import learn_from, reordered
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.planner.reordered import reordered
 from topoplan.planner.search import rank
 from topoplan.units import GIB
 

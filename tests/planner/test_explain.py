@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from tests.engines.samples import DENSE, MIXED, layout_of, spec_of
 from tests.samples import FULL, make_plan
 from topoplan.layout.forms import layout_from_dict
-from topoplan.planner.explain import alternatives, memory_rejection
-from topoplan.planner.plan import Plan
+from topoplan.planner.explain import alternatives, liger_note, memory_rejection
+from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict
+from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 
@@ -205,3 +207,119 @@ def test_a_node_without_enough_host_memory_is_told_so() -> None:
     spec = spec_of("Qwen/Qwen3-32B", nodes=1, global_batch_size=32, cluster={"host_memory": "64GiB"})
     reason, _ = sharded_rejection(spec, **FSDP2, recompute="full", offload=True)
     assert re.match(r"a node needs \d+ GiB of host memory and has 64", reason)
+
+
+ALL = ("mca", "ddp", "deepspeed", "fsdp2")
+
+
+def full(**job: object) -> Spec:
+    return replace(spec_of(DENSE, nodes=1, **job), backends=ALL)
+
+
+@lru_cache
+def searched() -> Ranking:
+    return rank(full(pin={"micro_batch_size": 1}))
+
+
+def test_every_other_backend_and_trainer_has_one_sentence() -> None:
+    ranking = searched()
+    heads = [sentence.partition(":")[0] for sentence in ranking.crossings]
+    assert len(set(heads)) == len(heads)
+    groups = {(plan.layout.backend, plan.trainer) for plan in ranking.plans}
+    assert ("fsdp2", "swift") in groups
+    assert len(heads) == len(groups) - 1 + len(set(ALL) - {backend for backend, _ in groups})
+    assert {"deepspeed (LLaMA-Factory)", "fsdp2 (LLaMA-Factory)", "fsdp2 (ms-swift)"} <= set(heads)
+
+
+def test_a_sentence_is_about_the_fastest_plan_of_its_kind() -> None:
+    ranking = searched()
+    best = ranking.plans[0]
+    for sentence in ranking.crossings:
+        if named := re.search(r"^(\w+) .*?(?:(\d+)% slower|(\d\.\d) times slower).*\(([a-z0-9-]+)\)", sentence):
+            backend, percent, times, name = named.groups()
+            plan = next(plan for plan in ranking.plans if plan.id == name)
+            assert plan.layout.backend == backend
+            ratio = best.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu
+            if percent:
+                assert abs(100.0 * (1.0 - 1.0 / ratio) - float(percent)) <= 0.5
+                assert ratio < 2.0
+            else:
+                assert abs(ratio - float(times)) <= 0.05
+            overlap = plan.time.band_s[0] < best.time.band_s[1]
+            assert ("the error bands overlap" in sentence) == overlap
+    assert any("% slower" in sentence for sentence in ranking.crossings)
+
+
+def test_a_backend_without_a_legal_layout_is_not_said_to_need_memory() -> None:
+    ranking = rank(full(global_batch_size=4))
+    (sentence,) = [one for one in ranking.crossings if one.startswith("ddp")]
+    assert sentence == (
+        "ddp: no layout is legal; ddp-dp8-mbs1 breaks rule batch: global_batch_size 4 % (micro_batch_size 1 * dp 8)"
+        " = 4; set global_batch_size to 8"
+    )
+    # two GPUs share a sequence in this plan
+    assert any("deepspeed (ms-swift)" in one or "fsdp2 (ms-swift)" in one for one in ranking.crossings)
+    assert "ddp: nothing fits" in searched().crossings
+
+
+def test_what_has_to_be_installed_is_named() -> None:
+    (sentence,) = [one for one in searched().crossings if one.startswith("deepspeed (LLaMA-Factory)")]
+    assert "needs DeepSpeed instead of megatron-core, mcore_adapter and Transformer Engine" in sentence
+
+
+def test_a_backend_that_cannot_run_the_job_says_why() -> None:
+    ranking = rank(full(finetuning="lora"))
+    assert {plan.layout.backend for plan in ranking.plans} == {"ddp", "deepspeed", "fsdp2"}
+    assert any(sentence.startswith("mca is ruled out: finetuning 'lora'") for sentence in ranking.crossings)
+
+
+def test_a_backend_in_which_nothing_fits_is_named() -> None:
+    assert "ddp: nothing fits" in rank(full(pin={"micro_batch_size": 1})).crossings
+
+
+def test_one_backend_and_one_trainer_have_nothing_to_cross_to() -> None:
+    assert rank(spec_of(DENSE, nodes=1)).crossings == ()
+
+
+def of_one_node(**job: Any) -> Spec:
+    spec = spec_of(DENSE, **{"finetuning": "lora", "global_batch_size": 16, **job})
+    return replace(spec, cluster=replace(spec.cluster, nodes=1, gpus_per_node=1))
+
+
+def never(spec: Spec) -> Ranking:
+    raise AssertionError(f"searched with {spec.job.pin}")
+
+
+def test_the_best_plan_with_ligers_kernels_is_held_against_the_best_without() -> None:
+    ranking = rank(replace(of_one_node(), backends=("ddp", "deepspeed", "fsdp2")))
+    pinned = rank(of_one_node(pin={"fused_linear_cross_entropy": True})).plans[0]
+    assert not ranking.plans[0].layout.fused_linear_cross_entropy
+    note = liger_note(ranking, rank)
+    gain = pinned.tokens_per_s_per_gpu / ranking.plans[0].tokens_per_s_per_gpu - 1.0
+    assert note.startswith(f"Liger kernels: {gain:.0%} faster, ")
+    assert f"({pinned.id}); --pin fused_linear_cross_entropy=true" in note
+
+
+def test_another_backend_that_is_slower_even_with_them_is_not_named() -> None:
+    ranking = rank(of_one_node())
+    assert ranking.plans[0].layout.backend == "megatron"
+    assert liger_note(ranking, rank) is None
+
+
+@pytest.mark.parametrize(
+    "job", [{"pin": {"fused_linear_cross_entropy": False}}, {"pin": {"backend": "megatron"}, "finetuning": "full"}]
+)
+def test_who_has_decided_is_not_asked(job: dict[str, Any]) -> None:
+    spec = of_one_node(**job)
+    spec = replace(spec, cluster=replace(spec.cluster, nodes=4, gpus_per_node=8)) if "finetuning" in job else spec
+    assert liger_note(rank(spec), never) is None
+
+
+def test_a_search_that_was_stopped_says_nothing() -> None:
+    ranking = rank(of_one_node())
+    assert liger_note(replace(ranking, searched=0.5), never) is None
+    assert liger_note(ranking, lambda spec: replace(rank(spec), searched=0.5)) is None
+
+
+def test_a_trainer_without_its_kernels_is_not_named() -> None:
+    assert liger_note(rank(of_one_node(stage="dpo")), rank) is None

@@ -10,10 +10,9 @@ from tests.samples import make_spec
 from topoplan.errors import InputError
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.fragmentation import learn
-from topoplan.planner.learn import Lesson, Lessons, learn_from, peaks_of
+from topoplan.planner.learn import Lesson, Lessons, learn_from, peaks_of, reordered
 from topoplan.planner.logged import Logged
 from topoplan.planner.predict import predict
-from topoplan.planner.reordered import reordered
 from topoplan.planner.search import rank
 from topoplan.planner.view import spec_to_dict
 from topoplan.report.calibration import calibrated_text

@@ -31,8 +31,7 @@ from topoplan.operators.flops import ends_in_layers
 from topoplan.planner.kept import from_json, to_json
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict
-from topoplan.planner.rank import CAVEAT_COST, TIE
-from topoplan.planner.risk import has_room
+from topoplan.planner.rank import CAVEAT_COST, TIE, has_room
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of

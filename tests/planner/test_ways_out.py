@@ -6,7 +6,7 @@ import pytest
 
 from tests.samples import make_plan, make_ranking
 from topoplan.planner.plan import Change, Ranking, WayOut
-from topoplan.planner.risk import needs_ways_out
+from topoplan.planner.rank import needs_ways_out
 from topoplan.planner.ways_out import KINDS, ways_out
 from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec

@@ -9,7 +9,7 @@ from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import spread_pipeline_layout
 from topoplan.planner.plan import Ranking
-from topoplan.planner.risk import TAGS
+from topoplan.planner.rank import TAGS
 from topoplan.report.answer import answer_of, print_answer
 from topoplan.report.ranking import print_ranking
 from topoplan.report.rejected import print_rejected

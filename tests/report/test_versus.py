@@ -3,12 +3,12 @@ import json
 import pytest
 
 from tests.engines.samples import DENSE, spec_of
-from tests.planner.test_versus import compared
+from tests.planner.test_account import compared
 from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
+from topoplan.planner.account import compare
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.planner.versus import compare
 from topoplan.report.versus import comparison_to_dict, print_comparison, verdict
 
 FAST = make_plan(tp=2, step_s=3.0, parts_s={"gemm": 2.0, "pp_bubble": 0.2, "tp_comm": 0.8})

@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import SpecError
-from topoplan.specs import token_count
-from topoplan.specs.dataset import read_dataset
-from topoplan.specs.dataset_record import TOKENS_PER_MESSAGE
+from topoplan.specs import dataset
+from topoplan.specs.dataset import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, read_dataset
 from topoplan.specs.lengths import Lengths
-from topoplan.specs.token_count import BYTES_PER_TOKEN
 
 TEN = "x" * 43
 """A text of ten tokens."""
@@ -159,7 +157,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_of_a_large_file_every_kth_record_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [{"text": TEN * (1 + n % 3)} for n in range(31)]
     everything = one(*records, tmp_path=tmp_path, stage="pt")
-    monkeypatch.setattr(token_count, "BY_BYTES", replace(token_count.BY_BYTES, measured_bytes=1000))
+    monkeypatch.setattr(dataset, "BY_BYTES", replace(dataset.BY_BYTES, measured_bytes=1000))
     sampled = one(*records, tmp_path=tmp_path, stage="pt")
     assert sampled.stride == -(-(tmp_path / "set.json").stat().st_size // 1000) > 1
     assert sampled.samples == everything.samples == 31
@@ -211,4 +209,4 @@ def test_the_models_own_tokenizer_counts_where_its_package_is_installed(
     with pytest.raises(SpecError, match=r"tokenizer\.json: is not a tokenizer: expected value"):
         one(record, tmp_path=tmp_path, tokenizer=tokenizer)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert one(record, tmp_path=tmp_path, tokenizer=tokenizer).error == token_count.BYTES_PER_TOKEN_ERROR
+    assert one(record, tmp_path=tmp_path, tokenizer=tokenizer).error == dataset.BYTES_PER_TOKEN_ERROR

@@ -95,7 +95,7 @@ def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_
     assert profile.memory_band == WIDER_FOR_NONE * theirs.memory_band
     assert profile.sharded_memory_band == theirs.sharded_memory_band
     spec = spec_of()
-    (note,) = notes_on_bands(profile, card, band_keys(spec.model, spec.job))
+    (note,) = notes_on_bands(profile, card.name, band_keys(spec.model, spec.job))
     assert note == f"some-card has no measured runs: bands from {kin}, widened"
 
 
@@ -136,7 +136,7 @@ def test_a_band_of_the_users_own_stands() -> None:
 def notes(gpu: str, profile: Profile | None = None, **job: Any) -> tuple[str, ...]:
     spec = spec_of(job.pop("model", "Qwen/Qwen3-8B"), gpu=gpu, **job)
     keys = band_keys(spec.model, spec.job)
-    return notes_on_bands(profile or profile_of(spec.cluster.gpu), spec.cluster.gpu, keys)
+    return notes_on_bands(profile or profile_of(spec.cluster.gpu), spec.cluster.gpu.name, keys)
 
 
 def test_a_gpu_without_measured_runs_says_whose_bands_it_has() -> None:
@@ -165,5 +165,5 @@ def test_adapters_on_megatron_have_a_band_of_memory_of_their_own() -> None:
 def test_a_gpu_without_measured_runs_of_these_backends_says_whose_band_it_has() -> None:
     spec = spec_of("Qwen/Qwen3-8B", gpu="rtx4090-24gb")
     profile = profile_of(spec.cluster.gpu)
-    (note,) = notes_on_bands(profile, spec.cluster.gpu, SHARDED_BANDS)
+    (note,) = notes_on_bands(profile, spec.cluster.gpu.name, SHARDED_BANDS)
     assert note == "rtx4090-24gb has no measured runs: band from ampere, widened"

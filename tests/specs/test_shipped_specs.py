@@ -3,8 +3,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from topoplan.specs.forms import schema_of_spec
 from topoplan.specs.load import load_spec
-from topoplan.specs.schema import schema_of_spec
 from topoplan.specs.source import read_source
 
 SPECS = sorted((Path(__file__).parents[2] / "cluster_specs").glob("*.yaml"))

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.specs.yaml_scalar import scalar
+from topoplan.specs.scalars import scalar
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text, one_line
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)

@@ -19,10 +19,8 @@ from tests.verify.test_parameters_against_transformers import (
 )
 from topoplan import catalog
 from topoplan.operators.activations import eager_activations
-from topoplan.operators.eager import LayerUse
-from topoplan.operators.finetuning import elements_of
-from topoplan.operators.linears import layer_linears
-from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
+from topoplan.operators.eager import FORWARD_LOGIT_BYTES, LOGIT_BYTES, LayerUse
+from topoplan.operators.finetuning import elements_of, layer_linears
 from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 

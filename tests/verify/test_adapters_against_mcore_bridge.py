@@ -12,8 +12,8 @@ import pytest
 
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.adapters import DROPOUT, LORA_RANK, Adapters
+from topoplan.operators.finetuning import megatron_linears
 from topoplan.operators.layers import mtp_layer
-from topoplan.operators.linears import megatron_linears
 from topoplan.operators.op import Linear
 from topoplan.operators.params import adapter_parameters, adapter_tensors, cut, replicated_elements
 from topoplan.operators.shard import Shard

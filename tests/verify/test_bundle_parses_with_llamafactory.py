@@ -11,7 +11,7 @@ from tests.bundle.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, mak
 from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan.bundle.bundle import generate
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import releases
 from topoplan.layout.layout import Recompute
 from topoplan.trainers.llamafactory.key_list import templates
 

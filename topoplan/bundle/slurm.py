@@ -17,8 +17,8 @@ from typing import Any
 import topoplan
 from topoplan.bundle.draft import Draft
 from topoplan.errors import SpecError
-from topoplan.specs.batch_options import check_option
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.passed_on import check_option
 from topoplan.trainers.templating import digits, render
 from topoplan.trainers.trainer import PLAN_FILE
 

@@ -90,10 +90,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def profile_entries() -> Mapping[str, Mapping[str, Any]]:
-    """Return the entries of `profiles.json` by name.
-
-    There is one per architecture, and one for cards that differ from the rest of their architecture.
-    """
+    """Return the entries of `profiles.json`: of each architecture, and of cards that differ from the rest of theirs."""
     return load("profiles.json")
 
 
@@ -184,10 +181,7 @@ def model_config(name: str) -> dict[str, Any]:
 
 
 def model_parameters(name: str) -> int:
-    """Return the published number of parameters, without multi-token prediction.
-
-    Raises ModelError for an unknown name.
-    """
+    """Return the published parameters, without multi-token prediction. Raises ModelError for an unknown name."""
     architecture, _ = _names().published[published_name(name)]
     count: int = load("models", f"{architecture}.json")["parameters"]
     return count

@@ -1,4 +1,5 @@
-"""The Python packages of trainers: their names for pip and for `import`, and how to install them.
+"""The Python packages of trainers: their names for pip and for `import`, how to install them, and the versions of
+LLaMA-Factory covered by the key lists.
 
 Names alone are misleading: the modules `swift`, `megatron` and `mcore_adapter` have unrelated namesakes on PyPI.
 """
@@ -6,14 +7,14 @@ Names alone are misleading: the modules `swift`, `megatron` and `mcore_adapter` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from topoplan.catalog.releases import releases
+from topoplan.catalog import key_list
 
 PYTHON = "python"
 """Name under which the Python version is listed beside the package versions."""
@@ -39,10 +40,7 @@ class Package(NamedTuple):
     """(versions of the package, Requires-Python of these versions), both as pip writes them."""
 
     def pythons(self, version: str) -> list[str]:
-        """Return the Python versions that a version of the package requires, as pip writes them.
-
-        The result is empty if nothing is known about the version.
-        """
+        """Return the Python versions that a version of the package requires, as pip writes them; empty if unknown."""
         return [needed for versions, needed in self.python if is_version(version) and allows(versions, version)]
 
 
@@ -104,10 +102,7 @@ def is_version(text: object) -> bool:
 
 @cache
 def allows(versions: str, version: str) -> bool:
-    """Return whether a version satisfies `versions`, a specifier as pip writes it.
-
-    Text that is not a version is accepted.
-    """
+    """Return whether a version satisfies `versions`, as pip writes them; text that is not a version does."""
     return not is_version(version) or SpecifierSet(versions).contains(release(version), prereleases=True)
 
 
@@ -139,3 +134,40 @@ def pip_words(package: Package, versions: str) -> str:
         return f"'{package.source}'"
     text = f"{package.source or package.name}{versions}"
     return f"'{text}'" if re.search(r"[<>!\[]", text) else text
+
+
+class Release(NamedTuple):
+    """A version of LLaMA-Factory whose keys are known."""
+
+    version: str
+    """Version as the package reports it; for the state of a branch it is not a release's version: 0.9.6.dev0."""
+    name: str
+    """Display name: 0.9.5, main of August 2026."""
+    transformers: str
+    """Versions of transformers that it accepts, as pip writes them; it aborts with others (`extras/misc.py`,
+    check_dependencies)."""
+    megatron_core: str
+    """Version of megatron-core that its Megatron path was tested with; empty if only its keys are known."""
+    mcore_adapter_commit: str
+    """Commit of mcore_adapter, in alibaba/ROLL, that its Megatron path was tested with; empty if only its keys are
+    known."""
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """Return all releases, oldest first; bundles are written for the first one."""
+    document = key_list("llamafactory")
+    return tuple(_release(block) for block in (document["versions"], *document["newer"]))
+
+
+def _release(block: Mapping[str, Any]) -> Release:
+    oldest, newest = block["transformers"]
+    clauses = (f">={oldest}", f"<={newest}", *(f"!={version}" for version in block.get("transformers_except", ())))
+    version = block["llamafactory"]
+    return Release(
+        version=version,
+        name=block.get("name", version),
+        transformers=",".join(clauses),
+        megatron_core=block.get("megatron_core", ""),
+        mcore_adapter_commit=block.get("mcore_adapter_commit", ""),
+    )

@@ -81,7 +81,7 @@ def _order(learnt: Lessons) -> tuple[str, ...]:
     from dataclasses import replace
 
     from topoplan.errors import InputError
-    from topoplan.planner.reordered import reordered
+    from topoplan.planner.learn import reordered
     from topoplan.planner.search import rank
 
     ran = learnt.first

@@ -49,7 +49,7 @@ def explain(
         write_plans(html, read, [chosen, *others], words=options.words(spec))
         return
     if others:
-        from topoplan.planner.versus import compare
+        from topoplan.planner.account import compare
         from topoplan.report.versus import comparison_to_dict, print_comparison
 
         (other,) = others

@@ -217,7 +217,7 @@ def _tell(spec: Spec, output: str, trainer: str | None) -> None:
     from shlex import join
 
     from topoplan.cli.output import print_written, stdout_console
-    from topoplan.planner.assumed import machine_note
+    from topoplan.planner.oddities import machine_note
     from topoplan.report.tables import paragraph
     from topoplan.report.text import spec_line
 

@@ -86,7 +86,7 @@ def answered(
 
     from topoplan.cli.ways_out import led_on, with_ways_out
     from topoplan.errors import ModelError
-    from topoplan.planner.liger import liger_note
+    from topoplan.planner.explain import liger_note
 
     read = options.read(spec)
     try:
@@ -96,7 +96,7 @@ def answered(
     if (note := liger_note(ranking, best)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if read.profile is not None:
-        from topoplan.planner.reordered import reordered
+        from topoplan.planner.learn import reordered
 
         ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
     if ranking.plans and not has_ways_out:

@@ -33,7 +33,7 @@ def size(
     """
     from topoplan.cli.output import show
     from topoplan.cli.search import searches
-    from topoplan.planner.size import size as size_job
+    from topoplan.planner.what_if import size as size_job
     from topoplan.report.size import print_sizing, sizing_to_dict
 
     _check(max_hours, max_nodes, price, options)

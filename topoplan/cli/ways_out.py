@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOptions, search: Search) -> Ranking:
     """Return the ranking with its ways out, if it needs any; `options` are those that the spec was read with."""
-    from topoplan.planner.risk import needs_ways_out
+    from topoplan.planner.rank import needs_ways_out
 
     if not needs_ways_out(ranking):
         return ranking

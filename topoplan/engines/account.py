@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from topoplan.engines.prediction import Memory, Moment
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
-from topoplan.network.communicators import Communicator
+from topoplan.network.nccl_buffers import Communicator
 from topoplan.network.placement import span
 from topoplan.operators.machine import Kernel
 from topoplan.operators.op import Collective

@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from topoplan.engines.account import MemoryAccount, TimeAccount
     from topoplan.engines.timeline import Timeline
 
+MAX_MICRO_BATCH_SIZE = 32
+"""Sequences. Larger micro-batches are searched only if pinned, because they only enlarge the pipeline bubble."""
+
+
+def divisors(number: int, limit: int) -> list[int]:
+    """Return the divisors of a number up to a limit, ascending."""
+    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+
+
+def chosen(pin: Mapping[str, Any], key: str, values: list[Any]) -> list[Any]:
+    """Return the values to try for a key: its pin if it has one, else `values`."""
+    return [pin[key]] if key in pin else values
+
+
 Family = tuple[Layout, ...]
 """Layouts that differ only in what the engine chooses itself; of each family, the fastest layout that fits is
 ranked."""

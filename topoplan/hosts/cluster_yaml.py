@@ -18,7 +18,7 @@ from topoplan.hosts.result import Result, failure, warning
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.kinds import NONE
-from topoplan.specs.yaml_scalar import scalar
+from topoplan.specs.scalars import scalar
 from topoplan.trainers.yaml_text import one_line, spec_line
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 

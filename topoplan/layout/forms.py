@@ -8,8 +8,7 @@ from math import prod
 from typing import Any
 
 from topoplan.errors import InputError, LayoutError
-from topoplan.layout.batch import batch_remedy, undivided
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of, pinned_keys_of
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, batch_remedy, keys_of, pinned_keys_of, undivided
 from topoplan.layout.stages import sized_pipeline_layout, vpp_of
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of

@@ -20,6 +20,7 @@ from topoplan.specs.layout_parts import Sharding as Sharding
 from topoplan.specs.layout_parts import Step as Step
 from topoplan.specs.layout_parts import Switches as Switches
 from topoplan.specs.model import Model
+from topoplan.units import multiples_around
 
 _Value = TypeVar("_Value")
 _PARTS = {"degrees": Degrees, "step": Step, "states": Sharding, "switches": Switches}
@@ -123,10 +124,7 @@ class Layout:
 
     @property
     def optimizer_shards(self) -> tuple[int, int]:
-        """Number of ranks that share the optimizer states of (dense weights, an expert's weights).
-
-        Both are 1 without sharding.
-        """
+        """Ranks that share the optimizer states of (dense weights, an expert's weights); 1 without sharding."""
         split = self.degrees
         return (split.dp * split.cp, self.expert_dp) if self.distributed_optimizer else (1, 1)
 
@@ -161,19 +159,13 @@ DEFAULTS: Mapping[str, Any] = {key: getattr(Layout(), key) for key in KEYS}
 
 @cache
 def keys_of(backend: str) -> tuple[str, ...]:
-    """Return the keys that layouts of a backend have.
-
-    Those of a data-parallel backend include the degrees of model parallelism, all of them 1.
-    """
+    """Return the keys that layouts of a backend have; degrees that it does not split by are among them, as 1."""
     return tuple(key for key in KEYS if key not in _FIELDS or backend in _FIELDS[key].metadata["backends"])
 
 
 @cache
 def pinned_keys_of(backend: str) -> tuple[str, ...]:
-    """Return the keys that a form may have for a backend.
-
-    They are the keys of its layouts and, for Megatron's backends, the sizes of first and last stage.
-    """
+    """Return the keys that a form may have for a backend: its layouts' and Megatron's sizes of end stages."""
     return (*keys_of(backend), *(SIZE_KEYS if backend in MEGATRON_BACKENDS else ()))
 
 
@@ -193,10 +185,7 @@ def changed(layout: Layout, **keys: Any) -> Layout:
 
 
 def recomputing(layout: Layout, mode: Recompute, step: Step | None = None) -> Layout:
-    """Return the layout under another recompute mode, and optionally with another step.
-
-    This is the most frequent change of a search.
-    """
+    """Return the layout under another recompute mode and perhaps step: the most frequent change of a search."""
     return Layout(
         backend=layout.backend,
         degrees=layout.degrees,
@@ -209,10 +198,7 @@ def recomputing(layout: Layout, mode: Recompute, step: Step | None = None) -> La
 
 @lru_cache(maxsize=1 << 12, typed=True)
 def _replaced(part: Any, names: tuple[str, ...], *values: Any) -> Any:
-    """Return a part of a layout with other values.
-
-    Cached, because a search makes few distinct parts, each of them for thousands of layouts.
-    """
+    """Return a part of a layout with other values; cached, as few distinct parts are shared by thousands of layouts."""
     return replace(part, **dict(zip(names, values, strict=True)))
 
 
@@ -220,3 +206,16 @@ def stages_of(model: Model, job: Job, layout: Layout) -> Stages:
     """Return the stages of a layout. Raises LayoutError like `split_stages`."""
     split = layout.degrees
     return split_stages(model.num_layers, split.pp, split.vpp, split.pipeline_layout, job.mtp_num_layers)
+
+
+def undivided(batch: int, micro_batch: int, dp: int) -> str | None:
+    """Return the failed equation of a batch that ranks cannot share evenly, or None."""
+    rest = batch % (micro_batch * dp)
+    return f"global_batch_size {batch} % (micro_batch_size {micro_batch} * dp {dp}) = {rest}" if rest else None
+
+
+def batch_remedy(batch: int, micro_batch: int, dp: int) -> str:
+    """Return the nearest batches that divide, and the largest smaller micro-batch with which the given batch does."""
+    smaller = next((size for size in range(micro_batch - 1, 0, -1) if batch % (size * dp) == 0), None)
+    micro = f", or micro_batch_size to {smaller}" if smaller else ""
+    return f"set global_batch_size to {multiples_around(batch, micro_batch * dp)}{micro}"

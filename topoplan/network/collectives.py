@@ -48,10 +48,7 @@ SIMPLE = Protocol(1.0, 1.0, 1.0)
 
 @lru_cache(maxsize=64)
 def _protocols(profile: Profile) -> tuple[Protocol, ...]:
-    """Return Simple and LL, for rings.
-
-    LL128 lies between them, at rates and sizes that depend on the channels; it is left out.
-    """
+    """Return Simple and LL, for rings; LL128 lies between them, at rates and sizes that depend on the channels."""
     return SIMPLE, Protocol(profile.ll_efficiency, profile.ll_hop_share, profile.ll_network_hop_share)
 
 
@@ -96,10 +93,7 @@ def _between_bytes_per_s(crossings: Iterable[LoadedLink], members: int, cluster:
 
 
 def _slowest(crossings: Iterable[LoadedLink], profile: Profile, efficiency: float) -> float:
-    """Return the rate of the tightest link.
-
-    For links between sockets the graph's rate is already what many GPU flows together achieve.
-    """
+    """Return the rate of the tightest link; between sockets, the graph's rate is what many GPU flows achieve."""
 
     def share(link: LoadedLink) -> float:
         if link.kind == "socket":
@@ -143,10 +137,7 @@ def ring_cost(group: Group, cluster: Cluster, profile: Profile) -> AlgorithmCost
 
 @lru_cache(maxsize=1 << 14)
 def tree_cost(group: Group, cluster: Cluster, profile: Profile) -> AlgorithmCost:
-    """Return the cost of trees over a group of several domains; a pass is up or down.
-
-    Inside domains NVLS is used if available, otherwise chains.
-    """
+    """Return the cost of trees over several domains (a pass is up or down), with NVLS or chains inside."""
     flows = traffic(group, "tree", cluster)
     spread = _spread(group, flows, cluster)
     rates = [profile.tree_efficiency * _between_bytes_per_s(flows.between, spread.members, cluster, profile)]
@@ -228,10 +219,7 @@ def _all_to_all_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple
 
 
 def all_to_all_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """Return the seconds of an all-to-all.
-
-    Every rank sends `sent_bytes`, spread evenly over all members including itself.
-    """
+    """Return the seconds of an all-to-all: every rank spreads `sent_bytes` evenly over all members and itself."""
     if group.size == 1 or sent_bytes == 0:
         return 0.0
     rate, latency_s = _all_to_all_rates(group, cluster, profile)
@@ -246,10 +234,7 @@ def _neighbour_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[
 
 
 def point_to_point_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """Return the seconds of one message from every member of a group to the next.
-
-    The slowest message counts, which may leave the node.
-    """
+    """Return the seconds of the slowest message from a member of a group to the next, which may leave the node."""
     if group.size == 1 or sent_bytes == 0:
         return 0.0
     rate, latency_s = _neighbour_rates(group, cluster, profile)

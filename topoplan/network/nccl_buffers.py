@@ -1,4 +1,4 @@
-"""Device memory that NCCL takes for one communicator: for its channels, and for the operations it is used for.
+"""Device memory that NCCL takes for a communicator: for its channels, and for the operations it is used for.
 
 Formulas and defaults are those of NCCL 2.27; 2.22 to 2.30 differ in details. A communicator takes some memory per
 channel when it is created, and buffers for a connection when the first operation needs it (NCCL 2.22 and later with
@@ -8,10 +8,12 @@ communicator, however small its first message is. Values that NCCL chooses by ar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from topoplan.network.placement import Span
+from topoplan.network.placement import Group, Span, span
+from topoplan.network.topology import local_ranks
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
 
@@ -213,3 +215,32 @@ def _send_receive_bytes(channels: Channels, near: int, has_far: bool, proxied: i
         senders = proxied if cluster.nvlink_bytes_per_s else 1
         total += _net(cluster, (1 + senders) * channels.p2p * NET_SLOT_BYTES)
     return total
+
+
+class UsedGroup(NamedTuple):
+    """A group in which a rank communicates, and what is sent in it."""
+
+    name: str
+    group: Group
+    uses: frozenset[Use]
+
+
+class Communicator(NamedTuple):
+    """A communicator of a rank with its memory."""
+
+    name: str
+    size: int
+    """Number of ranks."""
+    device_bytes: int
+    """Bytes of buffers and tables, on the rank that needs the most."""
+
+
+def communicators_of(groups: Iterable[UsedGroup], cluster: Cluster, profile: Profile) -> tuple[Communicator, ...]:
+    """Return the communicators with their memory."""
+    domain = local_ranks(cluster)
+    return tuple(
+        Communicator(
+            one.name, one.group.size, buffer_bytes(one.group.size, span(one.group, domain), one.uses, cluster, profile)
+        )
+        for one in groups
+    )

@@ -75,10 +75,7 @@ def nvlink_domain_size(cluster: Cluster) -> int:
 
 
 def local_ranks(cluster: Cluster) -> int:
-    """Return the number of consecutive ranks that reach each other without the network.
-
-    They are an NVLink domain, or a node.
-    """
+    """Return the number of ranks that reach each other without the network: those of an NVLink domain, or a node."""
     return max(nvlink_domain_size(cluster), cluster.gpus_per_node)
 
 
@@ -161,10 +158,7 @@ class Wiring:
         return node * self.cluster.gpus_per_node // local_ranks(self.cluster)
 
     def nic_pairs(self, source: int, target: int) -> list[tuple[int, int]]:
-        """Return the NICs of a message between GPUs of different domains, as (sending NIC, receiving NIC) pairs.
-
-        Each pair carries an equal part of the message.
-        """
+        """Return the (sending NIC, receiving NIC) pairs of a message between domains, each with an equal part of it."""
         own = self.nics_of(source)
         pairs = []
         for position, nic in enumerate(self.nics_of(target)):
@@ -192,18 +186,12 @@ def gpu_link_bytes_per_s(cluster: Cluster) -> float:
 
 
 def nic_slot_bytes_per_s(cluster: Cluster) -> float:
-    """Return the PCIe rate of a NIC.
-
-    It is at most that of PCIe 5, even if a GPU has more (NVLink-C2C), but no less than the NIC's own rate.
-    """
+    """Return the PCIe rate of a NIC: at most PCIe 5's, even beside NVLink-C2C, but no less than the NIC's own."""
     return max(min(cluster.pcie_bytes_per_s, _PCIE_5_BYTES_PER_S), cluster.nic_bytes_per_s)
 
 
 def uplink_bytes_per_s(cluster: Cluster) -> float:
-    """Return the rate of all uplinks of one leaf together.
-
-    They are sized for a full leaf, even if some of its ports are unused.
-    """
+    """Return the rate of all uplinks of one leaf together, sized for a full leaf even if ports are unused."""
     wiring = Wiring(cluster)
     downlinks = wiring.nodes_per_leaf * cluster.nics_per_node / wiring.planes
     return downlinks * cluster.nic_bytes_per_s / cluster.fabric.oversubscription

@@ -1,4 +1,9 @@
-"""How a job's fine-tuning method treats a model's parameters: trained, frozen, packed, adapted."""
+"""How a job's fine-tuning method treats a model's parameters: trained, frozen, packed, adapted.
+
+`all-linear` of `megatron sft` means every `TELinear`, `TELayerNormColumnParallelLinear` and `TEGroupedLinear` except
+the output layer (ms-swift 4.6.0 `swift/megatron/utils/utils.py::find_all_linears`): attention, MLPs, shared and routed
+experts and a multi-token-prediction layer's eh_proj, but not the router or a shared expert's gate.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,48 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from topoplan.errors import SpecError, nearest
-from topoplan.operators.adapters import LORA_RANK
-from topoplan.operators.linears import adapted, layer_linears, linear_names
+from topoplan.operators.adapters import LORA_RANK, target_of
+from topoplan.operators.layers import USE, WHOLE, eager_ops, layer_tensors
+from topoplan.operators.op import Linear
 from topoplan.operators.params import layer_parameters, parameter_count
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model, Moe
+from topoplan.specs.model import Layer, Model, Moe
+
+
+@lru_cache(maxsize=4096)
+def layer_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
+    """Return the linear layers of one layer as Hugging Face builds it.
+
+    In a mixture of experts they are those of attention and of the shared expert.
+    """
+    ops = eager_ops(model, layer, USE, WHOLE)
+    return tuple(weight for op in ops for weight in op.weights if isinstance(weight, Linear))
+
+
+@lru_cache(maxsize=4096)
+def megatron_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
+    """Return the linear layers of one layer as megatron-core builds it."""
+    return tuple(weight for weight in layer_tensors(model, layer) if isinstance(weight, Linear))
+
+
+@lru_cache(maxsize=64)
+def linear_names(model: Model) -> tuple[str, ...]:
+    """Return the names of all `layer_linears` of a model."""
+    return tuple(dict.fromkeys(linear.name for layer in model.layers for linear in layer_linears(model, layer)))
+
+
+def adapted(job: Job, linear: Linear) -> bool:
+    """Return whether the job puts an adapter on a linear layer."""
+    if job.finetuning not in ("lora", "qlora"):
+        return False
+    return "all" in job.lora_target or linear.name in job.lora_target
+
+
+@lru_cache(maxsize=64)
+def target_names(model: Model) -> tuple[str, ...]:
+    """Return all names by which adapters of the decoder may be requested."""
+    linears = (linear for layer in model.layers for linear in megatron_linears(model, layer))
+    return tuple(dict.fromkeys(target_of(linear.name) for linear in linears))
 
 
 class Elements(NamedTuple):

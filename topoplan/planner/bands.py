@@ -134,8 +134,6 @@ def coverages(figures: Sequence[Figure]) -> tuple[Coverage, ...]:
 
 
 def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
-    """Return the figures that grade a band of an entry."""
-
     def grades(figure: Figure) -> bool:
         if figure.is_speed or key in POOLED_BANDS:
             return figure.entry == name or key in POOLED_BANDS

@@ -254,7 +254,6 @@ def _case(spec: Spec, backend: str, factors: tuple[tuple[str, float], ...]) -> C
 
 
 def _off_by(spec: Spec, factors: Factors) -> Spec:
-    """Return the spec with constants that are off by these factors."""
     if all(value == 1.0 for value in factors.values()):
         return spec
     return with_constants(spec, _constants(_stated(spec), factors))
@@ -302,10 +301,7 @@ def _constants(base: Profile, factors: Factors) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One observation, linearized around some factors.
-
-    `off` is slopes times the logarithms of the factors, plus an error of the layout's own and noise.
-    """
+    """One observation: `off` is slopes times logarithms of the factors, plus an error of the layout's own and noise."""
 
     off: float
     slopes: Mapping[str, float]

@@ -91,10 +91,7 @@ class Standing:
 
 
 def family(layout: Layout) -> tuple[object, ...]:
-    """Return what similar layouts have in common: degrees and sharding.
-
-    Micro-batch, recomputation and splits may differ.
-    """
+    """Return what similar layouts have in common: all but micro-batch, recomputation and splits."""
     degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.ulysses)
     return (layout.backend, *degrees, layout.zero_stage, layout.sharding, layout.offload)
 

@@ -9,10 +9,9 @@ from topoplan.engines.account import Flow
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import member_bytes_per_s
-from topoplan.network.patterns import Pattern
 from topoplan.network.placement import Group, span
 from topoplan.network.topology import LinkKind, local_ranks
-from topoplan.network.traffic import LoadedLink, worst_group
+from topoplan.network.traffic import LoadedLink, Pattern, worst_group
 from topoplan.planner.account import time_account
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster

@@ -20,10 +20,7 @@ _WEIGHT_BYTES = 2
 
 
 class Pauses(NamedTuple):
-    """Seconds of a job without training steps.
-
-    Checkpoints and evaluation are zero if the trainer's files cannot be written.
-    """
+    """Seconds of a job without training steps; all but the start are 0 if the trainer's files cannot be written."""
 
     start_up_s: float
     checkpoints_s: float = 0.0

@@ -23,11 +23,9 @@ from topoplan.trainers.case import case_of
 from topoplan.trainers.log import pieces
 from topoplan.units import GIB
 
-_SIZE = r"(?P<{0}>[0-9.]+) ?(?P<{0}_unit>bytes|[KMGT]iB)"
-
 
 def _size(name: str) -> str:
-    return _SIZE.format(name)
+    return rf"(?P<{name}>[0-9.]+) ?(?P<{name}_unit>bytes|[KMGT]iB)"
 
 
 _MESSAGE = re.compile(rf"(?:CUDA|HIP|XPU|NPU) out of memory\. Tried to allocate {_size('tried')}")

@@ -1,20 +1,26 @@
-"""Sentences about plans: what a rejected one would need, and what the usual alternatives to the best would cost."""
+"""Sentences about plans: what a rejected one would need, what alternatives to the best would cost and gain.
+
+Alternatives are other choices of the layout, another trainer or backend, and Liger's kernels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from topoplan.engines.registry import engine_of
+from topoplan.errors import LayoutError, ModelError, SpecError, listed
 from topoplan.layout.forms import recompute_from_value
-from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Ranked, Rejection
+from topoplan.layout.layout import Layout, keys_of
+from topoplan.planner.plan import Plan, Ranked, Ranking, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.layout_parts import SIZE_KEYS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
+from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.registry import trainer_refusal
+from topoplan.trainers.trainer import Trainer
 from topoplan.units import GIB
 
 
@@ -40,10 +46,7 @@ _ANY_HOST_BYTES = 2**60
 
 
 def _fitting_change(spec: Spec, layout: Layout) -> str:
-    """Return the mildest change of one layout that makes it fit, or nothing.
-
-    `planner.ways_out` changes more than that.
-    """
+    """Return the mildest change of one layout that makes it fit, or nothing (`planner.ways_out` changes more)."""
     if found := _first_that_fits(spec, layout):
         return found
     if spec.cluster.host_memory_bytes is None:
@@ -113,3 +116,90 @@ def alternatives(order: Sequence[Ranked]) -> list[str]:
         words = f"{speed_difference(best, other)}, {memory_difference(best, other)} ({other.id})"
         found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {words}"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])[:MAX_NOTES]]
+
+
+LIGER_KEY = "fused_linear_cross_entropy"
+
+
+def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | None:
+    """Return a sentence on the best plan with Liger, compared with the best one without, or None."""
+    spec = ranking.spec
+    if not ranking.plans or ranking.searched < 1.0 or LIGER_KEY in spec.job.pin:
+        return None
+    best = ranking.plans[0]
+    if not any(LIGER_KEY in keys_of(backend) for backend in (best.layout.backend, *ranking.searched_backends)):
+        return None
+    backends = tuple(backend for backend in spec.backends if LIGER_KEY in keys_of(backend))
+    asked = replace(spec, backends=backends, job=replace(spec.job, pin={**spec.job.pin, LIGER_KEY: True}))
+    try:
+        found = search(asked)
+    except (LayoutError, ModelError, SpecError):
+        return None  # no trainer has its kernels for this model and job
+    if not found.plans or found.searched < 1.0:
+        return None
+    other = found.plans[0]
+    is_crossing = LIGER_KEY not in keys_of(best.layout.backend)
+    if is_crossing and other.tokens_per_s_per_gpu <= best.tokens_per_s_per_gpu:
+        return None  # another backend has to be faster with them to be worth a sentence
+    return (
+        f"Liger kernels: {speed_difference(best, other)}, {memory_difference(best, other)} ({other.id});"
+        f" --pin {LIGER_KEY}=true enables them and needs the package liger-kernel"
+    )
+
+
+def crossings(
+    order: Sequence[Ranked],
+    plans: Sequence[Plan],
+    searched: Sequence[str],
+    illegal: Mapping[str, Rejection],
+    unable: Mapping[str, Refusal],
+    trainer_of: Callable[[Layout], Trainer | None],
+) -> Iterator[str]:
+    """Yield a sentence for the best plan of every other backend and trainer, fastest first.
+
+    Sentences on backends without a plan follow. `order` and `plans` are the same plans, best first. `illegal` has an
+    example layout for each backend whose layouts all break a rule; `unable` says why a backend was not searched;
+    `trainer_of` returns the trainer of a layout.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for place, one in enumerate(order):
+        trainer = trainer_of(one.layout)
+        found.setdefault((one.layout.backend, trainer.title if trainer else ""), place)
+    others = [plans[place] for place in list(found.values())[1:]]
+    yield from (_against(plans[0], other, trainer_of) for other in others)
+    warned = dict.fromkeys(warning for other in others for warning in other.warnings)
+    yield from (f"for these: {warning}" for warning in warned if warning not in plans[0].warnings)
+    fitting = {backend for backend, _ in found}
+    for backend in searched if order else ():
+        if backend not in fitting:
+            yield f"{backend}: {_nothing(illegal[backend]) if backend in illegal else 'nothing fits'}"
+    yield from (f"{backend} is ruled out: {refusal.what}" for backend, refusal in unable.items())
+
+
+def _nothing(example: Rejection) -> str:
+    return f"no layout is legal; {example.layout.id} breaks rule {example.rule}: {example.reason}; {example.fix}"
+
+
+def _against(best: Plan, other: Plan, trainer_of: Callable[[Layout], Trainer | None]) -> str:
+    slower = best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu
+    speed = f"{slower:.1f} times slower" if slower >= 2.0 else speed_difference(best, other)
+    if abs(slower - 1.0) >= 0.005 and other.time.band_s[0] < best.time.band_s[1]:
+        speed += " (the error bands overlap)"
+    theirs, ours = trainer_of(other.layout), trainer_of(best.layout)
+    name = other.layout.backend + (f" ({theirs.title})" if theirs else "")
+    packages = _packages(theirs, other.layout.backend, ours, best.layout.backend)
+    return f"{name}: {speed}, {memory_difference(best, other)} ({other.id}){packages}"
+
+
+def _packages(theirs: Trainer | None, backend: str, ours: Trainer | None, best: str) -> str:
+    """Return which packages have to be installed for the other plan, and which are not needed."""
+    their_way = theirs.training_path_for(backend) if theirs else None
+    our_way = ours.training_path_for(best) if ours else None
+    if their_way is None or our_way is None:
+        return ""
+    wanted, spared = their_way.packages[backend], our_way.packages[best]
+    more = [name for name in wanted if name not in spared]
+    less = [name for name in spared if name not in wanted]
+    if more and less:
+        return f"; needs {listed(more)} instead of {listed(less)}"
+    return f"; also needs {listed(more)}" if more else f"; does not need {listed(less)}" if less else ""

@@ -1,21 +1,24 @@
-"""A profile of a cluster from the logs of its runs: what `topoplan calibrate` writes."""
+"""A profile of a cluster from the logs of its runs, as `topoplan calibrate` writes it, and its effect on a ranking."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from topoplan.engines.registry import engine_of
 from topoplan.errors import InputError, listed
-from topoplan.planner.calibrate import Calibration, Run, calibrate
+from topoplan.layout.layout import Layout
+from topoplan.planner.calibrate import KNOBS, Calibration, Run, calibrate, predicted_s
 from topoplan.planner.exhausted import Ended, exhausted_peaks, lesson_sentence
 from topoplan.planner.fragmentation import Learnt, Peaks, learn
 from topoplan.planner.logged import Logged
 from topoplan.planner.measures import Measures
-from topoplan.planner.plan import Plan
+from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
-from topoplan.specs.gpu_profile import WIDEST
+from topoplan.specs.gpu_profile import WIDEST, profile_of
 from topoplan.specs.profile import Calibrated, MeasuredPlan, OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
@@ -205,3 +208,51 @@ def _time_bands(lessons: Sequence[Lesson], time: Calibration) -> Mapping[str, fl
         width = widths[(9 * (len(widths) - 1) + 9) // 10]
         bands[key] = min(max(width, _NARROWEST_OWN), WIDEST)
     return bands
+
+
+_MOST = 200
+"""Number of plans considered, best first."""
+
+
+def reordered(ranking: Ranking) -> tuple[str, ...]:
+    """Return sentences on the best plan before calibration and on plans out of memory; none without calibration."""
+    spec, layouts = ranking.spec, ranking.plans.layouts[:_MOST]
+    if spec.profile is None or spec.profile.calibrated is None or not layouts:
+        return ()
+    ended = dict.fromkeys(one.plan for one in spec.profile.calibrated.measured if one.needs_at_least_gib)
+    here = {layout.id for layout in ranking.plans.layouts}
+    return (
+        _reordered(spec, layouts),
+        *(
+            f"{plan} ran out of memory on this cluster" + ("" if plan in here else ", and is left out")
+            for plan in ended
+        ),
+    )
+
+
+def _reordered(spec: Spec, layouts: Sequence[Layout]) -> str:
+    own = replace(spec, profile=None)
+    once = [predicted_s(own, layout, {}) for layout in layouts]
+    was = min(range(len(layouts)), key=lambda place: once[place])
+    best, other = layouts[0], layouts[was]
+    now = [predicted_s(spec, layout, {}) for layout in (best, other)]
+    if once[was] > once[0] * (1.0 - TIE) or now[1] < now[0] * (1.0 + TIE):
+        return "the calibrated constants leave the best plan as it was"
+    return (
+        f"without the calibrated constants {other.id} led, by {100 * (once[0] / once[was] - 1):.0f}%; with them it is"
+        f" {100 * (now[1] / now[0] - 1):.0f}% slower than plan 1{_because(spec, (best, other))}"
+    )
+
+
+def _because(spec: Spec, layouts: Sequence[Layout]) -> str:
+    """Return the constants that speak most against the second of two layouts."""
+    base, own, found = profile_of(spec.cluster.gpu), replace(spec, profile=None), []
+    mine = profile_of(spec.cluster.gpu, spec.profile)
+    for knob in KNOBS:
+        factor = knob.factor(mine, base)
+        ahead, behind = (
+            predicted_s(own, layout, {knob.name: factor}) / predicted_s(own, layout, {}) for layout in layouts
+        )
+        found.append((math.log(behind / ahead), knob.name, factor))
+    most, name, factor = max(found)
+    return f", because of the {name}, which take {factor:.2f} times as long" if most > 0 else ""

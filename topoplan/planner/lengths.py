@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from topoplan.engines.registry import engine_of
 from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, keeps_samples_apart, load_of
@@ -78,31 +78,26 @@ def _some(share: float) -> str:
 
 def _packing_note(spec: Spec, plan: Plan, padding_share: float) -> Iterator[str]:
     """Yield advice to pack the samples where much of the work is padding, or where packing saves much time."""
-    packed = _packed(spec, plan)
-    gain, saved = "", 0.0
-    if packed is not None:
-        gain = f"; with this layout {_hours(packed.hours)} instead of {_hours(packed.unpacked_hours)}"
-        saved = 1.0 - packed.hours / packed.unpacked_hours
+    job, packed = spec.job, _packed(spec, plan)
+    gain = ""
+    if packed is not None and job.samples is not None:
+        sequences, step_s = packed
+        each = job.epochs / job.global_batch_size / 3600
+        hours, unpacked_hours = step_s * sequences * each, plan.time.step_s * job.samples * each
+        gain = f"; with this layout {_hours(hours)} instead of {_hours(unpacked_hours)}"
+        saved = 1.0 - hours / unpacked_hours
+        if padding_share <= _MUCH and saved > _SAVES:
+            samples = job.samples / sequences * job.global_batch_size
+            yield (
+                f"samples are much shorter than seq_len: packing: true would save {saved:.0%} of the training{gain}; a"
+                f" step then learns from {samples:,.0f} samples instead of {job.global_batch_size:,}"
+            )
     if padding_share > _MUCH:
         yield f"more than half of the work is padding: set packing: true{gain}"
-    elif packed is not None and saved > _SAVES:
-        yield (
-            f"samples are much shorter than seq_len: packing: true would save {saved:.0%} of the training{gain}; a step"
-            f" then learns from {packed.samples_per_step:,.0f} samples instead of {spec.job.global_batch_size:,}"
-        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Packed:
-    """The steps of a job with and without packing, under the same layout."""
-
-    hours: float
-    unpacked_hours: float
-    samples_per_step: float
-
-
-def _packed(spec: Spec, plan: Plan) -> _Packed | None:
-    """Return what the job would take with packed samples under the plan's layout; None if it cannot be used."""
+def _packed(spec: Spec, plan: Plan) -> tuple[int, float] | None:
+    """Return the sequences and the step of the job with packed samples; None if the plan's layout cannot be used."""
     job, lengths = spec.job, spec.job.lengths
     if lengths is None or job.samples is None:
         return None
@@ -117,13 +112,7 @@ def _packed(spec: Spec, plan: Plan) -> _Packed | None:
     memory = memory_of(case, plan.layout)
     if not memory.fits:
         return None
-    packed_s = plan_of(then, case, plan.layout, memory).time.step_s * packing.sequences
-    each = job.epochs / job.global_batch_size / 3600
-    return _Packed(
-        hours=packed_s * each,
-        unpacked_hours=plan.time.step_s * job.samples * each,
-        samples_per_step=job.samples / packing.sequences * job.global_batch_size,
-    )
+    return packing.sequences, plan_of(then, case, plan.layout, memory).time.step_s
 
 
 def _hours(value: float) -> str:

@@ -118,10 +118,7 @@ def open_end(path: Path, most_bytes: int = MOST_LOG_BYTES) -> BinaryIO:
 
 
 def log_text(path: Path) -> str:
-    """Return the text of a log, without the damage that copying or cutting has done.
-
-    Raises SpecError if the file cannot be read, is compressed or is not text.
-    """
+    """Return the text of a log without damage by copying or cutting. Raises SpecError for a file that is no log."""
     name, wanted = shown_path(path), "a log of a trainer"
     if path.is_dir():
         raise SpecError("is a directory, not a log", where=name, remedy=f"give {wanted} in it")
@@ -266,10 +263,7 @@ def _refuse_mixtures(entries: Sequence[_Entry], name: str) -> None:
 
 
 def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
-    """Return the intervals between lines.
-
-    If times are of single steps, the first interval is the first entry's own step.
-    """
+    """Return the intervals between lines; if times are of single steps, the first is the first entry's own step."""
     found = list[Interval]()
     if all(entry.step_s for entry in entries):
         steps = [entries[0].step - 1, *(entry.step for entry in entries)]

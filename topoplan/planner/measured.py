@@ -77,10 +77,7 @@ def shipped_runs() -> list[MeasuredRun]:
 
 
 def parse_runs(text: str, *, name: str) -> Iterator[MeasuredRun]:
-    """Yield the rows of a file's text, one JSON object per line.
-
-    Raises SpecError with the line of the first row that is wrong.
-    """
+    """Yield the rows of a file's text, one JSON object per line. Raises SpecError with the first wrong line."""
     seen: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():

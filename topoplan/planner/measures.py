@@ -103,10 +103,7 @@ def read_measures(path: Path) -> Measures:
 
 
 def measures_of(about: Mapping[str, Any], rows: Any, name: str) -> Measures:
-    """Return measures from the rows of the program.
-
-    The formula's error is common to several sizes of one kind, so their noise is enlarged accordingly.
-    """
+    """Return measures from the program's rows; noise grows with the sizes of one kind, whose formula's error is one."""
     found = [
         Timed(
             kind=str(row["kind"]),

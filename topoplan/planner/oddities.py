@@ -1,4 +1,4 @@
-"""What a spec says that has no effect or is inconsistent: valid input, but perhaps not what was meant."""
+"""What a spec says that has no effect or is inconsistent, though valid, and what a ranking assumes beyond it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from topoplan import catalog
 from topoplan.catalog.packages import PYTHON, PYTHONS, allows, in_words
 from topoplan.layout.layout import Layout
 from topoplan.specs import known
-from topoplan.specs.batch_options import unknown_option
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
+from topoplan.specs.passed_on import unknown_option
 from topoplan.specs.spec import Spec
-from topoplan.units import GIB, format_byte_rate
+from topoplan.units import GIB, format_bit_rate, format_byte_rate
 
 _OF_ADAPTERS = ("lora_rank", "lora_dropout", "lora_target")
 _OF_IMAGES = ("image_max_pixels", "images_per_sequence", "freeze_vision_tower", "freeze_multi_modal_projector")
@@ -114,10 +114,7 @@ def _card(cluster: Cluster) -> Iterator[str]:
 
 
 def _variables(cluster: Cluster) -> Iterator[str]:
-    """Yield sentences on variables that disable links which the plan relies on.
-
-    Source: NCCL user guide, Environment Variables.
-    """
+    """Yield sentences on variables that disable links of the plan (NCCL user guide, Environment Variables)."""
     fabric = cluster.fabric
     if cluster.nodes > 1 and fabric.uses_verbs and cluster.env.get("NCCL_IB_DISABLE", "0") not in _OFF:
         yield f"NCCL_IB_DISABLE turns off the {fabric.kind} that is planned with: set fabric.kind to ethernet"
@@ -126,7 +123,6 @@ def _variables(cluster: Cluster) -> Iterator[str]:
 
 
 def _hosts(cluster: Cluster) -> Iterator[str]:
-    """Yield sentences on values of hosts that are impossible."""
     for index, host in enumerate(cluster.hosts if cluster.nodes > 1 else ()):
         if host.address in _EACH_ITSELF:
             yield f"hosts[{index}] {host.address} is for every node itself: give an address that the others reach it by"
@@ -134,3 +130,24 @@ def _hosts(cluster: Cluster) -> Iterator[str]:
     if python is not None and not allows(PYTHONS, python):
         yield f"software.python {python}, and trainers run on {in_words(PYTHONS)} alone"
     yield from filter(None, map(unknown_option, cluster.slurm))
+
+
+def machine_note(cluster: Cluster) -> str:
+    """Return a sentence on values taken from the GPU's usual machine; empty if the spec states all that matter."""
+    if not cluster.assumed:
+        return ""
+    nvlink, nics = cluster.nvlink_bytes_per_s, cluster.nics_per_node
+    is_usual = cluster.pcie_bytes_per_s == cluster.gpu.pcie_bytes_per_s
+    pcie = f" (PCIe of {format_byte_rate(cluster.pcie_bytes_per_s)} each way)" if is_usual else ""
+    words = {
+        "gpus_per_node": f"{cluster.gpus_per_node} GPUs per node",
+        "nvlink_bandwidth": f"NVLink of {format_byte_rate(2 * nvlink)} per GPU" if nvlink else f"no NVLink{pcie}",
+        "ib_bandwidth": f"NICs of {format_bit_rate(cluster.nic_bytes_per_s)}",
+        "nics_per_node": f"{nics} NIC{'s' if nics > 1 else ''} per node",
+    }
+    said = ", ".join(words[key] for key in cluster.assumed if key != "gpu")
+    if not said:
+        return f"assumed: the GPU is {cluster.gpu.name}"
+    has_nvlink = nvlink and "nvlink_bandwidth" in cluster.assumed
+    none = "; if the GPUs communicate over PCIe, set nvlink_bandwidth: none" if has_nvlink else ""
+    return f"assumed, as usual for machines with {cluster.gpu.name}: {said}{none}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import eq
-from typing import Protocol, overload
+from typing import NamedTuple, overload
 
 from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.layout.layout import Layout
@@ -46,19 +46,21 @@ class Plan:
         return self.memory.fits
 
 
-class Ranked(Protocol):
-    """What the order of plans depends on."""
+class Candidate(NamedTuple):
+    """A layout that fits, with what the order of plans depends on."""
+
+    layout: Layout
+    memory: Memory
+    tokens_per_s_per_gpu: float
+    caveats: tuple[str, ...]
 
     @property
-    def layout(self) -> Layout: ...  # noqa: D102
-    @property
-    def memory(self) -> Memory: ...  # noqa: D102
-    @property
-    def tokens_per_s_per_gpu(self) -> float: ...  # noqa: D102
-    @property
-    def caveats(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def id(self) -> str: ...  # noqa: D102
+    def id(self) -> str:
+        """Short, stable name of the layout."""
+        return self.layout.id
+
+
+Ranked = Plan | Candidate
 
 
 class Plans(Sequence[Plan]):

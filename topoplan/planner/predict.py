@@ -88,10 +88,7 @@ def predict(
 
 
 def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
-    """Return the form, with an explicit pipeline layout if the layers are not divisible.
-
-    Users of the trainers have to write one in that case.
-    """
+    """Return the form, with the explicit pipeline layout that trainers need if the layers are not divisible."""
     pp, vpp = form.get("pp", 1), form.get("vpp", 1)
     if form.get("pipeline_layout") or not (isinstance(pp, int) and isinstance(vpp, int)) or pp < 1 or vpp < 1:
         return form
@@ -104,7 +101,7 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: Trainer | None) -> tuple[str, ...]:
     """Return what a user should know before choosing the plan."""
     engine, model, job = engine_of(layout.backend), case.model, case.job
-    found = [*notes_on_bands(case.profile, case.cluster.gpu, engine.bands(case))]
+    found = [*notes_on_bands(case.profile, case.cluster.gpu.name, engine.bands(case))]
     found += training_path_of(layout.backend).model_warnings(model)
     host = memory.host_capacity_bytes
     if host is not None and memory.host_bytes > host:

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge, TooSlow
 from topoplan.engines.registry import ENGINES, engine_of
@@ -16,13 +15,11 @@ from topoplan.errors import LayoutError
 from topoplan.layout.layout import BACKENDS, Layout
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.case import cases_of, left_out
-from topoplan.planner.crossing import crossings
-from topoplan.planner.explain import alternatives, memory_rejection
+from topoplan.planner.explain import alternatives, crossings, memory_rejection
 from topoplan.planner.lengths import data_notes
-from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
+from topoplan.planner.plan import Candidate, Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of
-from topoplan.planner.rank import TIE, ranked, worth
-from topoplan.planner.risk import first_safe, has_room
+from topoplan.planner.rank import TIE, first_safe, has_room, ranked, worth
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
@@ -35,20 +32,6 @@ KEPT_MISSES = 5
 _Degrees = tuple[int | str, ...]
 _Miss = tuple[float, int, Layout]
 """(sort key, running number that keeps the order stable, layout)."""
-
-
-class _Found(NamedTuple):
-    """A layout that fits and is ranked."""
-
-    layout: Layout
-    memory: Memory
-    tokens_per_s_per_gpu: float
-    caveats: tuple[str, ...]
-
-    @property
-    def id(self) -> str:
-        """Short, stable name of the layout."""
-        return self.layout.id
 
 
 Progress = Callable[[int, int], bool | None]
@@ -106,11 +89,9 @@ def rank(
 
 
 class _Search:
-    """The state of a search."""
-
     def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool, with_room: bool) -> None:
         self.spec, self.cases, self.keep_rejected, self.with_room = spec, cases, keep_rejected, with_room
-        self.plans: list[_Found] = []
+        self.plans: list[Candidate] = []
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
         """The simplest layout that breaks each rule."""
@@ -158,7 +139,7 @@ class _Search:
                 self.dominated += outcome.candidates - 1
                 caveats = caveats_of(self.spec, outcome.layout, self.trainer_of(outcome.layout))
                 speed = self.tokens_per_gpu / outcome.step_s
-                self.plans.append(plan := _Found(outcome.layout, outcome.memory, speed, caveats))
+                self.plans.append(plan := Candidate(outcome.layout, outcome.memory, speed, caveats))
                 if not self.with_room or has_room(plan):
                     self.fastest = max(self.fastest, worth(plan))
             case TooSlow():
@@ -181,10 +162,7 @@ class _Search:
                 _keep_simplest(self.examples, rule, rejection)
 
     def _miss(self, layout: Layout, memory_of: Callable[[Layout], Memory]) -> None:
-        """Record a legal layout that does not fit and whose family has none that fits.
-
-        If there are plans to choose from, only the simplest misses are kept, and their excess is not computed.
-        """
+        """Record a legal layout that does not fit, like all of its family; beside plans, only the simplest are kept."""
         self.misses += 1
         self.legal.add(layout.backend)
         degrees = (layout.backend, *(getattr(layout, key) for key in engine_of(layout.backend).miss_keys))
@@ -246,7 +224,6 @@ class _Search:
 
 
 def _keep_simplest(kept: dict[str, Rejection], key: str, rejection: Rejection) -> None:
-    """Keep the rejection of the simplest layout under a key."""
     other = kept.setdefault(key, rejection)
     if rejection.layout.complexity < other.layout.complexity:
         kept[key] = rejection

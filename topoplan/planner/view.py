@@ -36,10 +36,7 @@ def rounded(value: float) -> float:
 
 
 def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
-    """Return an entry of `plans` in `topoplan.rank/1`.
-
-    For a single prediction (`rank` is None) the key `rank` is left out.
-    """
+    """Return an entry of `plans` in `topoplan.rank/1`; without `rank` for a single prediction."""
     memory, time = plan.memory, plan.time
     view: dict[str, Any] = {} if rank is None else {"rank": rank}
     view |= {
@@ -98,10 +95,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 
 def job_to_dict(job: Job, *, whole: bool = False) -> dict[str, Any]:
-    """Return the fields of `Job`, with a summary of the lengths of its samples if they are known.
-
-    With `whole` all lengths are added to the summary.
-    """
+    """Return the fields of `Job`, with a summary of the lengths of its samples, or all of them with `whole`."""
     view = _fields_of(replace(job, lengths=None))
     del view["lengths"]
     if (lengths := job.lengths) is not None:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from topoplan.catalog import gpu_names
 from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout, keys_of
-from topoplan.planner.liger import KEY
+from topoplan.planner.explain import LIGER_KEY
 from topoplan.planner.plan import Change, Ranking, WayOut
 from topoplan.planner.predict import predict
-from topoplan.planner.rank import ranked
-from topoplan.planner.risk import LOOKED_AT, has_room
+from topoplan.planner.rank import LOOKED_AT, has_room, ranked
 from topoplan.planner.what_if import Search, found_by
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.gpu import Gpu
@@ -144,11 +143,11 @@ def _engine(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 def _liger(tries: _Tries, ranking: Ranking) -> WayOut | None:
     spec = ranking.spec
-    if KEY in spec.job.pin:
+    if LIGER_KEY in spec.job.pin:
         return None
-    backend = ",".join(name for name in spec.backends if KEY in keys_of(name)) or None
+    backend = ",".join(name for name in spec.backends if LIGER_KEY in keys_of(name)) or None
     words = "with Liger kernels (package liger-kernel)"
-    return tries(Change(kind="liger", words=words, pins=(f"{KEY}=true",), backend=backend))
+    return tries(Change(kind="liger", words=words, pins=(f"{LIGER_KEY}=true",), backend=backend))
 
 
 def _host_memory(tries: _Tries, ranking: Ranking) -> WayOut | None:
@@ -175,10 +174,7 @@ def _adapters(tries: _Tries, ranking: Ranking, kind: str, name: str, instead_of:
 
 
 def _seq_len(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """Return the longest sequences that fit, of 3/4, 1/2, 3/8, 1/4, 3/16 and 1/8 of the tokens.
-
-    The halves are tried first.
-    """
+    """Return the longest sequences that fit, of 3/4, 1/2, 3/8, 1/4, 3/16 and 1/8 of the tokens; halves are first."""
 
     def of(length: int) -> Change:
         return Change(kind="seq_len", words=f"with sequences of {length:,} tokens", sets=(f"seq_len={length}",))
@@ -193,10 +189,7 @@ def _seq_len(tries: _Tries, ranking: Ranking) -> WayOut | None:
 
 
 def _gpu(tries: _Tries, ranking: Ranking) -> WayOut | None:
-    """Return the smallest card that is enough; candidates differ by at least a quarter in memory.
-
-    Cards that replace one with NVLink have NVLink too, and none is less than half as fast as the card that it replaces.
-    """
+    """Return the smallest card that is enough, at least half as fast as the own one, and with NVLink if that has it."""
     cluster, own = ranking.spec.cluster, ranking.spec.cluster.gpu
     cards = [
         card

@@ -1,7 +1,8 @@
-"""How the best plan of a spec changes when the spec changes."""
+"""How the best plan of a spec changes when the spec changes, and how many nodes a job needs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from topoplan.engines.registry import engine_of
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
+from topoplan.planner.effort import Effort, effort_of
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
 from topoplan.planner.predict import memory_of, plan_of
@@ -68,10 +70,7 @@ class Outcome:
 
 
 def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
-    """Return the best plan of a spec, or why there is none.
-
-    Raises SpecError or ModelError like `planner.search.rank`.
-    """
+    """Return the best plan of a spec, or why there is none. Raises SpecError or ModelError like `search.rank`."""
     try:
         ranking = search(spec)
     except LayoutError as error:
@@ -112,3 +111,64 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
     rank = next((rank for rank, other in enumerate(ranking.plans.layouts, start=1) if other == layout), None)
     slower = 1.0 - same.tokens_per_s_per_gpu / ranking.plans[0].tokens_per_s_per_gpu
     return Fate(layout=layout, plan=same, rank=rank, slower=slower)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """The result for one number of nodes."""
+
+    nodes: int
+    found: Found
+    effort: Effort | None
+    """Effort of the best plan; None if nothing fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """The results for every number of nodes that was searched, from one up without a gap."""
+
+    steps: int
+    """Optimizer steps of the job."""
+    limit_s: float
+    is_sure: bool
+    """Whether the limit applies to the upper end of the band, instead of to the prediction itself."""
+    rows: tuple[SizeRow, ...]
+
+    @property
+    def answer(self) -> SizeRow | None:
+        """The fewest nodes with which the job finishes in time."""
+        return next((row for row in self.rows if self.hours(row) <= self.limit_s / 3600), None)
+
+    @property
+    def smallest(self) -> SizeRow | None:
+        """The fewest nodes on which the job fits at all."""
+        return next((row for row in self.rows if row.found.best), None)
+
+    def hours(self, row: SizeRow) -> float:
+        """Return the hours of the job that are compared with the limit; infinite if nothing fits."""
+        if row.effort is None:
+            return math.inf
+        return row.effort.band_hours[1] if self.is_sure else row.effort.hours
+
+
+def size(
+    spec_of: Callable[[int], Spec], search: Search, *, steps: int, limit_s: float, max_nodes: int, is_sure: bool
+) -> Sizing:
+    """Search 1, 2, 3, ... nodes and stop at the first number that finishes in time, or at `max_nodes`.
+
+    No number is skipped: more nodes are not always faster, because the batch and the layers must be divisible.
+    `spec_of` returns the spec for a number of nodes. Raises what `spec_of` raises, except for a pin that a number
+    cannot satisfy.
+    """
+    rows: list[SizeRow] = []
+    for nodes in range(1, max_nodes + 1):
+        try:
+            found, _ = found_by(spec_of(nodes), search)
+        except LayoutError as error:
+            found = Found(spec=None, reason=str(error), is_legal=False)
+        effort = effort_of(found.spec, found.best, steps) if found.spec and found.best else None
+        rows.append(SizeRow(nodes=nodes, found=found, effort=effort))
+        sizing = Sizing(steps=steps, limit_s=limit_s, is_sure=is_sure, rows=tuple(rows))
+        if sizing.answer:
+            break
+    return sizing

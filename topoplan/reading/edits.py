@@ -12,8 +12,8 @@ from topoplan.reading.finding import Edit
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration, Variable
 from topoplan.reading.values import at
+from topoplan.specs.scalars import scalar
 from topoplan.specs.source import KeyPath, parse_source
-from topoplan.specs.yaml_scalar import scalar
 
 _KEEP: Any = object()
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'"

@@ -13,7 +13,7 @@ from rich.text import Text
 from topoplan.bundle.warnings import warnings_and_refusal
 from topoplan.planner.explain import speed_difference
 from topoplan.planner.plan import Plan, Ranking
-from topoplan.planner.risk import SAFE_SHARE, tags_of
+from topoplan.planner.rank import SAFE_SHARE, tags_of
 from topoplan.planner.view import rounded
 from topoplan.report.text import band, gib, significant
 from topoplan.units import GIB

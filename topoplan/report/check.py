@@ -13,7 +13,7 @@ from rich.text import Text
 
 from topoplan.lint.check import SEVERITIES, Checked, Fixed
 from topoplan.lint.prediction import Change, Prediction
-from topoplan.planner.assumed import machine_note
+from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.reading.finding import Finding, Severity

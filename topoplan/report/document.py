@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
-from topoplan.planner.assumed import machine_note
 from topoplan.planner.effort import job_effort
+from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan, Ranking
-from topoplan.planner.risk import tags_of
+from topoplan.planner.rank import tags_of
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.answer import answer_of, answer_to_dict
 from topoplan.report.dump import picked

@@ -40,7 +40,7 @@ def explanation_to_dict(
 def _notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
     """Return notes on the constants behind the plan: a user's own file, and borrowed bands."""
     case = case_of(spec, plan.layout.backend)
-    return notes_on_bands(case.profile, case.cluster.gpu, engine_of(plan.layout.backend).bands(case))
+    return notes_on_bands(case.profile, case.cluster.gpu.name, engine_of(plan.layout.backend).bands(case))
 
 
 def print_explanation(

@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.planner.assumed import machine_note
 from topoplan.planner.effort import job_effort, job_steps
+from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan, Ranking
-from topoplan.planner.rank import TIE
-from topoplan.planner.risk import TAGS, tags_of
+from topoplan.planner.rank import TAGS, TIE, tags_of
 from topoplan.report.answer import Answer
 from topoplan.report.effort import pauses_words
 from topoplan.report.tables import GAP, Column, apart, bullets, fitting, paragraph

@@ -8,7 +8,7 @@ from typing import TextIO
 from topoplan.bundle.warnings import warnings_and_refusal
 from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Plan, Ranking
-from topoplan.planner.risk import tags_of
+from topoplan.planner.rank import tags_of
 from topoplan.planner.view import plan_to_dict, rounded
 from topoplan.specs.spec import Spec
 

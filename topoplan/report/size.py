@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from topoplan.planner.effort import Effort
-from topoplan.planner.size import SizeRow, Sizing
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
+from topoplan.planner.what_if import SizeRow, Sizing
 from topoplan.report.effort import effort_to_dict, pauses_words
 from topoplan.report.tables import apart, bullets, paragraph, table_of
 from topoplan.report.text import counted, gib, hours, layout_label, significant

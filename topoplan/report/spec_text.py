@@ -8,9 +8,9 @@ from textwrap import wrap
 from typing import Any
 
 from topoplan.specs.forms import JobForm, SpecForm
+from topoplan.specs.scalars import scalar
 from topoplan.specs.spec import Spec
 from topoplan.specs.written import assumed_keys, cluster_keys, job_keys, model_key
-from topoplan.specs.yaml_scalar import scalar
 from topoplan.trainers.yaml_text import one_line, spec_line
 
 MARK = "# A spec for topoplan, as `topoplan init` wrote it."

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from topoplan.planner.account import Comparison
 from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Plan
-from topoplan.planner.versus import Comparison
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.tables import heading, paragraph, table_of
 from topoplan.report.text import band, gib, hours, layout_label, significant, spec_line

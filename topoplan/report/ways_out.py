@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.planner.plan import Plan, Ranking, WayOut
-from topoplan.planner.risk import SAFE_SHARE
+from topoplan.planner.rank import SAFE_SHARE
 from topoplan.planner.view import plan_to_dict
 from topoplan.planner.ways_out import KINDS
 from topoplan.report.text import gib, significant

@@ -17,7 +17,7 @@ from topoplan import catalog
 from topoplan.errors import SpecError, UnitError, listed
 from topoplan.specs import known
 from topoplan.specs.cluster import MOST_GPUS, USUAL_STORAGE_BYTES_PER_S, Cluster, Fabric, Host
-from topoplan.specs.document import Document
+from topoplan.specs.draft import Document
 from topoplan.specs.gpu import Gpu
 from topoplan.units import format_byte_rate
 
@@ -94,7 +94,6 @@ def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[
 
 
 def _unused(document: Document, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
-    """Return the link keys that are given although there is nothing to link."""
     idle = (() if nodes > 1 else ("ib_bandwidth", "fabric")) + (
         () if nodes * gpus_per_node > 1 else ("nvlink_bandwidth",)
     )

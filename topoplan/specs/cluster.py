@@ -9,11 +9,10 @@ from typing import Annotated, Any, ClassVar
 
 from topoplan.catalog.fabrics import FabricKind
 from topoplan.errors import SpecError
-from topoplan.specs.batch_options import BATCH_OPTIONS
 from topoplan.specs.blocks import Block, key
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.kinds import PATH, SIZE, Count, Fraction, Number, Text, Words
-from topoplan.specs.passed_on import ENVIRONMENT, SECRET_NAMES, VERSIONS
+from topoplan.specs.passed_on import BATCH_OPTIONS, ENVIRONMENT, SECRET_NAMES, VERSIONS
 from topoplan.units import shown
 
 MOST_GPUS = 131_072

@@ -51,7 +51,7 @@ def _constant(kind: Kind, meaning: str, *, begins: str = "") -> Any:
     return field(metadata={"kind": kind, "description": meaning, "begins": begins})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, init=False, repr=False)  # only profiles are made
 class Constants:
     """The numbers of a profile.
 

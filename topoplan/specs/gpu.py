@@ -12,10 +12,7 @@ Amount = Annotated[float, Number()]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU model, in bytes, FLOP/s (dense) and bytes per second, one way.
-
-    Created by `topoplan.catalog` or from the `gpu:` block of a spec file.
-    """
+    """One GPU model of the catalog or of a `gpu:` block, in bytes, FLOP/s (dense) and bytes per second, one way."""
 
     name: Annotated[str, GPU_NAME]
     """Catalog name, such as `h100-sxm-80gb`."""

@@ -57,10 +57,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile(Constants):
-    """The constants and bands of one GPU architecture.
-
-    Compared and hashed by identity; there is one object per GPU (and per user's own file).
-    """
+    """The constants and bands of a GPU. Compared and hashed by identity: there is one object per GPU and own file."""
 
     name: str
     """The catalog entry of the constants."""
@@ -171,16 +168,9 @@ def band_keys(model: Model, job: Job) -> tuple[str, str]:
     return memory, "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
 
 
-def notes_on_bands(profile: Profile, gpu: Gpu, keys: tuple[str, str]) -> tuple[str, ...]:
-    """Return notes on the constants behind a plan: a user's own file, and borrowed bands.
-
-    `keys` are the names of the plan's memory and time bands.
-    """
-    return _notes(profile, gpu.name, keys)
-
-
 @lru_cache(maxsize=256)
-def _notes(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...]:
+def notes_on_bands(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...]:
+    """Return notes on the constants behind a plan (a user's own file, borrowed bands); `keys` name its bands."""
     notes = []
     if profile.own is not None:
         own = profile.own

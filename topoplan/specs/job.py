@@ -153,10 +153,7 @@ class Job:
 
     @property
     def packs_pairs(self) -> bool:
-        """Whether both answers of a preference pair are in one packed sequence.
-
-        ms-swift's padding_free, which packing turns on (`megatron/trainers/dpo_trainer.py`).
-        """
+        """Whether a packed sequence has both answers of a pair: ms-swift's padding_free (`trainers/dpo_trainer.py`)."""
         return self.stage == "dpo" and self.packing and bool(self.trainer.get("padding_free"))
 
     @property

@@ -83,8 +83,5 @@ def _model(published_name: str) -> Model:
 
 
 def model(name: str) -> Model:
-    """Return the model of a Hugging Face id, in any case, with or without its organization.
-
-    Raises ModelError for an unknown or ambiguous name, with the closest known one.
-    """
+    """Return the model of a Hugging Face id, in any case, with or without organization. Raises ModelError."""
     return _model(catalog.published_name(name))

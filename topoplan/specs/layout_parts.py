@@ -41,10 +41,7 @@ class Recompute:
 
 
 def completed_recompute(form: Mapping[str, Any], where: str) -> Recompute:
-    """Complete a recompute block; without a granularity, the other keys imply it.
-
-    Raises LayoutError, with its location, for keys that do not go with the granularity.
-    """
+    """Complete a recompute block. Raises LayoutError for keys that its granularity, stated or implied, lacks."""
     of_full = [key for key in ("method", "num_layers") if key in form]
     implied = "selective" if "modules" in form else "full" if of_full else "none"
     granularity = form.get("granularity", implied)

@@ -10,9 +10,8 @@ from topoplan.errors import SpecError
 from topoplan.specs.build_cluster import build_cluster
 from topoplan.specs.build_job import build_job
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.document import Document
-from topoplan.specs.draft import Draft, given_value
-from topoplan.specs.lengths import Lengths
+from topoplan.specs.draft import Document, Draft, given_value
+from topoplan.specs.lengths import Lengths, read_length_file
 from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile, read_profile
 from topoplan.specs.source import Source, below, is_there, read_source
@@ -117,7 +116,6 @@ def spec_from_document(
 
 
 def _spec(document: Document, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
-    """Check a document and build its spec."""
     form = document.form
     cluster = build_cluster(document, default_name)
     if form.model is None:
@@ -158,8 +156,6 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
             return _lengths_of_dataset(document, job, model)
     counts, source = job.lengths, "job.lengths"
     if isinstance(counts, str):
-        from topoplan.specs.length_file import read_length_file
-
         file = below(document.base(("job", "lengths")), counts)
         with document.errors_at("job", "lengths"):
             counts, source = read_length_file(file), file.name

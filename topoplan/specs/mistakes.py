@@ -131,8 +131,6 @@ def _forms_in(hint: Any) -> Iterator[type[Any]]:
 
 
 class _Report:
-    """The mistakes in a document that does not match its form."""
-
     def __init__(self, form: type[Any], data: Any, place: Callable[[KeyPath], str], within: KeyPath) -> None:
         self._form, self._data, self._place, self._within = form, data, place, within
 
@@ -175,7 +173,6 @@ class _Report:
         return [key for form in self._forms(path) for key in keys_of(form)]
 
     def _explained(self, mistake: ErrorDetails) -> InputError:
-        """Convert one of pydantic's errors."""
         path, problem, value = mistake["loc"], mistake["type"], mistake["input"]
         context = mistake.get("ctx", {})
         error: InputError

@@ -188,8 +188,13 @@ class Model:
 
 
 def with_labels(model: Model, labels: int) -> Model:
-    """Return the model with a classification head of `labels` outputs instead of the vocabulary's; unchanged for 0.
-
-    As in transformers' AutoModelForSequenceClassification.
-    """
+    """Return the model with a head of `labels` classes (transformers' AutoModelForSequenceClassification), if any."""
     return replace(model, num_labels=labels, tie_word_embeddings=False) if labels else model
+
+
+def layer_kind(layer: Layer) -> str:
+    """Return `attention + mlp`, with the size of the sliding window if there is one."""
+    words = " + ".join(half.kind.replace("_", " ") for half in (layer.attention, layer.ffn))
+    window = getattr(layer.attention, "window", 0)
+    words = f"{words}, window {window}" if window else words
+    return f"multi-token prediction of {words}" if layer.predicts_next else words

@@ -89,10 +89,7 @@ _HELD: ContextVar[Mapping[Path, str]] = ContextVar("_HELD", default=MappingProxy
 
 @contextmanager
 def held(texts: Mapping[str, str]) -> Iterator[None]:
-    """Serve texts as files of the working directory, by name, within the context.
-
-    A browser hands over file contents without paths.
-    """
+    """Serve texts as files of the working directory, by name: a browser hands over contents without paths."""
     token = _HELD.set({Path.cwd() / name: text for name, text in texts.items()})
     try:
         yield
@@ -137,10 +134,7 @@ def is_there(path: Path, test: Callable[[Path], bool] = Path.exists) -> bool:
 
 
 def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:
-    """Return the text of a file.
-
-    Raises SpecError if the file is missing, unreadable, too large or not text; `wanted` describes the file expected.
-    """
+    """Return the text of a file. Raises SpecError, which tells the kind of file that is `wanted`, if it is not one."""
     name = shown_path(path)
     if is_held(path):
         content = _HELD.get()[Path.cwd() / path].encode("utf-8", "surrogatepass")

@@ -1,7 +1,4 @@
-"""Write a cluster and a job as the keys of a spec file, the inverse of reading one.
-
-Keys whose value a reader would fill in anyway are left out.
-"""
+"""Write cluster and job as the keys of a spec file, without those whose value a reader would fill in anyway."""
 
 from __future__ import annotations
 

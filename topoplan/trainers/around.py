@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from topoplan.catalog import gpu_table
-from topoplan.operators.linears import linear_names
+from topoplan.operators.finetuning import linear_names
 from topoplan.reading.processes import launch_of, processes_for
 from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import as_whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
+from topoplan.operators.eager import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.specs.traits import Loss, Padding, Traits
 
 MEGATRON = Traits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from topoplan.specs.yaml_scalar import scalar
+from topoplan.specs.scalars import scalar
 
 _COMMENT_COLUMN = 52
 _WIDTH = 116
@@ -46,7 +46,9 @@ def mapping_text(head: Iterable[str], sections: Iterable[Section]) -> str:
 
 def one_line(text: str) -> str:
     """Return `text` for use in a comment: on one line, with only printable characters."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(text.split())
 
 
 def spec_line(key: str, value: object, comment: str = "") -> str:

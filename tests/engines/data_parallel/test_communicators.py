@@ -7,7 +7,7 @@ import pytest
 from tests.engines.data_parallel.samples import sharded, small_spec
 from topoplan.engines.data_parallel.communicators import communicators, communicators_bytes, used_groups
 from topoplan.engines.data_parallel.memory import sharded_memory
-from topoplan.network.communicators import UsedGroup
+from topoplan.network.nccl_buffers import UsedGroup
 from topoplan.trainers.case import case_of
 
 MIB = 2**20

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.layout.specs import DENSE, LINEAR, make_spec
 from topoplan.engines.data_parallel.layouts import MIN_TOKENS_PER_ULYSSES_RANK, sharded_families
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
-from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE
+from topoplan.engines.engine import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import DEFAULTS, SHARDED_BACKENDS, Layout, Recompute, changed
 from topoplan.specs.spec import Spec

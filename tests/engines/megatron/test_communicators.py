@@ -5,7 +5,7 @@ import pytest
 from tests.engines.samples import DENSE, MIXED, TIED, layout_of, memory_of, spec_of
 from topoplan.engines.megatron.communicators import communicators, communicators_bytes
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import Communicator
+from topoplan.network.nccl_buffers import Communicator
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of

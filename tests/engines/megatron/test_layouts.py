@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.layout.specs import DENSE, LINEAR, MLA, MOE, VISION, make_spec
 from tests.sizes import examples
+from topoplan.engines.engine import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.megatron.layouts import (
     OFFLOAD_FRACTIONS,
     UNEVEN_SPLITS,
@@ -23,7 +24,6 @@ from topoplan.engines.megatron.layouts import (
     with_mode,
 )
 from topoplan.engines.megatron.rules import RULES
-from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout

@@ -19,7 +19,7 @@ from topoplan.engines.megatron.rules import (
 )
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.operators.divisors import divided, sizes_divided
+from topoplan.operators.layers import divided, sizes_divided
 from topoplan.specs import known
 from topoplan.specs.cluster import Fabric
 from topoplan.specs.facts import facts_of

@@ -1,6 +1,6 @@
 import pytest
 
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import releases
 from topoplan.errors import SpecError
 from topoplan.trainers.llamafactory.key_list import (
     bridge_keys,

@@ -12,8 +12,7 @@ from topoplan.engines.data_parallel.states import BUCKET, reduced_bytes, wire_by
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import all_gather_s, all_reduce_s
 from topoplan.network.placement import Group
-from topoplan.operators.finetuning import Elements
-from topoplan.operators.linears import layer_linears
+from topoplan.operators.finetuning import Elements, layer_linears
 from topoplan.operators.machine import elementwise_s
 from topoplan.operators.op import BF16, Collective
 from topoplan.specs.case import Case

@@ -12,8 +12,7 @@ from __future__ import annotations
 from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import Communicator, UsedGroup, communicators_of
-from topoplan.network.nccl_buffers import Use
+from topoplan.network.nccl_buffers import Communicator, Use, UsedGroup, communicators_of
 from topoplan.network.placement import Group
 from topoplan.specs.case import Case
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topoplan.engines.data_parallel.changes import milder_first
 from topoplan.engines.data_parallel.communication import gathered_linears
 from topoplan.engines.data_parallel.layouts import sharded_families, usual_grad_reduce_in_fp32
 from topoplan.engines.data_parallel.memory import sharded_memory
@@ -15,12 +14,48 @@ from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.step import sharded_time
 from topoplan.engines.engine import Engine, Family, Fastest, Limit, Outcome, Refusal, Refused, TooLarge, TooSlow
 from topoplan.engines.prediction import Memory, StageMemory
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
+from topoplan.layout.layout import FULL, SHARDED_BACKENDS, Layout, changed, keys_of
 from topoplan.network.placement import Group
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import SHARDED_BANDS
+
+_CHEAP = ("expandable_segments", "recompute full")
+
+
+def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Yield each change with its name, mildest first; cheap changes are also tried together with each later one."""
+    before: dict[str, Any] = {}
+    for name, change in _changes(layout):
+        yield name, changed(layout, **change)
+        if name in _CHEAP:
+            before |= change
+        elif any(getattr(layout, key) != value for key, value in before.items()):
+            yield f"{name}, recompute full and expandable_segments", changed(layout, **(before | change))
+
+
+def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield changes of the allocator, checkpointing, the loss, sharding, offload and sequence sharing."""
+    yield "expandable_segments", {"expandable_segments": True}
+    if layout.recompute.granularity != "full":
+        yield "recompute full", {"recompute": FULL}
+    yield "fused_linear_cross_entropy", {"fused_linear_cross_entropy": True}
+    if layout.backend == "deepspeed":
+        yield from ((f"zero_stage {stage}", {"zero_stage": stage}) for stage in range(layout.zero_stage + 1, 4))
+        yield "offload_optimizer", {"offload_optimizer": True}
+        both = {"zero_stage": 3, "offload_optimizer": True, "offload_param": True}
+        yield "zero_stage 3, offload_optimizer and offload_param", both
+    elif layout.backend == "fsdp2":
+        yield "offload", {"offload": True}
+    else:
+        yield "backend deepspeed with zero_stage 3", {"backend": "deepspeed", "zero_stage": 3}
+    if layout.backend != "ddp" and layout.dp % 2 == 0:
+        ulysses, steps = layout.ulysses * 2, layout.gradient_accumulation_steps * 2
+        yield (
+            f"ulysses {ulysses}",
+            {"ulysses": ulysses, "dp": layout.dp // 2, "gradient_accumulation_steps": steps},
+        )
 
 
 class DataParallel(Engine):

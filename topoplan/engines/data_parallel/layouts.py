@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
-from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, chosen, divisors
+from topoplan.engines.engine import MAX_MICRO_BATCH_SIZE, chosen, divisors
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import DEFAULTS, FULL, Layout, Recompute, changed

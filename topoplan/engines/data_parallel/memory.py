@@ -13,10 +13,8 @@ from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, stat
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import ATTENTION_OUTPUTS, LayerActivations, eager_activations
 from topoplan.operators.adapters import LORA_RANK
-from topoplan.operators.eager import LayerUse
-from topoplan.operators.finetuning import elements_of, trained_layers
-from topoplan.operators.linears import adapted, layer_linears
-from topoplan.operators.logits import CHUNKED_LOGIT_BYTES
+from topoplan.operators.eager import CHUNKED_LOGIT_BYTES, LayerUse
+from topoplan.operators.finetuning import adapted, elements_of, layer_linears, trained_layers
 from topoplan.operators.op import BF16, BLAS_THREADS, FP32
 from topoplan.operators.padding import longest_sequence
 from topoplan.operators.params import embedding_tensors

@@ -16,8 +16,7 @@ from topoplan.operators.finetuning import elements_of
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.operators.vision import vision_activation_bytes, vision_kept_bytes
 from topoplan.specs.case import Case
-from topoplan.specs.layer_kinds import layer_kind
-from topoplan.specs.model import Layer
+from topoplan.specs.model import Layer, layer_kind
 from topoplan.terms import Term, source_of, sum_of
 
 

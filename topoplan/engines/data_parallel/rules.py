@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from topoplan.engines.rule import Rule
-from topoplan.layout.batch import batch_remedy, undivided
-from topoplan.layout.layout import DEFAULTS, Layout, keys_of
-from topoplan.operators.divisors import attention_heads
+from topoplan.layout.layout import DEFAULTS, Layout, batch_remedy, keys_of, undivided
+from topoplan.operators.layers import attention_heads
 from topoplan.specs.case import Case
 from topoplan.specs.model import Model
 

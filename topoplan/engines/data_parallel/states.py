@@ -14,8 +14,7 @@ from topoplan.engines.data_parallel.parameter_bytes import (
 )
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
-from topoplan.operators.finetuning import Elements, elements_of
-from topoplan.operators.linears import layer_linears
+from topoplan.operators.finetuning import Elements, elements_of, layer_linears
 from topoplan.operators.op import BF16, FP32
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.specs.case import Case

@@ -19,7 +19,7 @@ from topoplan.operators.machine import Kernel
 from topoplan.operators.times import eager_kernels
 from topoplan.operators.vision import vision_s
 from topoplan.specs.case import Case
-from topoplan.specs.layer_kinds import layer_kind
+from topoplan.specs.model import layer_kind
 from topoplan.terms import Term, source_of, sum_of
 
 _WHAT = {

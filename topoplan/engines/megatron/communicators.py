@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from topoplan.layout.layout import Layout, Sharding, Step, Switches, stages_of
-from topoplan.network.communicators import Communicator, UsedGroup, communicators_of
-from topoplan.network.nccl_buffers import Use
+from topoplan.network.nccl_buffers import Communicator, Use, UsedGroup, communicators_of
 from topoplan.network.placement import Group, group
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.specs.case import Case

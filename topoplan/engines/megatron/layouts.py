@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, product
 
+from topoplan.engines.engine import MAX_MICRO_BATCH_SIZE, chosen, divisors
 from topoplan.engines.megatron.rules import (
     GRID_RULES,
     MODE_RULES,
@@ -14,7 +15,6 @@ from topoplan.engines.megatron.rules import (
     STEP_RULES,
     tensor_parallel_domain,
 )
-from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, chosen, divisors
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap

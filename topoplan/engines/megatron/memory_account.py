@@ -40,8 +40,7 @@ from topoplan.operators.shard import shard_of
 from topoplan.operators.user_buffers import user_buffer_bytes
 from topoplan.operators.vision import vision_activation_bytes, vision_kept_bytes
 from topoplan.specs.case import Case
-from topoplan.specs.layer_kinds import layer_kind
-from topoplan.specs.model import Layer
+from topoplan.specs.model import Layer, layer_kind
 from topoplan.terms import Term, source_of, sum_of
 
 _CUT_BY = {"tp": "tp", "expert": "ep x etp", "expert_replicated": "ep", "replicated": "replicated"}

@@ -10,11 +10,10 @@ import math
 
 from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
-from topoplan.layout.batch import batch_remedy, undivided
-from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.layout import Layout, batch_remedy, stages_of, undivided
 from topoplan.layout.stages import sized_pipeline_layout
 from topoplan.operators.dispatch import flex_obstacle
-from topoplan.operators.divisors import divided, sizes_divided
+from topoplan.operators.layers import divided, sizes_divided
 from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case

@@ -35,8 +35,7 @@ from topoplan.operators.machine import Kernel
 from topoplan.operators.op import Collective
 from topoplan.operators.times import layer_kernels, layer_time
 from topoplan.specs.case import Case
-from topoplan.specs.layer_kinds import layer_kind
-from topoplan.specs.model import Layer
+from topoplan.specs.model import Layer, layer_kind
 from topoplan.terms import Term, source_of, sum_of
 
 _WHAT = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from topoplan.catalog.packages import allows
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import allows, releases
 from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import python_on
 from topoplan.hosts.preflight.fleet import Fleet, Node

@@ -18,7 +18,7 @@ from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.reading.slurm import directives, job_of, srun_request_of, step_of
 from topoplan.reading.words import is_open
 from topoplan.reading.wrappers import SHELLS
-from topoplan.specs.batch_options import unknown_option
+from topoplan.specs.passed_on import unknown_option
 
 _IN_SINGLE_QUOTES = re.compile(r"'[^']*(?:'|$)")
 _OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID|LOCALID)\b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import releases
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers import generated_samples

@@ -3,7 +3,7 @@
 LLaMA-Factory's parser refuses unknown keys but checks neither types nor choices (`sequence_parallel: maybe` passes and
 counts as true), and its Megatron path ignores some keys that the parser accepts. Both are caught here. The lists are
 data in `topoplan/catalog/trainer_keys/`, with the versions they were taken from. They cover several versions of a
-package: those that bundles are written for, and newer ones (`catalog/releases.py`).
+package: those that bundles are written for, and newer ones (`catalog/packages.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from packaging.version import Version
 
 from topoplan.catalog import key_list
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import releases
 from topoplan.errors import SpecError, nearest
 from topoplan.reading.values import range_missed
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in

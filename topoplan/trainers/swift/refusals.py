@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from topoplan.errors import LayoutError, ModelError, nearest
 from topoplan.layout.layout import Layout
-from topoplan.operators.linears import target_names
+from topoplan.operators.finetuning import target_names
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
 from topoplan.specs.spec import Spec

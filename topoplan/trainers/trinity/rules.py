@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from topoplan.operators.divisors import sizes_divided
+from topoplan.operators.layers import sizes_divided
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import releases
 from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.setup import Configuration, Setup

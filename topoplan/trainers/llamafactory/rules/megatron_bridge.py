@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.catalog.releases import releases
+from topoplan.catalog.packages import releases
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.specs.test_build_cluster import cluster
-from topoplan.planner.assumed import machine_note
+from topoplan.planner.oddities import machine_note
 
 H100, A4090 = "h100-sxm-80gb", "rtx4090-24gb"
 

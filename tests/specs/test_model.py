@@ -1,8 +1,7 @@
 from dataclasses import replace
 
 from tests.samples import make_spec
-from topoplan.specs.layer_kinds import layer_kind
-from topoplan.specs.model import Attention
+from topoplan.specs.model import Attention, layer_kind
 
 
 def test_a_layer_is_called_by_its_two_halves_its_window_and_what_it_predicts() -> None:

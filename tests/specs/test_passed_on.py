@@ -1,7 +1,7 @@
 import pytest
 
 from topoplan.errors import SpecError
-from topoplan.specs.batch_options import check_option
+from topoplan.specs.passed_on import check_option
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import jsonschema
 import pytest
 
 from topoplan import catalog
-from topoplan.specs.forms import JobForm, SpecForm
+from topoplan.specs.forms import JobForm, SpecForm, schema_of_spec
 from topoplan.specs.mistakes import keys_of
-from topoplan.specs.schema import schema_of_spec
 
 PUBLISHED = Path(__file__).parents[2] / "cluster_specs" / "spec.schema.json"
 SMALLEST: dict[str, Any] = {
