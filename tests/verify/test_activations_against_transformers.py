@@ -67,6 +67,19 @@ def with_adapters(model, target, dtype):
     return adapted
 
 
+def in_4_bits(model):
+    """Pack the linear layers of a model in NF4, as bitsandbytes does when the model is loaded."""
+    bnb = pytest.importorskip("bitsandbytes", minversion="0.46")  # packs on the CPU
+    for name, module in list(model.named_modules()):
+        for child, linear in list(module.named_children()):
+            if ".layers." in name and isinstance(linear, torch.nn.Linear):
+                packed = bnb.nn.Linear4bit(linear.in_features, linear.out_features, False, torch.bfloat16)
+                packed.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4")
+                setattr(module, child, packed.to("cpu"))
+    model.is_loaded_in_4bit = True
+    return model
+
+
 def kept_by_place(model, *, autocast=False):
     """Return the bytes saved by each layer (by number) and by the end (-1), without parameters and their copies."""
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
@@ -156,6 +169,16 @@ def test_a_frozen_layer_with_adapters(kind, names, dtype, autocast, copied_bytes
     # Tensors as narrow as a rank, in fp32 at most, are ignored.
     narrow = 4 * RANK * TOKENS * 9
     assert kept[2] - narrow <= found <= kept[2] * 1.002
+
+
+@pytest.mark.parametrize(("autocast", "copied_bytes"), [(True, 2), (False, 4)], ids=["autocast", "no autocast"])
+def test_a_packed_layer_saves_no_inputs_but_those_of_its_adapters(autocast, copied_bytes):
+    config, names = config_of("llama"), frozenset({"q_proj", "v_proj"})
+    model = with_adapters(in_4_bits(model_of(config, torch.bfloat16)), sorted(names), torch.float32)
+    kept = kept_by_place(model, autocast=autocast)
+    use = {"adapter_input_bytes": copied_bytes, "packed_bytes": 0.5, "saves_packed_inputs": False}
+    found = predicted(config, adapted=names, **use).saved_bytes
+    assert kept[2] - 4 * RANK * TOKENS * 2 <= found <= kept[2] * 1.002
 
 
 def test_a_layer_with_latent_attention():

@@ -85,8 +85,9 @@ class LayerUse(NamedTuple):
     fp32_weights: bool = False
     """Whether the layer's own weights are in fp32, under autocast."""
     packed_bytes: float = 0.0
-    """Bytes per weight if the weights are packed, else 0. The inputs of packed weights are saved, as bitsandbytes
-    before 0.44 does (`autograd/_functions.py::MatMul4Bit`, ctx.tensors); trainers accept these versions."""
+    """Bytes per weight if the weights are packed, else 0."""
+    saves_packed_inputs: bool = True
+    """Whether products with packed weights save their inputs, which their backward does not need."""
     lora_rank: int = 0
     ulysses: int = 1
     """Ranks that share a sequence by all-to-all."""
@@ -142,7 +143,9 @@ class EagerBuilder(Builder):
         """
         use, elements, saved = self.use, self.tokens * width, []
         own = [name for name in names if name in use.adapted]
-        keeps = use.trains_weights or use.packed_bytes or (own and not use.adapter_copy_bytes)
+        keeps = (
+            use.trains_weights or (use.packed_bytes and use.saves_packed_inputs) or (own and not use.adapter_copy_bytes)
+        )
         if keeps and not is_kept_anyway:
             casts = names if use.fp32_weights else names[:1]
             saved = [SavedTensor(f"{name} input", BF16 * elements) for name in casts]

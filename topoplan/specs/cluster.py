@@ -174,3 +174,14 @@ class Cluster:
     def world_size(self) -> int:
         """Number of GPUs in the cluster."""
         return self.nodes * self.gpus_per_node
+
+    def may_run(self, package: str, versions: str) -> bool:
+        """Return whether the hosts may have one of these versions of a package, written as pip does: `<2.3`.
+
+        They may have any that `software` does not rule out.
+        """
+        if (stated := self.software.get(package)) is None:
+            return True
+        from topoplan.catalog.packages import allows  # only needed where versions are given
+
+        return allows(versions, stated)

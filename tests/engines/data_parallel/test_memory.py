@@ -218,3 +218,16 @@ def test_trinity_has_its_logits_in_16_bits_and_more_during_the_optimizer_step() 
     parameters = elements_of(spec.model, spec.job).trained
     assert moments(trinity)["optimizer step"] - moments(usual)["optimizer step"] == pytest.approx(4 * parameters / 8)
     assert usual.by_stage[0].parts_bytes["weights"] == trinity.by_stage[0].parts_bytes["weights"]
+
+
+@pytest.mark.parametrize(("bits", "saves"), [(4, False), (8, True)])
+def test_newer_bitsandbytes_saves_no_input_of_a_4_bit_product(bits: int, saves: bool) -> None:
+    def activations(**software: str) -> float:
+        spec = small_spec(
+            finetuning="qlora", quantization_bit=bits, lora_target=["q_proj"], cluster={"software": software}
+        )
+        return memory_of(spec, "ddp").by_stage[0].parts_bytes["activations"]
+
+    assert activations(bitsandbytes="0.43.1") == activations()
+    newer = activations(bitsandbytes="0.43.2")
+    assert newer == activations() if saves else newer < activations()

@@ -71,6 +71,29 @@ def test_the_loss_is_a_peak_of_the_last_stage_with_a_large_vocabulary() -> None:
     assert dict(adapter.moments[1].terms_bytes)["gradient of the logits"] == 2 * logits
 
 
+def test_dummy_gradients_are_those_of_the_stated_versions() -> None:
+    def loss_terms(**software: str) -> tuple[float, float]:
+        named = {name.replace("_", "-"): version for name, version in software.items()}
+        spec = spec_of(DENSE, cluster={"software": named})
+        (stage,) = memory_of(spec, layout_of(spec, cross_entropy_fusion_impl="te")).by_stage
+        loss = next(dict(moment.terms_bytes) for moment in stage.moments if moment.name == "loss")
+        return loss["dummy weight gradients"], loss["fp32 copies of the logits"]
+
+    head, logits = 2 * 151_936 * 4096, 4 * 4096 * 151_936
+    unknown, _ = loss_terms()
+    assert loss_terms(transformer_engine="2.11.0+c188b533", megatron_core="0.16.1") == (unknown, 0)
+    assert loss_terms(transformer_engine="2.18.0") == (unknown, logits)
+    assert loss_terms(megatron_core="0.13.1") == (unknown - head, 0)
+    assert loss_terms(transformer_engine="2.2.0") == (0, 0)
+
+
+def test_a_dummy_that_is_not_kept_takes_the_room_of_one_gradient_in_backward() -> None:
+    spec = spec_of(DENSE, cluster={"software": {"transformer-engine": "2.1"}})
+    (stage,) = memory_of(spec, layout_of(spec)).by_stage
+    backward = next(dict(moment.terms_bytes) for moment in stage.moments if moment.name == "backward")
+    assert (backward["dummy weight gradients"], backward["weight gradient"]) == (0, 2 * 151_936 * 4096)
+
+
 def test_uniform_recomputation_keeps_one_input_a_group_and_brings_back_the_group() -> None:
     spec = spec_of(DENSE)
     layouts = {n: layout_of(spec, pp=2, recompute=full_recompute("uniform", n)) for n in (1, 3)}

@@ -27,6 +27,11 @@ PRODUCTS_SAVED = 0.5
 """Fraction of its matrix products that a layer keeps under selective checkpointing of single operations: every second
 one, in addition to attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
 
+SAVES_PACKED_INPUTS = "<0.43.2"
+"""Versions of bitsandbytes whose 4-bit products save their inputs for nothing (bitsandbytes #1270,
+`autograd/_functions.py::MatMul4Bit`, ctx.tensors). Trainers accept them, so they are assumed if none is stated; 8-bit
+products save theirs in every version (`MatMul8bitLt`)."""
+
 
 def tokens_of(case: Case, layout: Layout) -> int:
     """Return the token positions of a micro-batch on one GPU, with its sequences at their maximum length."""
@@ -52,6 +57,7 @@ def layer_uses(case: Case, layout: Layout, tokens: int, seq_len: int) -> list[tu
             flash_attention=case.profile.flash_attention,
             fp32_weights=trains_weights and autocast,
             packed_bytes=parameter_bytes(job, layout).quantised if job.finetuning == "qlora" else 0.0,
+            saves_packed_inputs=job.quantization_bit == 8 or case.cluster.may_run("bitsandbytes", SAVES_PACKED_INPUTS),
             lora_rank=(job.lora_rank or LORA_RANK) if job.finetuning in ("lora", "qlora") else 0,
             ulysses=layout.ulysses,
             loops_experts=loops_experts(case, layout),

@@ -43,6 +43,12 @@ DETERMINISTIC_WORKSPACE = 8 * 4096 * 1024
 """Workspace in bytes of torch's cuBLAS in deterministic mode, which requires CUBLAS_WORKSPACE_CONFIG=:4096:8."""
 GROUPED_GEMM_STREAMS = 4
 """cuBLAS streams of Transformer Engine's grouped GEMM, with a workspace each (nvte_get_num_compute_streams)."""
+KEEPS_DUMMIES = ">=2.3"
+"""Versions of Transformer Engine that keep dummy weight gradients for all steps (TransformerEngine #1651,
+`pytorch/module/base.py::get_dummy_wgrad`); before, each is made and freed in its own backward."""
+KEEPS_OUTPUT_DUMMY = ">=0.14"
+"""Versions of megatron-core whose output layer takes such a dummy too (Megatron-LM e7c55de,
+`core/tensor_parallel/layers.py::LinearWithGradAccumulationAndAsyncCommunication.backward`)."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -203,8 +209,9 @@ class StageStates:
     dummy_bytes: float
     """Bytes of Transformer Engine's dummy weight gradients: one bf16 buffer per distinct weight shape of the stage."""
     gradient_bytes: float
-    """Bytes of the largest weight gradient before it is added to the gradient buffer; 0 if the GEMM accumulates into
-    the buffer itself (gradient_accumulation_fusion)."""
+    """Bytes of the largest weight gradient, which exists for a moment of backward: before it is added to the gradient
+    buffer or, if the GEMM accumulates into the buffer itself (gradient_accumulation_fusion), as a dummy of its shape
+    that is not kept. 0 if dummies are kept."""
     parts_bytes: Mapping[str, float]
     """Bytes by purpose: weights, gradients, optimizer (with nothing offloaded), workspace, and DPO's reference
     model."""
@@ -246,17 +253,18 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
         parts["reference model"] = float(BF16 * parameters.total)
     shapes = {shape for layer in layers for shape in layer_activations(model, layer, shard).weight_shapes}
     sizes = [rows * columns for rows, columns in shapes]
-    if shard.adapters is None and any(chunk.head for chunk in chunks):
-        sizes.append(head_elements(case, layout.tp))
+    head = [head_elements(case, layout.tp)] if shard.adapters is None and any(chunk.head for chunk in chunks) else []
     is_fused = layout.switches.gradient_accumulation_fusion
+    keeps_dummies = is_fused and case.cluster.may_run("transformer-engine", KEEPS_DUMMIES)
+    keeps_head = case.cluster.may_run("megatron-core", KEEPS_OUTPUT_DUMMY)
     return StageStates(
         rank=rank,
         chunks=chunks,
         parameters=parameters,
         shard_elements=shard_elements,
         vocabulary=vocabulary,
-        dummy_bytes=BF16 * sum(sizes) if is_fused else 0,
-        gradient_bytes=0 if is_fused else BF16 * max(sizes, default=0),
+        dummy_bytes=BF16 * sum(sizes + head if keeps_head else sizes) if keeps_dummies else 0,
+        gradient_bytes=0 if keeps_dummies else BF16 * max(sizes + head, default=0),
         parts_bytes=parts,
     )
 
