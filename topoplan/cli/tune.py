@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from topoplan.cli.completion import bundles
-from topoplan.cli.options import AsJson, NoCache, SpecOptions
-from topoplan.cli.ssh_options import AcceptNew, Grace
+from topoplan.cli.interrupts import Interrupts
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
+from topoplan.cli.output import print_json, show, stdout_console
+from topoplan.cli.ssh_options import AcceptNew, Grace, NoPreflight
+from topoplan.errors import InputError, OutputError, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from topoplan.planner.plan import Plan
     from topoplan.planner.tuning import Tuning
@@ -22,48 +26,29 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
-Subject = Annotated[
-    str,
-    typer.Argument(
-        metavar="SPEC|BUNDLE",
-        help="The cluster spec, or a bundle, whose job is tuned.",
-        show_default=False,
-        autocompletion=bundles,
-    ),
-]
-Plans = Annotated[int, typer.Option("--plans", metavar="N", min=1, max=50, help="Trials at most.")]
-Steps = Annotated[int, typer.Option("--steps", metavar="N", min=5, max=1000, help="Optimizer steps of a trial.")]
-
-
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Where to write the profile; by default NAME-profile.yaml, with the name of the cluster.",
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the trials and what they would cost, and touch nothing.")]
-Synthetic = Annotated[
-    bool, typer.Option("--synthetic", help="Train on made-up samples though the job names a data set.")
-]
-GoOn = Annotated[bool, typer.Option("--go-on", help="Continue from earlier trials and replace their profile.")]
-
-
 _OF_CHECKPOINTS = ("output", "disk")
 """Preflight checks on output that trials do not write."""
 
 
 def tune(
-    subject: Subject,
-    plans: Plans = 4,
-    steps: Steps = 20,
-    output: Output = None,
-    dry_run: DryRun = False,
-    synthetic: Synthetic = False,
-    go_on: GoOn = False,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
+    subject: Annotated[str, argument("SPEC|BUNDLE", "The cluster spec, or a bundle, whose job is tuned.", bundles)],
+    plans: Annotated[int, option("--plans N", "Trials at most.", min=1, max=50)] = 4,
+    steps: Annotated[int, option("--steps N", "Optimizer steps of a trial.", min=5, max=1000)] = 20,
+    output: Annotated[
+        str | None,
+        option(
+            "--output -o FILE",
+            "Where to write the profile; by default NAME-profile.yaml, with the name of the cluster.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Show the trials and what they would cost, and touch nothing.")
+    ] = False,
+    synthetic: Annotated[
+        bool, option("--synthetic", "Train on made-up samples though the job names a data set.")
+    ] = False,
+    go_on: Annotated[bool, option("--go-on", "Continue from earlier trials and replace their profile.")] = False,
+    no_preflight: NoPreflight = False,
     accept_new: AcceptNew = False,
     grace: Grace = 10.0,
     *,
@@ -111,7 +96,6 @@ def tune(
 
 
 def _show_ahead(tuning: Tuning, wanted: _Wanted) -> None:
-    from topoplan.cli.output import show
     from topoplan.report.tune import ahead_to_dict, print_ahead
 
     plans = tuning.ahead(wanted.plans, at_once=bool(wanted.spec.cluster.slurm))
@@ -120,8 +104,6 @@ def _show_ahead(tuning: Tuning, wanted: _Wanted) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The options of the command line."""
-
     spec: Spec
     plans: int
     steps: int
@@ -137,11 +119,7 @@ class _Wanted:
 
 def _read(subject: str, options: SpecOptions) -> Spec:
     """Read a spec, or a bundle's spec restricted to the trainer of its plan."""
-    from dataclasses import replace
-    from pathlib import Path
-
     from topoplan.bundle.plan_file import read_plan_file
-    from topoplan.errors import InputError
     from topoplan.trainers.trainer import PLAN_FILE
 
     if not Path(subject).is_dir() and Path(subject).name != PLAN_FILE:
@@ -153,15 +131,11 @@ def _read(subject: str, options: SpecOptions) -> Spec:
 
 
 def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]]:
-    """Return the tuning, with earlier trials if `go_on`, and the bundles that a job may still run.
-
-    Raises NoLayoutFitsError if there is no plan.
-    """
-    from pathlib import Path
-
+    """Return the tuning, with earlier trials if `go_on`, and the bundles that a job may still run. Raises
+    NoLayoutFitsError if there is no plan."""
     from topoplan.cli.search import search
     from topoplan.planner.tuning import Tuning
-    from topoplan.report.nothing_fits import nothing_fits
+    from topoplan.report.ways_out import nothing_fits
     from topoplan.run.tune import trials_directory, tried_before, tried_in_jobs
 
     ranking = search(spec, fresh=fresh)
@@ -178,10 +152,7 @@ def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]
 
 def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
     """Return the path of the profile. Raises OutputError before any trial is run if it cannot be written."""
-    from pathlib import Path
-
     from topoplan.bundle.write import refuse_no_file
-    from topoplan.errors import OutputError
     from topoplan.units import file_name
 
     name = f"{file_name(spec.cluster.name, 'cluster')}-profile.yaml" if output is None else output
@@ -193,11 +164,9 @@ def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
 
 
 def _tune(tuning: Tuning, wanted: _Wanted) -> int:
-    """Run the trials, write and print the results, and return the exit code."""
     from topoplan.bundle.node_script import script_name
-    from topoplan.cli.event_output import EventOutput
-    from topoplan.cli.interrupts import Interrupts
     from topoplan.cli.launch import preflight_of
+    from topoplan.cli.live_output import EventOutput
     from topoplan.cli.preflight import targets_of
     from topoplan.report.session import OUTPUT
     from topoplan.report.tune import SCHEMA, tuned_to_dict
@@ -230,7 +199,6 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
         document = tuned_to_dict(tuning, why, **written)
         output.end(document, (), code, interrupts)
     if not wanted.as_json:
-        from topoplan.cli.output import stdout_console
         from topoplan.report.tune import print_tuned
 
         print_tuned(stdout_console(), tuning, why, **written)
@@ -239,7 +207,6 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
 
 def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
     """Report what earlier Slurm jobs have taught, write the next job if it is worthwhile, and return the exit code."""
-    from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.tune import ahead_to_dict, print_ahead, print_commands, print_tuned, tuned_to_dict
 
     standing = tuning.standing
@@ -265,11 +232,8 @@ def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
 
 def _write_job(tuning: Tuning, plans: Sequence[Plan], wanted: _Wanted) -> tuple[Path, str]:
     """Write a Slurm job that tries these plans; return its path and a sentence on where relative paths start."""
-    from shlex import join
-
     from topoplan.bundle.trials_job import TRIALS_SCRIPT, shared_paths, trials_files
     from topoplan.bundle.write import write_bundle, write_file
-    from topoplan.errors import listed
     from topoplan.run.slurm_trials import next_job_directory
     from topoplan.run.tune import queued_trials, trials_directory
 
@@ -296,9 +260,6 @@ def _code(tuning: Tuning, why: Why, ending: int) -> int:
 
 def _write(tuning: Tuning, wanted: _Wanted, why: Why, job: Path | None = None) -> dict[str, Any]:
     """Write the profile and the bundle of the best plan, if there are any; return them with the next commands."""
-    from dataclasses import replace
-    from shlex import join
-
     from topoplan.bundle.bundle import generate
     from topoplan.bundle.write import write_bundle, write_file
     from topoplan.report.bundle import starts

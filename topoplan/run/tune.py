@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topoplan.bundle.bundle import files_of, usual_directory
-from topoplan.bundle.trial import trial_draft
-from topoplan.bundle.trials_job import QueuedTrial
+from topoplan.bundle.trials_job import QueuedTrial, trial_draft
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import TopoplanError
 from topoplan.planner.plan import Plan
