@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
     from topoplan.planner.plan import Plan
     from topoplan.planner.tuning import Tuning
-    from topoplan.run.settings import Settings
     from topoplan.run.tune import Why
     from topoplan.specs.spec import Spec
 
 
+Output = Annotated[
+    str | None,
+    option(
+        "--output -o FILE", "Where to write the profile; by default NAME-profile.yaml, with the name of the cluster."
+    ),
+]
 _OF_CHECKPOINTS = ("output", "disk")
 """Preflight checks on output that trials do not write."""
 
@@ -34,13 +39,7 @@ def tune(
     subject: Annotated[str, argument("SPEC|BUNDLE", "The cluster spec, or a bundle, whose job is tuned.", bundles)],
     plans: Annotated[int, option("--plans N", "Trials at most.", min=1, max=50)] = 4,
     steps: Annotated[int, option("--steps N", "Optimizer steps of a trial.", min=5, max=1000)] = 20,
-    output: Annotated[
-        str | None,
-        option(
-            "--output -o FILE",
-            "Where to write the profile; by default NAME-profile.yaml, with the name of the cluster.",
-        ),
-    ] = None,
+    output: Output = None,
     dry_run: Annotated[
         bool, option("--dry-run", "Show the trials and what they would cost, and touch nothing.")
     ] = False,
@@ -71,8 +70,6 @@ def tune(
     It writes the profile, and the bundle of the best plan. Exit code: 0: a best plan is known, or a job is written; 1:
     no trial could be measured, or no layout fits; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """
-    from topoplan.run.settings import Settings
-
     spec = _read(subject, options)
     profile = _profile_path(output, spec, go_on=go_on)
     words = ["--plans", str(plans), "--steps", str(steps), "-o", str(profile), *(["--synthetic"] if synthetic else [])]
@@ -83,7 +80,7 @@ def tune(
         made_up=synthetic or spec.job.dataset is None,
         preflight=not no_preflight,
         accept_new=accept_new,
-        settings=Settings(grace_s=grace),
+        grace_s=grace,
         profile=profile,
         again=["topoplan", "tune", *options.words(subject), *words],
         as_json=as_json,
@@ -110,7 +107,7 @@ class _Wanted:
     made_up: bool
     preflight: bool
     accept_new: bool
-    settings: Settings
+    grace_s: float
     profile: Path
     again: list[str]
     """The words of this command, for running it again."""
@@ -171,6 +168,7 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
     from topoplan.report.session import OUTPUT
     from topoplan.report.tune import SCHEMA, tuned_to_dict
     from topoplan.run.secrets import take
+    from topoplan.run.settings import Settings
     from topoplan.run.tune import Trials, trials_directory
 
     spec = wanted.spec
@@ -186,7 +184,7 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
             made_up=wanted.made_up,
             targets=dict(zip(names, by_address.values(), strict=True)),
             access=output.access(accept_new=wanted.accept_new),
-            settings=wanted.settings,
+            settings=Settings(grace_s=wanted.grace_s),
             preflight=(lambda bundle: preflight_of(bundle, _OF_CHECKPOINTS)) if wanted.preflight else None,
             secrets=secrets,
             # A trial's output is in the log of its run.
