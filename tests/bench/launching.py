@@ -42,7 +42,7 @@ LINES, EVERY_S = 300, 0.01
 FOLLOWER = """
 import json, os, resource, sys, tempfile
 from pathlib import Path
-from topoplan.cli.event_output import EventOutput
+from topoplan.cli.live_output import EventOutput
 from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target

@@ -1,3 +1,5 @@
+"""The bundle in generated/ is up to date."""
+
 import json
 import re
 import shlex
@@ -24,9 +26,12 @@ from tests.bundle.samples import (
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.draft import Scheduler, draft_of
 from topoplan.bundle.warnings import warnings_of
+from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
+from topoplan.planner.search import rank
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.lengths import Lengths
+from topoplan.specs.load import load_spec
 
 ROOT = Path(__file__).parents[2]
 WITH_HOSTS = replace(CLUSTER, hosts=HOSTS)
@@ -238,3 +243,18 @@ def test_a_data_set_that_is_a_file_and_its_padding_are_said() -> None:
     readme = generate(spec, replace(plan, padding_share=0.25))["README.md"]
     assert "| padding | 25.0% of a step's positions" in readme
     assert "add mine.json to dataset\\_info.json" in readme or "add mine.json to dataset_info.json" in readme
+
+
+EXAMPLE = ROOT / "generated" / "h100-4x8"
+
+
+def test_the_committed_example_is_what_generate_writes() -> None:
+    spec = load_spec(ROOT / "cluster_specs" / "h100-4x8.yaml")
+    files = generate(spec, rank(spec).plans[0])
+    committed = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLE.iterdir() if path.name != MANIFEST}
+    assert committed == files, "make readme writes it again"
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLE.glob("node-*.sh")))
+def test_its_scripts_are_executable(script: str) -> None:
+    assert (EXAMPLE / script).stat().st_mode & 0o111

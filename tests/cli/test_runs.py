@@ -1,9 +1,21 @@
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from tests.bundle.samples import make_spec_and_plan
 from tests.cli.conftest import Cli
+from tests.cli.live_run import LiveRun
+from tests.waiting import LIMIT_S, wait_until
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
+from topoplan.planner.predict import predict
 from topoplan.run import record
 from topoplan.run.record import Measurement, NodeRecord, RunRecord
 
@@ -96,3 +108,389 @@ def test_verbs_of_one_run_name_the_ones_there_are(cli: Cli, verb: str) -> None:
     result = cli(verb, "qwen-7")
     assert (result.code, result.out) == (2, "")
     assert result.err == "topoplan: no run 'qwen-7'; did you mean 'qwen-1'?\n"
+
+
+def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:
+    live.start("echo hello; sleep 600", "exit 3")
+    live.wait_for(["running", "ended"])
+    live.wait_for_log(0, b"hello\n")
+    shown = cli("status")
+    assert shown.code == 0
+    assert shown.out.startswith("live-1: running; made 2030-01-01 10:00 UTC, 2 nodes\n")
+    rows = {line.split()[0]: line.rstrip() for line in shown.out.splitlines() if line.startswith("node-")}
+    assert rows["node-00"].endswith("running")
+    assert "6 B" in rows["node-00"]
+    assert rows["node-01"].endswith("ended with exit code 3")
+
+
+def test_json_has_what_the_table_has(cli: Cli, live: LiveRun) -> None:
+    live.start("echo up; sleep 600")
+    live.wait_for_log(0, b"up\n")
+    document = json.loads(cli("status", "liv", "--json").out)
+    assert (document["schema"], document["run_id"]) == ("topoplan.status/1", "live-1")
+    assert (document["state"], document["code"]) == ("running", None)
+    first, second = document["nodes"]
+    assert (first["node"], first["host"], first["state"]) == (0, "alpha", "running")
+    assert len(first["pids"]) >= 2
+    assert second["state"] == "never-started"
+
+
+def test_a_host_that_cannot_be_reached_hides_no_other(cli: Cli, live: LiveRun) -> None:
+    live.start("sleep 600", "sleep 600")
+    with live.unreachable(1):
+        shown = cli("status")
+        assert shown.code == 1
+        assert "running" in shown.out
+        assert "unreachable: nothing listens on port 9" in " ".join(shown.out.split())
+        document = json.loads(cli("status", "--json").out)
+        assert [node["state"] for node in document["nodes"]] == ["running", "unreachable"]
+        assert document["nodes"][1]["problem"] == "refused"
+        assert document["state"] == "running"
+    assert record.load().state == "running"
+
+
+def test_notes_the_end_of_a_run_whose_client_has_gone(cli: Cli, live: LiveRun) -> None:
+    live.start("exit 0", "kill -9 $$")
+    live.wait_for(["ended", "ended"])
+    assert "ended with exit code 137 (SIGKILL)" in cli("status").out
+    noted = record.load()
+    assert (noted.state, noted.code) == ("failed", 137)
+    assert noted.ended is not None
+
+
+def test_says_how_it_is_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:
+    live.start("exit 3", "exit 0")
+    live.wait_for(["ended", "ended"])
+    (live.record.directory() / ".lock").unlink()
+    (live.record.directory() / ".lock").mkdir()  # prevents changes to the record, like a full disk
+    shown = cli("status")
+    assert shown.code == 0
+    assert "ended with exit code 3" in shown.out
+    assert "the record of the run cannot be written" in shown.err
+
+
+def test_lines_of_several_nodes_begin_with_the_node(cli: Cli, live: LiveRun) -> None:
+    live.start("echo a; printf b", "echo c >&2")
+    live.wait_for(["ended", "ended"])
+    shown = cli("logs")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == "[node-00] a\n[node-00] b\n[node-01] c\n"
+    assert cli("logs", "--tail", "1").out == "[node-00] b\n[node-01] c\n"
+
+
+def test_a_terminal_obeys_nothing_in_a_log_unless_it_is_asked_for_raw(
+    live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    live.start("printf '\\377\\000 \\033[31mred\\n10%%\\r20%%\\r\\nx'")
+    live.wait_for(["ended"])
+    from topoplan.cli.main import main
+
+    def logs(*options: str) -> bytes:
+        with pytest.raises(SystemExit) as stop:
+            main(["logs", "--node", "0", *options])
+        assert stop.value.code == 0
+        return capfdbinary.readouterr().out
+
+    assert logs() == logs("-f") == b"\\xff\\x00 red\n20%\nx\n"
+    assert logs("--raw") == logs("--raw", "-f") == b"\xff\x00 \x1b[31mred\n10%\r20%\r\nx"
+
+
+def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
+    live.start("echo one; until [ -e go ]; do sleep 0.02; done; echo two; exit 3")
+    live.wait_for_log(0, b"one\n")
+    with live.host(0) as host:
+        timer = threading.Timer(0.3, lambda: host.run(["touch", f"{live.record.nodes[0].run_dir}/go"], deadline_s=30))
+        timer.start()
+        shown = cli("logs", "-f", "--node", "0")
+        timer.join()
+    assert (shown.code, shown.out) == (0, "one\ntwo\n")
+
+
+def test_follows_on_where_the_connection_is_lost(
+    live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topoplan.run.reachability.REPORT_AFTER_S", LIMIT_S)
+    live.start("seq 5; printf '\\377\\r'; until [ -e go ]; do sleep 0.02; done; printf 'two'; exit 3")
+    live.wait_for_log(0, b"1\n2\n3\n4\n5\n\xff\r")
+    from topoplan.cli.main import main
+
+    def break_off() -> None:
+        wait_until(
+            lambda: any(line.startswith("tail -c") for line in live.bed.processes("alpha").values()), "it follows"
+        )
+        live.bed.end_sessions("alpha")
+        Path(live.record.nodes[0].run_dir, "go").touch()
+
+    breaker = threading.Thread(target=break_off)
+    breaker.start()
+    with pytest.raises(SystemExit) as stop:
+        main(["logs", "-f", "--node", "0", "--tail", "2", "--raw"])
+    breaker.join()
+    shown = capfdbinary.readouterr()
+    assert (stop.value.code, shown.out, shown.err) == (0, b"5\n\xff\rtwo", b"")
+
+
+def test_follows_several_nodes_by_whole_lines(cli: Cli, live: LiveRun) -> None:
+    live.start("printf a; sleep 0.3; printf 'b\\nc'", "printf 1; sleep 0.2; printf '2\\n3'")
+    shown = cli("logs", "-f")
+    assert (shown.code, shown.err) == (0, "")
+    assert sorted(shown.out.splitlines()) == ["[node-00] ab", "[node-00] c", "[node-01] 12", "[node-01] 3"]
+
+
+def test_a_host_that_cannot_be_reached_is_shown_from_the_copy(cli: Cli, live: LiveRun) -> None:
+    live.start("echo here", "echo there")
+    live.wait_for(["ended", "ended"])
+    with live.unreachable(1):
+        shown = cli("logs")
+        assert (shown.code, shown.out) == (1, "[node-00] here\n")
+        assert "nothing listens on port 9" in shown.err
+        assert "there is no copy of its log on this machine" in shown.err
+        live.record.log(live.record.nodes[1]).write_bytes(b"old\ncopy\n")
+        shown = cli("logs", "--tail", "1")
+        assert (shown.code, shown.out) == (1, "[node-01] copy\n[node-00] here\n")
+        assert "which may lack the end" in shown.err
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_a_node_that_was_never_started_has_none(cli: Cli, live: LiveRun, follow: tuple[str, ...]) -> None:
+    shown = cli("logs", *follow, "--node", "1")
+    assert (shown.code, shown.out) == (1, "")
+    assert shown.err == "topoplan: node-01: no log on beta; its job was not started, or was removed\n"
+
+
+def test_a_node_that_there_is_not(cli: Cli, live: LiveRun) -> None:
+    shown = cli("logs", "--node", "2")
+    assert (shown.code, shown.err) == (2, "topoplan: --node: no node 2 in run live-1; expected 0 to 1\n")
+
+
+def shown_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("[")]
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((0, 7), 7), ((5, 5), 5)])
+def test_shows_all_nodes_and_ends_with_the_runs_code(
+    cli: Cli, live: LiveRun, codes: tuple[int, int], expected: int
+) -> None:
+    live.start(*(f"echo {code}; exit {code}" for code in codes))
+    live.wait_for(["ended", "ended"])
+    shown = cli("attach")
+    assert shown.code == expected
+    assert sorted(shown_lines(shown.out)) == [f"[node-{node:02d}] {code}" for node, code in enumerate(codes)]
+    noted = record.load()
+    assert (noted.state, noted.code) == ("failed" if expected else "ended", expected)
+    assert [node.code for node in noted.nodes] == list(codes)
+
+
+def test_a_node_that_never_started_is_named(cli: Cli, live: LiveRun) -> None:
+    live.start("exit 0")
+    shown = cli("attach")
+    assert shown.code == 1
+    assert f"node-01 ({live.record.nodes[1].address}) failed first: was never started\n" in shown.err
+
+
+def test_ctrl_c_leaves_the_run_as_it_is(live: LiveRun) -> None:
+    live.start("echo up; exec sleep 610", "echo up; exec sleep 620")
+    command = [sys.executable, "-m", "topoplan", "attach", "live"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+        assert {process.stdout.readline(), process.stdout.readline()} == {b"[node-00] up\n", b"[node-01] up\n"}
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert said.decode().endswith(
+        "  topoplan runs attach live-1  # watch it again\n"
+        "  topoplan runs stop live-1    # end what is left\n"
+        "topoplan: left; the run goes on\n"
+    )
+    live.wait_for(["running", "running"])
+
+
+def test_json_has_an_event_a_line_and_the_end(cli: Cli, live: LiveRun) -> None:
+    live.start("echo one", "echo boom; exit 4")
+    live.wait_for(["ended", "ended"])
+    rows = [json.loads(line) for line in cli("attach", "--json").out.splitlines()]
+    assert {row["schema"] for row in rows} == {"topoplan.attach/1"}
+    assert {"schema": "topoplan.attach/1", "event": "line", "node": "node-01", "text": "boom"} in rows
+    end = rows[-1]
+    assert (end["event"], end["end"], end["code"], end["running"]) == ("end", "failed", 4, [])
+    assert (end["failure"]["node"], end["failure"]["lines"]) == ("node-01", ["boom"])
+
+
+def test_where_training_is_stands_beside_what_the_bundle_predicted(cli: Cli, live: LiveRun, tmp_path: Path) -> None:
+    spec, plan = make_spec_and_plan()
+    write_bundle(generate(spec, predict(spec, plan.layout)), tmp_path / "bundle")
+    run = json.loads((tmp_path / "bundle" / "plan.json").read_text())["run"]
+    record.update(live.record.run_id, bundle=str(tmp_path / "bundle"), name=run)
+    bars = "".join(rf"\r  {step}%%|#| {step}/100 [00:{step:02d}<01:00, 1.00s/it]" for step in range(60))
+    live.start(f"printf '{bars}\\n'", "exit 0")
+    live.wait_for(["ended", "ended"])
+    shown = cli("attach")
+    assert (shown.code, "no prediction" in shown.err) == (0, False)
+    assert "step 59/100" in shown.out
+    record.update(live.record.run_id, name="another")
+    assert "no prediction to compare with: " in cli("attach").err
+
+
+def test_a_host_that_cannot_be_reached_hides_none_of_the_others(cli: Cli, live: LiveRun) -> None:
+    live.start("echo here; sleep 0.2", "echo there")
+    live.wait_for_log(0, b"here\n")
+    with live.unreachable(1):
+        shown = cli("attach", "--lost-host-after", "6s")
+    assert (shown.code, shown_lines(shown.out)) == (1, ["[node-00] here"])
+    assert "how node-01 is, is not known: " in shown.err
+    assert record.load().state == "running"
+
+
+def test_only_the_last_lines_of_the_past_are_shown_and_all_are_copied(cli: Cli, live: LiveRun) -> None:
+    live.start("seq 1000; printf 'no end'", "exit 0")
+    live.wait_for(["ended", "ended"])
+    shown = cli("attach", "--tail", "3")
+    assert shown_lines(shown.out) == ["[node-00] 999", "[node-00] 1000", "[node-00] no end"]
+    copy = live.record.log(live.record.nodes[0])
+    assert copy.read_text() == "".join(f"{number}\n" for number in range(1, 1001)) + "no end"
+    assert shown_lines(cli("attach", "--tail", "0").out) == []
+
+
+def test_what_still_runs_after_a_failure_is_stopped_unless_asked_not_to(
+    cli: Cli, live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from topoplan.run.settings import Settings
+
+    monkeypatch.setattr("topoplan.run.settings.Settings", lambda **given: Settings(linger_s=0.3, **given))
+    live.start("echo up; exec sleep 610", "echo No space left on device; exit 9")
+    live.wait_for(["running", "ended"])
+    shown = cli("attach", "--no-stop-on-failure")
+    assert shown.code == 9
+    assert f"node-01 ({live.record.nodes[1].address}) failed first: ended with exit code 9\n" in shown.err
+    assert "likely cause: " in shown.err
+    assert "node-00 still runs, though the run cannot succeed any more\n" in shown.err
+    assert "topoplan runs stop live-1" in shown.err
+    live.wait_for(["running"])
+    assert record.load().state == "running"
+    shown = cli("attach", "--grace", "1")
+    assert shown.code == 9
+    assert shown.err.endswith("nothing of the run is left running\n")
+    live.wait_for(["ended"])
+    noted = record.load()
+    assert (noted.state, noted.code, noted.reason) == ("failed", 9, "node-01: ended with exit code 9")
+    assert "topoplan: this run failed earlier: node-01: ended with exit code 9\n" in cli("attach").err
+
+
+def jobs(live: LiveRun) -> list[str]:
+    lines = [line for name in ("alpha", "beta") for line in live.bed.processes(name).values()]
+    return [line for line in lines if "sleep" in line]
+
+
+def test_ends_a_run_on_all_hosts_and_says_so(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "trap '' TERM; setsid sleep 620 & echo up; while :; do sleep 0.1; done")
+    live.wait_for_log(1, b"up\n")
+    shown = cli("stop", "--grace", "4")
+    assert shown.code == 0
+    assert "stopped, exit code 143 (SIGTERM)" in shown.out
+    assert "stopped, exit code 137 (SIGKILL)" in shown.out
+    assert shown.out.endswith("live-1: nothing of it is left running.\n")
+    assert jobs(live) == []
+    assert record.load().state == "stopped"
+    again = cli("stop")
+    assert (again.code, again.out.count("nothing was running")) == (0, 2)
+
+
+def test_json_says_what_the_table_says(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610")
+    document = json.loads(cli("stop", "--json").out)
+    assert (document["schema"], document["stopped"]) == ("topoplan.stop/1", True)
+    first, second = document["nodes"]
+    assert first == {
+        "node": 0,
+        "host": "alpha",
+        "stopped": True,
+        "was_running": True,
+        "left": [],
+        "code": 143,
+        "may_be": [],
+        "directory": "there",
+        "gpus_unseen": False,
+    }
+    assert second["was_running"] is False
+
+
+def test_ends_the_others_where_a_host_cannot_be_reached(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "exec sleep 620")
+    with live.unreachable(1):
+        shown = cli("stop")
+        assert shown.code == 1
+        assert "unknown: nothing listens on port 9" in " ".join(shown.out.split())
+        assert "not all of it is known to have ended; run `topoplan runs stop live-1` again" in " ".join(
+            shown.out.split()
+        )
+        assert json.loads(cli("stop", "--json").out)["nodes"][1]["problem"] == "refused"
+    assert record.load().state == "running"
+    wait_until(lambda: len(jobs(live)) == 1, "only that of the other host runs")
+    assert cli("stop").code == 0
+    assert jobs(live) == []
+
+
+def test_ends_a_run_whose_directories_were_deleted(cli: Cli, live: LiveRun) -> None:
+    live.start("echo up; setsid sleep 610 & sleep 620", "echo up; exec env -i sleep 630")
+    for node in live.record.nodes:
+        live.wait_for_log(node.node, b"up\n")
+        shutil.rmtree(node.run_dir)
+    shown = " ".join(cli("status").out.split())
+    assert shown.count("running; its run directory is missing") == 2
+    shown = " ".join(cli("stop").out.split())
+    assert shown.count("stopped; its run directory is missing") == 2
+    assert shown.endswith("live-1: nothing of it is left running.")
+    assert jobs(live) == []
+    assert record.load().state == "stopped"
+
+
+def test_names_what_may_be_left_and_leaves_it_alone(cli: Cli, live: LiveRun) -> None:
+    daemon = "env -i setsid sh -c 'exec sleep 640 3>held' &"
+    live.start(f"({daemon}) ; exit 0", "exit 0")
+    live.wait_for(["ended", "ended"])
+    wait_until(lambda: jobs(live) == ["sleep 640"], "it holds the file")
+    shown = cli("stop")
+    words = " ".join(shown.out.split())
+    assert shown.code == 1
+    assert "nothing was running; may belong to the run: process " in words
+    assert "(sleep 640), started " in words
+    assert "holds a file of this run open; check with `ps -fp " in words
+    assert "what is known to belong to it has ended" in words
+    document = json.loads(cli("stop", "--json").out)
+    (held,) = document["nodes"][0]["may_be"]
+    assert (held["command"], held["holds"], document["stopped"]) == ("sleep 640", "file", False)
+    assert len(jobs(live)) == 1
+    os.kill(held["pid"], signal.SIGKILL)
+    assert cli("stop").code == 0
+
+
+def test_changes_nothing_from_a_machine_that_is_offline_and_neither_does_status(cli: Cli, live: LiveRun) -> None:
+    if live.bed.kind != "namespaces":
+        pytest.skip("hosts are hidden in namespaces")
+    live.start("exec sleep 610", "exit 3")
+    live.wait_for(["running", "ended"])
+    wait_until(lambda: jobs(live) == ["sleep 610"], "it sleeps")
+    with live.bed.hidden(how="unreachable"):
+        shown, asked = cli("stop"), cli("status")
+    assert (shown.code, asked.code) == (1, 1)
+    assert "this machine seems to be offline; not all of it is known to have ended" in " ".join(shown.out.split())
+    assert asked.out.startswith("live-1: not known, this machine seems to be offline; made ")
+    assert (record.load().state, jobs(live)) == ("running", ["sleep 610"])
+
+
+def test_says_what_it_did_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "exec sleep 620")
+    (live.record.directory() / ".lock").unlink()
+    (live.record.directory() / ".lock").mkdir()  # prevents changes to the record, like a full disk
+    shown = cli("stop")
+    assert (shown.code, jobs(live)) == (0, [])
+    assert "nothing of it is left running" in shown.out
+    assert "the record of the run cannot be written" in shown.err
+
+
+def test_a_run_that_has_ended_keeps_its_end(cli: Cli, live: LiveRun) -> None:
+    live.start("exit 0", "exit 0")
+    live.wait_for(["ended", "ended"])
+    assert cli("status").code == 0
+    assert record.load().state == "ended"
+    assert cli("stop").code == 0
+    assert (record.load().state, record.load().code) == ("ended", 0)

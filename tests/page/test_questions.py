@@ -11,8 +11,7 @@ from tests.page.asked import CONFIG, FLAGSHIP, ROOT, SHIPPED, SPEC, run
 from tests.sizes import some
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import Questions
-from topoplan.page.form import use_of
-from topoplan.page.reply import reply
+from topoplan.page.form import reply, use_of
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec

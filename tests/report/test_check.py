@@ -16,7 +16,7 @@ from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.report.check import SCHEMA, checked_to_dict, print_checked, print_fixed
+from topoplan.report.check import SCHEMA, checked_to_dict, github_lines, print_checked, print_fixed, sarif
 from topoplan.specs.load import load_cluster
 
 PART = Part(kind="yaml", name="train.yaml", text="a: 1\nb: 2\n")
@@ -231,3 +231,38 @@ def test_the_json_of_a_fix_names_the_copies_and_what_is_left() -> None:
         {"file": "train.fixed.yaml", "from": [{"file": "train.yaml", "line": 1}], "rules": ["mca-ignored-key"]}
     ]
     assert [one["rule"] for one in view["left"]] == ["mca-ignored-key"]
+
+
+SCRIPT = Part(kind="shell", name="runs/a b,c.sh", text="one\ntwo\n", lines=(7, 8))
+FINDING = Finding(
+    rule="launch-nested-torchrun",
+    severity="error",
+    part=SCRIPT,
+    line=2,
+    what="100% wrong: twice",
+    why="so",
+    remedy="do",
+)
+SLOWER = replace(FINDING, rule="plan-slower", severity="note", line=None, why="", remedy="")
+
+
+def test_github_shows_a_finding_at_its_line() -> None:
+    assert list(github_lines([FINDING, SLOWER])) == [
+        "::error file=runs/a b%2Cc.sh,line=8,title=launch-nested-torchrun::100%25 wrong: twice%0Aso%0Aremedy: do",
+        "::notice file=runs/a b%2Cc.sh,title=plan-slower::100%25 wrong: twice",
+    ]
+
+
+def test_sarif_has_each_rule_once_with_its_help_and_each_finding_with_its_place() -> None:
+    (run,) = json.loads(json.dumps(sarif([FINDING, replace(FINDING, line=1), SLOWER])))["runs"]
+
+    rules = run["tool"]["driver"]["rules"]
+    assert [one["id"] for one in rules] == ["launch-nested-torchrun", "plan-slower"]
+    assert all(one["help"]["text"] for one in rules)
+    assert [(one["ruleId"], one["ruleIndex"], one["level"]) for one in run["results"]] == [
+        *[("launch-nested-torchrun", 0, "error")] * 2,
+        ("plan-slower", 1, "note"),
+    ]
+    first, _, last = (one["locations"][0]["physicalLocation"] for one in run["results"])
+    assert first == {"artifactLocation": {"uri": "runs/a%20b%2Cc.sh"}, "region": {"startLine": 8}}
+    assert "region" not in last

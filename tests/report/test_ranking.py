@@ -11,8 +11,7 @@ from topoplan.layout.stages import spread_pipeline_layout
 from topoplan.planner.plan import Ranking
 from topoplan.planner.rank import TAGS
 from topoplan.report.answer import answer_of, print_answer
-from topoplan.report.ranking import print_ranking
-from topoplan.report.rejected import print_rejected
+from topoplan.report.ranking import print_ranking, print_rejected
 
 
 def rendered(ranking: Ranking, *, width: int = 100, top: int = 10) -> str:

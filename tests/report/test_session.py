@@ -1,10 +1,9 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.report.test_failure import DIAGNOSIS
-from tests.report.test_failure import FAILURE as DIAGNOSED
 from topoplan.errors import HostError
 from topoplan.report.session import (
     ATTACH,
@@ -12,9 +11,12 @@ from topoplan.report.session import (
     attach_lines,
     event_text,
     event_to_json,
+    failure_lines,
+    failure_to_dict,
     launch_lines,
     outcome_to_dict,
 )
+from topoplan.run.diagnose import Diagnosis
 from topoplan.run.events import Event
 from topoplan.run.failure import Failure
 from topoplan.run.record import Attempt
@@ -22,14 +24,30 @@ from topoplan.run.session import Outcome
 
 LOST = HostError("no answer", host="gpu3", problem="timeout", remedy="check the machine")
 FAILURE = Failure(node="node-01", host="10.0.0.2", what="ended with exit code 7", code=7)
+DIAGNOSIS = Diagnosis(
+    node=1,
+    rank=9,
+    kind="gpu-memory",
+    cause="out of memory",
+    remedy="take a smaller micro batch",
+    evidence=("OOM",),
+    certain=False,
+)
+DIAGNOSED = Failure(
+    node="node-01",
+    host="10.0.0.2",
+    what="ended with exit code 7",
+    code=7,
+    diagnosis=DIAGNOSIS,
+    tail=tuple(f"line {number}" for number in range(30)),
+    log=Path("/state/a-run/node-01.log"),
+)
 FAILED = Outcome(
     end="failed",
     code=7,
     run="a-run",
     failure=replace(DIAGNOSED, diagnosis=replace(DIAGNOSIS, certain=True)),
 )
-
-
 WHAT_TO_DO = [
     "  topoplan runs status a-run  # ask how it is",
     "  topoplan runs attach a-run  # watch it again",
@@ -146,3 +164,30 @@ def test_attempts_are_told_with_what_they_cost_and_the_host_that_failed_more_tha
     once = replace(FAILED, attempts=(replace(first, host="10.0.0.9"),))
     assert "no step was lost" in text(once)
     assert "failed first 2 times" not in text(once)
+
+
+def test_names_node_host_and_rank_and_gives_last_lines_cause_and_remedy() -> None:
+    lines = list(failure_lines(DIAGNOSED))
+    assert lines[:3] == [
+        "topoplan: node-01 (10.0.0.2), rank 9 failed first: ended with exit code 7",
+        "  its last lines:",
+        "    line 10",
+    ]
+    assert lines[-4:] == [
+        "    line 29",
+        "  likely cause: out of memory, though it may be the consequence of something else",
+        "  what to do: take a smaller micro batch",
+        "  whole logs: /state/a-run",
+    ]
+
+
+def test_of_what_left_no_trace_only_the_end_is_known() -> None:
+    failure = Failure(node="node-00", host="a", what="was never started")
+    assert list(failure_lines(failure)) == ["topoplan: node-00 (a) failed first: was never started"]
+    assert failure_to_dict(failure)["cause"] is None
+
+
+def test_programs_get_the_same() -> None:
+    found = json.loads(json.dumps(failure_to_dict(DIAGNOSED)))
+    assert (found["node"], found["code"], found["rank"], found["kind"]) == ("node-01", 7, 9, "gpu-memory")
+    assert (len(found["lines"]), found["evidence"]) == (20, ["OOM"])

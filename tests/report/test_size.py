@@ -7,8 +7,8 @@ from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
 from topoplan.planner.effort import Pauses, effort_of
 from topoplan.planner.what_if import Found, SizeRow, Sizing
-from topoplan.report.effort import effort_to_dict
 from topoplan.report.size import print_sizing, sizing_to_dict
+from topoplan.report.text import effort_to_dict
 
 SPEC = make_spec()
 HOUR = 3600.0

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.network.clusters import cluster_of
-from tests.report.test_topology_picture import CLUSTERS
+from tests.report.test_topology import CLUSTERS
 from topoplan.layout.layout import Layout
 from topoplan.planner.communication import group_links
 from topoplan.report.topology_drawing import MARK, topology_svg

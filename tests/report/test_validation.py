@@ -1,7 +1,10 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from tests import shipped
 from tests.report.printed import printed
 from topoplan.planner.validate import (
     ALLOCATED,
@@ -13,7 +16,14 @@ from topoplan.planner.validate import (
     Validation,
     spread_of,
 )
-from topoplan.report.validation import figure_name, print_validation, signed_percent, validation_to_dict
+from topoplan.report.validation import (
+    MARK,
+    accuracy_page,
+    figure_name,
+    print_validation,
+    signed_percent,
+    validation_to_dict,
+)
 
 FIGURES = (
     Figure(id="a", family="bench", kind=ALLOCATED, unit="GiB", predicted=51.0, measured=50.0),
@@ -21,6 +31,7 @@ FIGURES = (
     Figure(id="b", family="bench", kind="throughput fp8", unit="tokens/s/GPU", predicted=9000.0, measured=10000.0),
 )
 OVER = FitGrade(id="b", family="bench", device_gib=90.0, capacity_gib=79.6, unstated=("recompute",))
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 FITS = Fits(ran=1, ran_unstated=1, ran_but_over=(OVER,), out_of_memory=0, out_of_memory_but_fit=())
 
 
@@ -103,3 +114,33 @@ def test_the_document_holds_all_of_it() -> None:
     assert view["fits"]["ran_but_over"][0]["unstated"] == ["recompute"]
     assert view["left_out"][0] == {"reason": "LoRA", "n": 5}
     assert view["failed"] == [{"id": "c", "error": "tp 3 does not divide"}]
+
+
+def test_the_committed_page_is_what_the_formulas_give() -> None:
+    fresh = accuracy_page(shipped.graded())
+    assert PAGE.read_text(encoding="utf-8") == fresh, "predictions have changed: run `make accuracy`"
+
+
+def test_the_page_says_what_is_graded_and_what_was_not_measured() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.startswith(MARK)
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings == [
+        "What is graded",
+        "Memory",
+        "Throughput",
+        "Order of layouts",
+        "What fits",
+        "Inside the bands",
+        "Beside other planners",
+        "What is not graded",
+        "What was not measured",
+        "Where the numbers of each GPU come from",
+    ]
+    for what in ("CUDA context", "NCCL's buffers", "fragmentation"):
+        assert what in text.partition("## What was not measured")[2]
+
+
+def test_prose_is_wrapped() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if " " in line[120:] and not line.startswith("|")]

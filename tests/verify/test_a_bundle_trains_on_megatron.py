@@ -24,7 +24,7 @@ import yaml
 from tests.verify.llamafactory import ROOT, need_llamafactory
 from tests.verify.test_a_bundle_trains import make_data, make_model
 from topoplan.bundle.bundle import generate
-from topoplan.bundle.trial import trial_draft
+from topoplan.bundle.trials_job import trial_draft
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict

@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from tests.bundle.nodes import Nodes
-from topoplan.bundle.trial import trial_draft
-from topoplan.bundle.trials_job import QueuedTrial, trials_files
+from topoplan.bundle.trials_job import QueuedTrial, trial_draft, trials_files
 from topoplan.bundle.write import write_bundle
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec

@@ -64,8 +64,7 @@ def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
     """Return the draft of a plan as predicted under its trainer; the other arguments are those of `generate`."""
     starter = scheduler_of(spec, scheduler)
     writer, way = writer_of(spec, plan.layout, trainer)
-    _check_hosts(spec)
-    _check_printable(spec)
+    _check(spec)
     files = way.written(spec, plan.layout)
     return Draft(
         spec=spec,
@@ -79,10 +78,8 @@ def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
 
 
 def scheduler_of(spec: Spec, wanted: str | None = None, *, where: str = "") -> Scheduler | None:
-    """Return the scheduler `wanted`, or by default slurm if the spec has a `slurm` block.
-
-    Raises InputError, with the location given, for an unknown word.
-    """
+    """Return the scheduler `wanted`, or by default slurm if the spec has a `slurm` block. Raises InputError, with the
+    location given, for an unknown word."""
     if wanted is None:
         return "slurm" if spec.cluster.slurm else None
     names = (*get_args(Scheduler), NO_SCHEDULER)
@@ -91,14 +88,12 @@ def scheduler_of(spec: Spec, wanted: str | None = None, *, where: str = "") -> S
     return None if wanted == NO_SCHEDULER else "slurm"
 
 
-def _check_hosts(spec: Spec) -> None:
+def _check(spec: Spec) -> None:
+    """Refuse a wrong number of hosts, and line breaks and control characters in names, which would break a comment, a
+    log line or a terminal."""
     nodes, hosts = spec.cluster.nodes, len(spec.cluster.hosts)
     if hosts not in (0, nodes):
         raise SpecError(f"{hosts} hosts for {nodes} nodes", where="hosts", expected=f"expected {nodes}, or none at all")
-
-
-def _check_printable(spec: Spec) -> None:
-    """Refuse line breaks and control characters in names, which would break a comment, a log line or a terminal."""
     for where, text in _names(spec):
         if not text.isprintable():
             raise SpecError(f"{text!r} holds a line break or another control character", where=where)

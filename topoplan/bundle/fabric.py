@@ -10,10 +10,8 @@ from topoplan.specs.cluster import Cluster
 
 
 def fabric_needs(cluster: Cluster) -> tuple[Need, ...]:
-    """Return the files that every host must have for its network; none for a single node.
-
-    A path in the spec's `env` replaces the usual ones, and a plugin named there is accepted as it is.
-    """
+    """Return the files that every host must have for its network; none for a single node. A path in the spec's `env`
+    replaces the usual ones, and a plugin named there is accepted as it is."""
     return tuple(_needs(cluster)) if cluster.nodes > 1 else ()
 
 

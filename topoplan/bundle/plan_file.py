@@ -64,11 +64,8 @@ class RecordedPlan:
 
 
 def read_plan_file(path: str | Path) -> RecordedPlan:
-    """Read the plan in a plan.json, or in the directory of a bundle.
-
-    Raises SpecError with file, line and key for what cannot be read, and LayoutError or ModelError for a layout or
-    model that is not possible.
-    """
+    """Read the plan in a plan.json, or in the directory of a bundle. Raises SpecError with file, line and key for what
+    cannot be read, and LayoutError or ModelError for a layout or model that is not possible."""
     path = Path(path)
     if path.is_dir():
         if not (path / PLAN_FILE).exists():
@@ -101,10 +98,8 @@ def recorded_plan(source: Source) -> RecordedPlan:
 
 
 def draft_again(recorded: RecordedPlan, scheduler: str | None = None, trainer: str | None = None) -> Draft:
-    """Return the draft of a recorded plan's bundle, unchanged or for another scheduler or trainer.
-
-    Raises what `draft_of` raises, with the location in the file.
-    """
+    """Return the draft of a recorded plan's bundle, unchanged or for another scheduler or trainer. Raises what
+    `draft_of` raises, with the location in the file."""
     spec, plan = recorded.spec, recorded.plan
     with _placed(recorded.source):
         if trainer not in (None, recorded.trainer):

@@ -82,7 +82,6 @@ def _workdir_words(hosts: tuple[Host, ...]) -> str:
 
 
 def _commands(cluster: Cluster, run_name: str) -> list[str]:
-    """Return the commands that copy and start the bundle host by host; empty unless every host has a workdir."""
     hosts = cluster.hosts
     if not hosts or any(host.workdir is None for host in hosts):
         return []

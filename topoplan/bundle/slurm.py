@@ -72,10 +72,8 @@ def job_script(draft: Draft) -> str:
 
 
 def allocation(draft: Draft, script: str, plan_file: str) -> dict[str, Any]:
-    """Return the template values about a script's job: its machines, and the file that identifies its directory.
-
-    Raises SpecError for hosts unknown to Slurm.
-    """
+    """Return the template values about a script's job: its machines, and the file that identifies its directory. Raises
+    SpecError for hosts unknown to Slurm."""
     cluster = draft.spec.cluster
     _check_hosts(cluster)
     _check_export(cluster)
@@ -111,10 +109,8 @@ def stated_limit_s(cluster: Cluster) -> float | None:
 
 
 def time_limit_s(text: str) -> float | None:
-    """Parse a time limit as sbatch does (minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s), in seconds.
-
-    None for no limit (0, UNLIMITED), and for text that sbatch refuses.
-    """
+    """Parse a time limit as sbatch does (minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s), in seconds. None for no limit (0,
+    UNLIMITED), and for text that sbatch refuses."""
     match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,6}))?(?::([0-9]{1,6}))?", text)
     if match is None:
         return None

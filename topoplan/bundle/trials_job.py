@@ -1,4 +1,4 @@
-"""Trials of several plans as one Slurm job: one after another in one allocation, each by its own scripts."""
+"""Trials of plans: the bundle of one, limited to a few steps that save nothing; and several as one Slurm job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from topoplan.bundle.bundle import files_of
-from topoplan.bundle.draft import Draft
+from topoplan.bundle.draft import NO_SCHEDULER, Draft, draft_of
 from topoplan.bundle.slurm import SbatchOption, allocation, options_of, stated_limit_s
+from topoplan.errors import InputError
+from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.spec import Spec
+from topoplan.trainers.generated_samples import GENERATED, refuse_images
 from topoplan.trainers.log import ANSI, SEPARATORS
+from topoplan.trainers.registry import writer_of
 from topoplan.trainers.templating import render
 from topoplan.units import file_name
 
@@ -42,10 +47,8 @@ class QueuedTrial:
 
 
 def trials_files(trials: Sequence[QueuedTrial], go_on: str) -> tuple[Mapping[str, Mapping[str, str]], dict[str, str]]:
-    """Return (plan id -> its bundle, the job's own files); `go_on` is the command that reads the results.
-
-    The bundles are directories next to the job's files. Raises what `job_script` raises.
-    """
+    """Return (plan id -> its bundle, the job's own files); `go_on` is the command that reads the results. The bundles
+    are directories next to the job's files. Raises what `job_script` raises."""
     first = trials[0].draft
     cluster, log = first.spec.cluster, first.writer.log
     venv = cluster.hosts[0].venv if cluster.hosts else None
@@ -83,10 +86,8 @@ def trials_files(trials: Sequence[QueuedTrial], go_on: str) -> tuple[Mapping[str
 
 
 def shared_paths(draft: Draft) -> list[str]:
-    """Return the first parts of a trial's relative paths, such as `models`, to link from two directories up.
-
-    Without a workdir, relative paths start in the bundle, so each trial would otherwise need a model of its own.
-    """
+    """Return the first parts of a trial's relative paths, such as `models`, to link from two directories up. Without a
+    workdir, relative paths start in the bundle, so each trial would otherwise need a model of its own."""
     run, hosts = draft.run, draft.spec.cluster.hosts
     if hosts and hosts[0].workdir:
         return []
@@ -114,3 +115,15 @@ def _options(cluster: Cluster, trials: Sequence[QueuedTrial]) -> list[SbatchOpti
     slurm = {name: value for name, value in cluster.slurm.items() if name not in left_out}
     name = f"{file_name(cluster.name, 'cluster')}-trials"
     return [*options_of(replace(cluster, slurm=slurm), name, can_resume=False), *ours]
+
+
+def trial_draft(spec: Spec, plan: Plan, steps: int, output: str, *, made_up: bool) -> Draft:
+    """Return the draft of a trial, with an output directory of its own. Raises SpecError if samples cannot be
+    generated, InputError for a trainer without trials, and what `draft_of` raises."""
+    if made_up:
+        refuse_images(spec)
+        spec = replace(spec, job=replace(spec.job, dataset=GENERATED, dataset_dir=None))
+    writer, way = writer_of(spec, plan.layout, plan.trainer)
+    if way.trial is None:
+        raise InputError(f"no trials are known of {writer.title}", where=f"plan {plan.id}")
+    return draft_of(replace(spec, job=way.trial.job(spec, steps, output)), plan, NO_SCHEDULER, writer.name)

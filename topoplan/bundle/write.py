@@ -213,11 +213,8 @@ def _place_to_stage(target: Path) -> Path:
 
 @contextlib.contextmanager
 def _staging(place: Path) -> Iterator[Path]:
-    """Provide an empty staging directory with an exclusive lock, and remove it afterwards.
-
-    The system releases the lock when the process ends, however it ends. Raises OutputError if another process holds the
-    lock for too long.
-    """
+    """Provide an empty staging directory with an exclusive lock, and remove it afterwards. The system releases the lock
+    when the process ends, however it ends. Raises OutputError if another process holds the lock for too long."""
     lock = _locked(place, time.monotonic() + _WAIT_S)
     try:
         _empty(place)
@@ -301,10 +298,8 @@ def _sync(path: Path) -> None:
 
 
 def _replace(directory: Path, staging: Path, files: Collection[str], stale: Collection[str]) -> None:
-    """Move the files in `staging/new` into place and remove stale ones, with the marker in place meanwhile.
-
-    On an error, the previous files are restored; the marker is then replaced last, too.
-    """
+    """Move the files in `staging/new` into place and remove stale ones, with the marker in place meanwhile. On an
+    error, the previous files are restored; the marker is then replaced last, too."""
     new, old, mark = staging / "new", staging / "old", staging / "mark"
     # The plan first, because the command that repairs a bundle starts from it.
     others = (name for name in files if name != MAIN_FILE)

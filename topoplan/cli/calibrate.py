@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from topoplan.cli.options import AsJson, SpecOptions, argument, option
+from topoplan.cli.output import print_json, print_written, stdout_console, write_new
+from topoplan.errors import InputError, TopoplanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,24 +20,21 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
-Logs = Annotated[
-    list[str] | None,
-    argument(
-        "LOG...", "What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed; or a file of `measure`."
-    ),
-]
-Ran = Annotated[
-    list[str] | None,
-    option(
-        "--spec SPEC|BUNDLE",
-        "What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
-    ),
-]
-
-
 def calibrate(
-    logs: Logs = None,
-    of: Ran = None,
+    logs: Annotated[
+        list[str] | None,
+        argument(
+            "LOG...",
+            "What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed; or a file of `measure`.",
+        ),
+    ] = None,
+    of: Annotated[
+        list[str] | None,
+        option(
+            "--spec SPEC|BUNDLE",
+            "What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
+        ),
+    ] = None,
     runs: Annotated[
         bool, option("--runs", "Learn from the runs of `topoplan runs --measured`, beside LOGs or alone.")
     ] = False,
@@ -51,9 +52,6 @@ def calibrate(
     Steps that compile, evaluate or write a checkpoint are skipped. A log of another model, job or trainer is refused.
     Exit code 2: bad input.
     """
-    from topoplan.cli.output import print_json, print_written, stdout_console
-    from topoplan.cli.profile import write_new
-    from topoplan.errors import InputError
     from topoplan.planner.learn import learn_from
     from topoplan.report.calibration import calibrated_text, calibration_to_dict, print_calibration
 
@@ -78,9 +76,6 @@ def calibrate(
 
 def _order(learnt: Lessons) -> tuple[str, ...]:
     """Return sentences on how the profile changes the ranking of the first job."""
-    from dataclasses import replace
-
-    from topoplan.errors import InputError
     from topoplan.planner.learn import reordered
     from topoplan.planner.search import rank
 
@@ -96,9 +91,6 @@ def _lessons(
     logs: list[str], of: list[str], plans: list[str], options: SpecOptions
 ) -> tuple[list[Lesson], list[Ended], list[tuple[Spec, Measures]]]:
     """Read each log with its plan: step times, out-of-memory endings, and timings by `topoplan measure`."""
-    from pathlib import Path
-
-    from topoplan.errors import InputError
     from topoplan.planner.exhausted import Ended, read_exhausted
     from topoplan.planner.learn import Lesson
     from topoplan.planner.logged import log_text, read_log
@@ -130,7 +122,6 @@ def _lessons(
 
 def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Lesson], list[Ended]]:
     """Return the lessons of this user's runs on the same GPU and trainer as the first log (or else the latest run)."""
-    from topoplan.errors import InputError, TopoplanError
     from topoplan.run.measurement import ended_of, lesson_of, planned
     from topoplan.run.record import RunRecord, runs
 
@@ -159,21 +150,14 @@ def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Le
 
 
 def _spec(source: str, options: SpecOptions) -> Spec:
-    """Read the spec of a bundle, or a spec file."""
-    from pathlib import Path
-
     from topoplan.bundle.plan_file import read_plan_file
 
     return read_plan_file(source).spec if Path(source).is_dir() else options.read(source)
 
 
 def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, Plan]:
-    """Return the spec and plan that ran: those of a bundle, or a plan of a spec."""
-    from pathlib import Path
-
     from topoplan.bundle.plan_file import read_plan_file
     from topoplan.cli.plan_choice import plan_of_id
-    from topoplan.errors import InputError
     from topoplan.trainers.trainer import PLAN_FILE
 
     if Path(source).is_dir() or Path(source).name == PLAN_FILE:

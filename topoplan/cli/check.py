@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from topoplan.cli.completion import models
 from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
+from topoplan.cli.output import print_json, stdout_console
+from topoplan.errors import InputError
 
 if TYPE_CHECKING:
     from topoplan.lint.check import Checked
@@ -19,9 +23,6 @@ if TYPE_CHECKING:
     from topoplan.specs.cluster import Cluster
 
 Format = Literal["text", "json", "github", "sarif"]
-Form = Annotated[
-    Format, option("--format", "json is --json; github marks lines of a change, sarif is for code scanning.")
-]
 
 
 def check(
@@ -55,12 +56,13 @@ def check(
         list[str] | None,
         option("--ignore IDS", "Skip these rules; in a file: # topoplan: ignore[IDS], or ignore-file[IDS]."),
     ] = None,
-    form: Form = "text",
+    form: Annotated[
+        Format, option("--format", "json is --json; github marks lines of a change, sarif is for code scanning.")
+    ] = "text",
     as_json: AsJson = False,
     no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: an error was found (with --fix, one is left); 2: bad input."""
-    from topoplan.errors import InputError
     from topoplan.lint.finding_filter import FindingFilter, chosen
 
     if as_json and form not in ("text", "json"):
@@ -78,13 +80,11 @@ def _check(
     files: list[str], against: PredictionTarget, choice: FindingFilter, *, fix: bool, force: bool, form: Format
 ) -> Checked:
     """Check the files and print what was found. Returns the last check: with `fix`, that of the corrected copies."""
-    from topoplan.cli.output import print_json, stdout_console
     from topoplan.lint.check import check as check_files
     from topoplan.lint.check import corrections
     from topoplan.lint.check import fix as fix_files
     from topoplan.lint.fix import write_copies
-    from topoplan.report.annotations import github_lines, sarif
-    from topoplan.report.check import checked_to_dict, print_checked, print_fixed
+    from topoplan.report.check import checked_to_dict, github_lines, print_checked, print_fixed, sarif
 
     checked = check_files(files, against, choice)
     fixed = fix_files(checked, against) if fix else None
@@ -104,10 +104,6 @@ def _check(
 
 
 def _print_next(checked: Checked, said: SpecOptions, cluster: str | None) -> None:
-    """Print what to type next: to predict the files, or to write those of a better plan."""
-    from shlex import join
-
-    from topoplan.cli.output import stdout_console
     from topoplan.report.check import better_plan
     from topoplan.report.tables import paragraph
 
@@ -128,10 +124,7 @@ def _print_next(checked: Checked, said: SpecOptions, cluster: str | None) -> Non
 def _against(
     cluster: str | None, said: SpecOptions, model: str | None, seq_len: int, *, fresh: bool
 ) -> PredictionTarget:
-    from functools import partial
-
     from topoplan.cli.search import search
-    from topoplan.errors import InputError
     from topoplan.lint.prediction_target import PredictionTarget
     from topoplan.specs.profile import read_profile
 

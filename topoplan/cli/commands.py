@@ -25,10 +25,8 @@ METAVAR = "VERB ..."
 
 
 class Commands(TyperGroup):
-    """The verbs under `topoplan`, or under one of its verbs.
-
-    Only the options of the verb that is called are loaded: loading all of them takes longer than many a verb runs.
-    """
+    """The verbs under `topoplan`, or under one of its verbs. Only the options of the verb that is called are loaded:
+    loading all of them takes longer than many a verb runs."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -78,8 +76,8 @@ def command(verb: Verb) -> Any:
         found = typer.Typer(**parent, **words)
         found.callback()(lambda: None)
         return typer.main.get_command(found)
-    name = verb.word.replace("-", "_")
-    function = getattr(import_module(f"topoplan.cli.{name}"), name)
+    module = import_module(f"topoplan.cli.{(verb.parent or verb.word).replace('-', '_')}")
+    function = getattr(module, verb.word.replace("-", "_"))
     words["help"] += f"\n\n{inspect.getdoc(function)}"
     if below(verb.name):
         found = typer.Typer(**parent, **words, invoke_without_command=True)

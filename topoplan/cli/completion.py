@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from topoplan.errors import TopoplanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +76,6 @@ def runs() -> list[str]:
 
 def bundles(incomplete: str) -> list[str]:
     """Return the directories of bundles, up to two levels below the path typed so far."""
-    from pathlib import Path
-
     from topoplan.trainers.trainer import PLAN_FILE
 
     head, slash, _ = incomplete.rpartition("/")
@@ -102,8 +103,7 @@ def _figures(plan: Plan) -> str:
 def _plans(ctx: typer.Context) -> Sequence[Plan]:
     """Return the plans of the spec; none if the search takes too long or the spec cannot be read."""
     from topoplan.cli.options import SpecOptions
-    from topoplan.cli.search_cache import SearchCache, searches_directory
-    from topoplan.errors import TopoplanError
+    from topoplan.cli.search import SearchCache, searches_directory
     from topoplan.planner.search import rank
 
     said = {field.name: ctx.params.get(field.name) for field in fields(SpecOptions)}
@@ -122,8 +122,6 @@ def _plans(ctx: typer.Context) -> Sequence[Plan]:
 
 def mend_zsh() -> None:
     """Make zsh answer its first TAB: typer's completion script only loads itself then, and beeps."""
-    from pathlib import Path
-
     file = Path.home() / ".zfunc" / "_topoplan"
     if file.is_file() and "loadautofunc" not in (text := file.read_text(encoding="utf-8")):
         now = 'if [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n  _topoplan_completion "$@"\nfi\n'

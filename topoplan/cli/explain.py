@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, option
-from topoplan.cli.page_file import Html
+from topoplan.cli.options import AsJson, Html, NoCache, OptionalSpecPath, SpecOptions, not_both, option
+from topoplan.cli.output import show
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
+from topoplan.errors import InputError
 
 
 def explain(
@@ -32,9 +33,6 @@ def explain(
 
     A plan that does not fit can be explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """
-    from topoplan.cli.output import show
-    from topoplan.errors import InputError
-
     not_both("--html", html, "--json", as_json)
     wanted = {"--plan": plan} | ({} if versus is None else {"--versus": versus})
     read, (chosen, *others) = plans_of_command(spec, run, wanted, options, fresh=no_cache)
@@ -43,14 +41,14 @@ def explain(
         problem = f"{versus!r} is the plan of --plan itself, {chosen.id}"
         raise InputError(problem, where="--versus", remedy="name another")
     if html:
-        from topoplan.cli.page_file import write_plans
+        from topoplan.cli.page import write_plans
 
         not_both("--html", html, "--run", run)
         write_plans(html, read, [chosen, *others], words=options.words(spec))
         return
     if others:
         from topoplan.planner.account import compare
-        from topoplan.report.versus import comparison_to_dict, print_comparison
+        from topoplan.report.explanation import comparison_to_dict, print_comparison
 
         (other,) = others
         comparison = compare(read, chosen, other)

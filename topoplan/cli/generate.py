@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from topoplan.cli.options import (
@@ -16,7 +17,9 @@ from topoplan.cli.options import (
     TrainerChoice,
     option,
 )
+from topoplan.cli.output import print_json, stdout_console
 from topoplan.cli.plan_choice import PlanChoice, place_in_ranking, plan_of_id
+from topoplan.errors import InputError, NoLayoutFitsError, OutputError
 
 if TYPE_CHECKING:
     from topoplan.bundle.draft import Draft
@@ -69,13 +72,9 @@ def generate(
 
 
 def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force: bool, as_json: bool) -> None:
-    from pathlib import Path
-
     from topoplan.bundle.bundle import files_of, usual_directory
     from topoplan.bundle.warnings import warnings_of
     from topoplan.bundle.write import write_bundle
-    from topoplan.cli.output import print_json, stdout_console
-    from topoplan.errors import OutputError
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
     if directory == "":
@@ -92,10 +91,8 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
 def _planned(
     spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None, *, fresh: bool
 ) -> tuple[Draft, tuple[str, ...]]:
-    """Return the draft of a plan of a spec."""
     from topoplan.bundle.draft import draft_of, scheduler_of
     from topoplan.cli.search import search
-    from topoplan.errors import InputError
     from topoplan.planner.predict import plan_under
     from topoplan.trainers.registry import writer_of
 
@@ -105,7 +102,7 @@ def _planned(
     scheduler_of(read, scheduler, where="--scheduler")
     ranking = search(read, fresh=fresh)
     if not ranking.plans:
-        from topoplan.report.nothing_fits import nothing_fits
+        from topoplan.report.ways_out import nothing_fits
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
@@ -121,10 +118,8 @@ def _from_plan(
     scheduler: str | None,
     trainer: str | None,
 ) -> tuple[Draft, tuple[str, ...]]:
-    """Return the draft of a complete plan.json, and notes on it."""
     from topoplan.bundle.draft import scheduler_of
     from topoplan.bundle.plan_file import draft_again, read_plan_file
-    from topoplan.errors import InputError
 
     if spec is not None or wanted != "1" or options:
         raise InputError(
@@ -137,8 +132,6 @@ def _from_plan(
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:
     """Return the plan with a rank or id; an id that is not in the ranking is predicted."""
-    from topoplan.errors import NoLayoutFitsError
-
     place = place_in_ranking(ranking, wanted)
     if place is not None:
         return ranking.plans[place]

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from topoplan.errors import InputError
 from topoplan.specs.cluster import Host
-from topoplan.specs.source import KeyPath, read_text
+from topoplan.specs.source import read_text
 
 
 def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str | None = None) -> Host:
-    """Parse `name`, `user@name`, `name:port`, `user@name:port` or `[address]:port`, as ssh does, into a host.
-
-    Raises InputError for anything else; `where` names the option or the line of the file.
-    """
+    """Parse `name`, `user@name`, `name:port`, `user@name:port` or `[address]:port`, as ssh does, into a host. Raises
+    InputError for anything else; `where` names the option or the line of the file."""
     from topoplan.specs.mistakes import check_form
 
     user, at, place = text.rpartition("@")
@@ -25,19 +23,13 @@ def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str |
     if match := re.fullmatch(r"(\[[^\]]*\]|[^:]*):([0-9]{1,7})", place, re.ASCII):
         place, port = match[1], int(match[2])
     fields = {"address": place, "user": user if at else None, "port": port, "workdir": workdir, "venv": venv}
-
-    def located(path: KeyPath) -> str:
-        return where
-
-    host = check_form(Host, fields, located)
+    host = check_form(Host, fields, lambda path: where)
     return replace(host, address=place[1:-1]) if place.startswith("[") and place.endswith("]") else host
 
 
 def read_hosts_file(path: Path) -> list[tuple[str, str]]:
-    """Return (host, `file:line`) of each line of a hosts file, ignoring comments and words such as `slots=8`.
-
-    Raises InputError for a file that cannot be read or names no host.
-    """
+    """Return (host, `file:line`) of each line of a hosts file, ignoring comments and words such as `slots=8`. Raises
+    InputError for a file that cannot be read or names no host."""
     found = [
         (words[0], f"{path}:{number}")
         for number, line in enumerate(read_text(path, wanted="give a file with a host a line").splitlines(), start=1)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shlex import join, quote
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, missing, not_both, option
+from topoplan.cli.output import print_written, stdout_console
 from topoplan.cli.probe import HostsFile, Machines, Venv, Workdir
 from topoplan.cli.ssh_options import AcceptNew
+from topoplan.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from topoplan.specs.cluster import Host
     from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
+
 
 _STDOUT = "-"
 
@@ -50,7 +55,6 @@ def init(
     Exit code 1: a host could not be queried, or the hosts make no cluster; 2: bad input, or a file is in the way.
     """
     from topoplan.cli.host_words import hosts_of
-    from topoplan.errors import InputError
 
     not_both("--from", from_file, "--job", options.job)
     not_both("--from", from_file, "--from-hosts", from_hosts)
@@ -66,7 +70,13 @@ def init(
     with redirect_stdout(sys.stderr) if output == _STDOUT else nullcontext():
         begun = replace(begun, options=_whole(begun))
     spec = begun.options.read(begun.base)
-    _write(begun.text(spec, begun.options.assumed_of_job(begun.base)), output)
+    text = begun.text(spec, begun.options.assumed_of_job(begun.base))
+    if output == _STDOUT:
+        sys.stdout.write(text)
+        return
+    from topoplan.bundle.write import write_file
+
+    write_file(output, text, mark="", writer="topoplan init", force=True)
     _tell(spec, output, begun.trainer)
 
 
@@ -98,50 +108,43 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
     from topoplan.specs.source import parse_source
     from topoplan.trainers.trainer import PLAN_FILE
 
-    def whole(spec: Spec, notes: list[str]) -> str:
-        return spec_text(spec, notes=notes)
-
     if from_file is None:
-        return _Begun(options, None, whole)
+        return _Begun(options, None, spec_text)
     if from_file and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
         from topoplan.bundle.plan_file import read_plan_file
 
         recorded = read_plan_file(from_file)
-        base = parse_source(whole(recorded.spec, []), name=from_file)
-        return _Begun(options, base, whole, recorded.plan.trainer if recorded.spec.job.trainer else None)
-    return _of_file(from_file, options, whole)
+        base = parse_source(spec_text(recorded.spec), name=from_file)
+        return _Begun(options, base, spec_text, recorded.plan.trainer if recorded.spec.job.trainer else None)
+    return _of_file(from_file, options)
 
 
-def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]], str]) -> _Begun:
+def _of_file(path: str, options: SpecOptions) -> _Begun:
     """Take a trainer's file as the job, with the numbers of nodes and GPUs that its command starts."""
-    from topoplan.errors import InputError
     from topoplan.lint.job_file import trainer_file
+    from topoplan.report.spec_text import spec_text
     from topoplan.specs.source import read_source
     from topoplan.trainers.recognizers import trainer_of
 
     file = trainer_file(path)
     options = replace(options, job=path)
     if file is None and "gpu" in read_source(Path(path)).data:
-        from shlex import quote
-
         raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {quote(path)}` takes it as it is")
     if file is None:
-        return _Begun(options, None, whole)
+        return _Begun(options, None, spec_text)
     starts = file.processes
     if starts and starts.nodes and options.nodes is None:
         options = replace(options, nodes=str(starts.nodes))
     if starts and starts.gpus_per_node and options.gpus_per_node is None:
         options = replace(options, gpus_per_node=str(starts.gpus_per_node))
-    return _Begun(options, None, whole, trainer_of(file.configuration).name)
+    return _Begun(options, None, spec_text, trainer_of(file.configuration).name)
 
 
 def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _Begun:
     """Query the machines for their cluster. If that fails, prints the reason and raises typer.Exit."""
-    from topoplan.cli.output import stdout_console
     from topoplan.cli.probe import ask
-    from topoplan.errors import InputError
     from topoplan.hosts.cluster_yaml import cluster_spec
-    from topoplan.report.probe import print_probe
+    from topoplan.report.hosts import print_probe
     from topoplan.report.spec_text import job_text
     from topoplan.specs.load import load_cluster
     from topoplan.specs.source import parse_source
@@ -162,7 +165,7 @@ def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _
         raise InputError("the catalog does not have this GPU", where="--from-hosts", remedy=remedy)
 
     def text(spec: Spec, notes: list[str]) -> str:
-        written = cluster_spec(asked.reached, below=job_text(spec, notes=notes)).text or ""
+        written = cluster_spec(asked.reached, below=job_text(spec, notes)).text or ""
         if cluster_keys(load_cluster(parse_source(written, name="the hosts"))) != cluster_keys(spec.cluster):
             remedy = "leave it out, and correct what is written"
             raise InputError("an option changes the cluster, which the hosts say", where="--from-hosts", remedy=remedy)
@@ -172,9 +175,6 @@ def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _
 
 
 def _whole(begun: _Begun) -> SpecOptions:
-    """Return the options, asking in the terminal for those that are missing."""
-    from topoplan.errors import InputError
-
     lacks = begun.lacks
     if not lacks:
         return begun.options
@@ -183,16 +183,12 @@ def _whole(begun: _Begun) -> SpecOptions:
         example = " ".join(f"{option} {words[words.index(option) + 1]}" for option in lacks)
         remedy = f"add {example}, or call it in a terminal, where it asks"
         raise InputError(missing(lacks), remedy=remedy)
-    from topoplan.cli.questions import answered
 
     return answered(begun.options, begun.base, asks_job=not begun.options.job)
 
 
 def _refuse_to_overwrite(output: str, force: bool) -> None:
-    import os
-
     from topoplan.bundle.write import is_stream, refuse_no_file
-    from topoplan.errors import OutputError
 
     if output == _STDOUT:
         return
@@ -201,22 +197,7 @@ def _refuse_to_overwrite(output: str, force: bool) -> None:
         raise OutputError("exists", where=output, remedy="name another with -o, or overwrite it with --force")
 
 
-def _write(text: str, output: str) -> None:
-    if output == _STDOUT:
-        sys.stdout.write(text)
-        return
-    from topoplan.bundle.write import write_file
-
-    write_file(output, text, mark="", writer="topoplan init", force=True)
-
-
 def _tell(spec: Spec, output: str, trainer: str | None) -> None:
-    """Print what was written, what was assumed, and the next command."""
-    if output == _STDOUT:
-        return
-    from shlex import join
-
-    from topoplan.cli.output import print_written, stdout_console
     from topoplan.planner.oddities import machine_note
     from topoplan.report.tables import paragraph
     from topoplan.report.text import spec_line
@@ -229,3 +210,95 @@ def _tell(spec: Spec, output: str, trainer: str | None) -> None:
     console.print()
     command = ["topoplan", "rank", output, *(["--trainer", trainer] if trainer else [])]
     console.print(f"Next  {join(command)}", soft_wrap=True)
+
+
+_PLACES = {"model": "Qwen/Qwen3-0.6B", "seq_len": "128", "batch": "1"}
+"""Placeholders for answers that are still missing, so that the rest can be validated."""
+_LINKS = {
+    "nvlink_bandwidth": "NVLink of a GPU, both ways together (none: the GPUs talk over PCIe)",
+    "ib_bandwidth": "Network of one NIC, each way",
+    "nics_per_node": "NICs in each",
+}
+
+
+def answered(options: SpecOptions, base: Source | None, *, asks_job: bool) -> SpecOptions:
+    """Return the options completed by the user's answers. `base` holds the cluster, if it is known. Raises typer's
+    Abort at the end of the input, or for Ctrl-C."""
+    from topoplan.specs.job import FINETUNINGS, STAGES
+
+    asker = _Asker(options, base)
+    if base is None:
+        from topoplan.catalog import gpu_names
+        from topoplan.report.tables import paragraph
+
+        console = stdout_console()
+        console.file = sys.stderr
+        paragraph(console, f"Known GPUs: {', '.join(gpu_names())}. Short names such as h100 and 4090 will do.")
+        paragraph(console, "Enter takes what stands in brackets.")
+        asker.option("gpu", "GPU")
+        asker.option("nodes", "Machines", "1")
+        asker.option("gpus_per_node", "GPUs in each", str(asker.spec().cluster.gpus_per_node))
+        asker.links()
+    if asks_job:
+        asker.option("model", "Model (a name of `topoplan show models`, or a directory with config.json)")
+        asker.key("stage", f"Stage ({', '.join(STAGES)})", "sft")
+        asker.option("finetuning", f"Fine-tuning ({', '.join(FINETUNINGS)})", "full")
+        asker.option("seq_len", "Tokens in a sequence", "4096")
+        asker.option("batch", "Sequences in a step, over all GPUs", "64")
+        asker.key("dataset", "Data set (a name in dataset_info.json, or a .json file; may be left open)", "")
+        asker.key("samples", "Samples in it (gives the hours; may be left open)", "")
+    return asker.options
+
+
+@dataclass
+class _Asker:
+    options: SpecOptions
+    base: Source | None
+
+    def spec(self, **answer: Any) -> Spec:
+        """Return the spec of all answers so far plus another one."""
+        options = replace(self.options, **answer)
+        said = self.base.data if self.base else {}
+        open_: dict[str, Any] = {
+            name: place
+            for name, place in _PLACES.items()
+            if getattr(options, name) is None and ("model" if name == "model" else "job") not in said
+        }
+        return replace(options, job=None, **open_).read(self.base)
+
+    def option(self, name: str, words: str, usual: str | None = None) -> None:
+        """Ask for an option that is not given."""
+        if getattr(self.options, name) is None:
+            answer: Any = self._ask(words, usual, lambda text: {name: text})
+            self.options = replace(self.options, **{name: answer})
+
+    def key(self, key: str, words: str, usual: str) -> None:
+        """Ask for a key without an option of its own; the default answer is not recorded."""
+        given = self.options.overrides or []
+        if any(text.partition("=")[0].removeprefix("job.") == key for text in given):
+            return
+        text = self._ask(words, usual, lambda text: {"overrides": [*given, f"{key}={text}"] if text else given})
+        if text != usual:
+            self.options = replace(self.options, overrides=[*given, f"{key}={text}"])
+
+    def links(self) -> None:
+        """Ask for the values that would be taken from the GPU's usual machine."""
+        from topoplan.catalog.fabrics import FabricKind
+        from topoplan.specs.written import assumed_keys
+
+        cluster = self.spec().cluster
+        for key, value in assumed_keys(cluster).items():
+            self.key(key, _LINKS[key], str(value))
+        if cluster.nodes > 1:
+            self.key("fabric.kind", f"Kind of network ({', '.join(get_args(FabricKind))})", "infiniband")
+
+    def _ask(self, words: str, usual: str | None, change: Any) -> str:
+        def checked(text: str) -> str:
+            try:
+                self.spec(**change(text.strip()))
+            except InputError as error:
+                raise typer.BadParameter("; ".join(filter(None, (error.what, error.expected, error.remedy)))) from None
+            return text.strip()
+
+        answer: str = typer.prompt(words, default=usual, show_default=usual != "", err=True, value_proc=checked)
+        return answer

@@ -10,13 +10,10 @@ INTERRUPTED = 130
 
 
 class Interrupts:
-    """Counts Ctrl-C instead of exiting. After `spared` of them, SIGINT is handled by `then`.
-
-    With `endings`, the other terminating signals are recorded too, keeping the last one.
-    """
+    """Counts Ctrl-C instead of exiting. After `spared` of them, SIGINT is handled by `then`. With `endings`, the other
+    terminating signals are recorded too, keeping the last one."""
 
     def __init__(self, spared: int = 3, then: Any = signal.SIG_DFL, *, endings: bool = False) -> None:
-        """Start with no signal recorded."""
         self.count = 0
         self.ending = 0
         """Number of the last terminating signal, or 0."""

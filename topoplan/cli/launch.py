@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from topoplan.cli.completion import bundles
+from topoplan.cli.interrupts import Interrupts
 from topoplan.cli.options import AsJson, argument, option
-from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter
+from topoplan.cli.output import print_json
+from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter, NoPreflight
+from topoplan.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,18 +24,15 @@ if TYPE_CHECKING:
     from topoplan.run.settings import Settings
 
 
-Nodes = Annotated[list[str] | None, option("--nodes LIST", "Hosts to use: addresses, numbers, ranges.")]
-
-
 def launch(
     bundle: Annotated[str, argument("BUNDLE", "The directory that `topoplan generate` wrote.", bundles)],
-    no_preflight: Annotated[bool, option("--no-preflight", "Do not check the hosts first.")] = False,
+    no_preflight: NoPreflight = False,
     detach: Annotated[bool, option("--detach -d", "Leave it running once all nodes have started.")] = False,
     dry_run: Annotated[
         bool, option("--dry-run", "Print every file and command, and touch nothing; works without hosts too.")
     ] = False,
     accept_new: AcceptNew = False,
-    nodes: Nodes = None,
+    nodes: Annotated[list[str] | None, option("--nodes LIST", "Hosts to use: addresses, numbers, ranges.")] = None,
     exclude: Annotated[list[str] | None, option("--exclude LIST", "Hosts to leave out, in the same way.")] = None,
     stop_on_exit: Annotated[
         bool, option("--stop-on-exit", "Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
@@ -85,7 +86,6 @@ def launch(
 
 
 def _targets(bundle: Bundle) -> dict[str, Any]:
-    """Return the SSH target of each node by name."""
     from topoplan.remote.ssh_config import SshConfig, placeholders
 
     hosts = [node.host for node in bundle.nodes]
@@ -95,8 +95,6 @@ def _targets(bundle: Bundle) -> dict[str, Any]:
 
 def _check_retries(bundle: Bundle, settings: Settings) -> None:
     """Raise InputError if nobody would be there to restart the run, or the trainer could not resume."""
-    from topoplan.errors import InputError
-
     if settings.retries and settings.detach:
         raise InputError("nobody is there to start it again", where="--retries", remedy="leave out --detach")
     if settings.retries and not bundle.draft.run.checkpoints.resumable:
@@ -114,8 +112,7 @@ def _launch(
     as_json: bool,
     preflight: bool,
 ) -> Outcome:
-    from topoplan.cli.event_output import EventOutput
-    from topoplan.cli.interrupts import Interrupts
+    from topoplan.cli.live_output import EventOutput
     from topoplan.report.session import LAUNCH, launch_lines, outcome_to_dict
     from topoplan.run.attempts import RetryingLaunch
     from topoplan.run.events import Event
@@ -159,9 +156,6 @@ def preflight_of(bundle: Bundle, skip: Collection[str] = ()) -> Preflight:
 
 
 def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, grace_s: float, as_json: bool) -> None:
-    import sys
-
-    from topoplan.cli.output import print_json
     from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
 
     checks = _needs(bundle) if preflight else None

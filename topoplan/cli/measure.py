@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topoplan.cli.options import AsJson, argument, option
-from topoplan.cli.ssh_options import AcceptNew
+from topoplan.cli.output import print_json, print_written, stdout_console, write_new
+from topoplan.cli.ssh_options import AcceptNew, access
+from topoplan.errors import HostError, InputError
 
 if TYPE_CHECKING:
     from topoplan.planner.measures import Measures
@@ -37,12 +40,9 @@ def measure(
 
     Exit code 1: a host could not be reached or could not measure; 2: bad input.
     """
-    from topoplan.cli.output import print_json, print_written, stdout_console
-    from topoplan.cli.profile import write_new
-    from topoplan.errors import HostError
     from topoplan.planner.measures import SCHEMA, measures_to_dict
-    from topoplan.report.failure import error_to_dict
     from topoplan.report.measures import measures_text, print_measures
+    from topoplan.report.session import error_to_dict
 
     cluster = _cluster(subject, venv, accept_new=accept_new)
     try:
@@ -63,10 +63,6 @@ def measure(
 
 
 def _cluster(subject: list[str], venv: str | None, *, accept_new: bool) -> Cluster:
-    """Return the cluster of a spec, or of hosts, which are probed."""
-    from pathlib import Path
-
-    from topoplan.errors import InputError
     from topoplan.specs.load import load_cluster
 
     if len(subject) == 1 and Path(subject[0]).suffix in _SPEC_SUFFIXES:
@@ -91,7 +87,6 @@ def _cluster(subject: list[str], venv: str | None, *, accept_new: bool) -> Clust
 
 def _measured(cluster: Cluster, limit_s: float, *, on_cpu: bool, accept_new: bool) -> Measures:
     from topoplan.cli.preflight import targets_of
-    from topoplan.cli.ssh_options import access
     from topoplan.hosts.measure import measure as measure_over
     from topoplan.planner.measures import measures_of
     from topoplan.remote.fanout import logged_in

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from itertools import product
+from math import prod
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from topoplan.cli import completion
+from topoplan.errors import InputError, SpecError, listed
 
 if TYPE_CHECKING:
     from topoplan.lint.job_file import JobFile
@@ -36,43 +39,6 @@ def argument(metavar: str, words: str, completes: Completes = None) -> Any:
 
 SpecPath = Annotated[str, argument("SPEC", "The cluster spec, a YAML file.")]
 OptionalSpecPath = Annotated[str | None, argument("SPEC", "The cluster spec, a YAML file.")]
-ModelName = Annotated[
-    str | None,
-    option(
-        "--model NAME",
-        "Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
-        completion.models,
-    ),
-]
-JobPath = Annotated[
-    str | None,
-    option(
-        "--job FILE",
-        "File whose job takes the place of the spec's: YAML of its keys, or a trainer's own train.yaml or script.",
-    ),
-]
-GpuChoice = Annotated[
-    str | None,
-    option("--gpu NAME", "GPU of the cluster (`topoplan show gpus`); SPEC is then not needed.", completion.gpus),
-]
-Nodes = Annotated[str | None, option("--nodes N", "Machines of the cluster.")]
-GpusPerNode = Annotated[str | None, option("--gpus-per-node N", "GPUs in a machine.")]
-SeqLen = Annotated[str | None, option("--seq-len TOKENS", "Tokens in a sequence.")]
-Batch = Annotated[str | None, option("--batch N", "Sequences in a step, over all GPUs.")]
-Finetuning = Annotated[
-    str | None, option("--finetuning KIND", "full, freeze, lora or qlora; by default full.", completion.finetunings)
-]
-Overrides = Annotated[
-    list[str] | None, option("--set KEY=VALUE", "Set one key of the job or the cluster; may be repeated.")
-]
-Pins = Annotated[list[str] | None, option("--pin KEY=N,...", "Fixed layout keys, such as tp=4,pp=1.")]
-Margin = Annotated[
-    str | None,
-    option(
-        "--margin SHARE",
-        "Share of the card that a plan must leave free, such as 5%; 0% takes predictions at their word.",
-    ),
-]
 ProfilePath = Annotated[
     str | None,
     option(
@@ -99,6 +65,7 @@ TrainerChoice = Annotated[
 
 
 AsJson = Annotated[bool, option("--json", "Print JSON.")]
+Html = Annotated[str | None, option("--html FILE", "Write a page to look at in a browser: one file with all in it.")]
 NoCache = Annotated[
     bool,
     option(
@@ -126,48 +93,65 @@ _KEYS = {
 OPTION_OF = {key.removeprefix("job."): option.removeprefix("--").replace("-", "_") for option, key in _KEYS.items()}
 """Key of such an option, as `--set` takes it -> field of SpecOptions."""
 
-_USUAL = {"--nodes": "1"}
-"""Defaults of options without a spec file."""
-
 WITHOUT_SPEC = ("gpu", "nodes", "gpus_per_node", "model", "seq_len", "batch", "finetuning", "job")
 """Options of verbs that need no spec file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecOptions:
-    """The command-line options that modify or replace a spec file.
+    """The command-line options that modify or replace a spec file. A verb with a parameter `options: SpecOptions` has
+    all of these options, in this order; with `Annotated[SpecOptions, ("model", "job")]` it has only those named."""
 
-    A verb with a parameter `options: SpecOptions` has all of these options, in this order; with
-    `Annotated[SpecOptions, ("model", "job")]` it has only those named.
-    """
-
-    gpu: GpuChoice = None
-    nodes: Nodes = None
-    gpus_per_node: GpusPerNode = None
-    model: ModelName = None
-    seq_len: SeqLen = None
-    batch: Batch = None
-    finetuning: Finetuning = None
-    job: JobPath = None
-    overrides: Overrides = None
-    pin: Pins = None
+    gpu: Annotated[
+        str | None,
+        option("--gpu NAME", "GPU of the cluster (`topoplan show gpus`); SPEC is then not needed.", completion.gpus),
+    ] = None
+    nodes: Annotated[str | None, option("--nodes N", "Machines of the cluster.")] = None
+    gpus_per_node: Annotated[str | None, option("--gpus-per-node N", "GPUs in a machine.")] = None
+    model: Annotated[
+        str | None,
+        option(
+            "--model NAME",
+            "Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
+            completion.models,
+        ),
+    ] = None
+    seq_len: Annotated[str | None, option("--seq-len TOKENS", "Tokens in a sequence.")] = None
+    batch: Annotated[str | None, option("--batch N", "Sequences in a step, over all GPUs.")] = None
+    finetuning: Annotated[
+        str | None, option("--finetuning KIND", "full, freeze, lora or qlora; by default full.", completion.finetunings)
+    ] = None
+    job: Annotated[
+        str | None,
+        option(
+            "--job FILE",
+            "File whose job takes the place of the spec's: YAML of its keys, or a trainer's own train.yaml or script.",
+        ),
+    ] = None
+    overrides: Annotated[
+        list[str] | None, option("--set KEY=VALUE", "Set one key of the job or the cluster; may be repeated.")
+    ] = None
+    pin: Annotated[list[str] | None, option("--pin KEY=N,...", "Fixed layout keys, such as tp=4,pp=1.")] = None
     backend: BackendChoice = None
     trainer: TrainerChoice = None
-    margin: Margin = None
+    margin: Annotated[
+        str | None,
+        option(
+            "--margin SHARE",
+            "Share of the card that a plan must leave free, such as 5%; 0% takes predictions at their word.",
+        ),
+    ] = None
     profile: ProfilePath = None
 
     def __bool__(self) -> bool:
         return any(astuple(self))
 
     def _of(self, option: str) -> str | None:
-        """Return the value of an option, given its name on the command line."""
         value: str | None = getattr(self, option.removeprefix("--").replace("-", "_"))
         return value
 
     def _check_whole(self) -> None:
         """Raise InputError if the options are not sufficient without a spec file."""
-        from topoplan.errors import InputError
-
         if self.gpu is None:
             raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}; `topoplan init` asks for it")
         needed = () if self.job else ("--model", "--seq-len", "--batch")
@@ -214,7 +198,7 @@ class SpecOptions:
         """Return the options that each set one key of a spec, as `load_spec` takes them."""
         said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
         if spec is None:
-            said = _USUAL | said
+            said = {"--nodes": "1"} | said
         return {option: (_KEYS[option], value) for option, value in said.items()}
 
     def read_cluster(self, spec: str | Source | None) -> Cluster:
@@ -225,9 +209,7 @@ class SpecOptions:
 
     def trainer_job(self, spec: str | Source | None) -> JobFile | None:
         """Return the trainer's file given as --job, interpreted for this cluster; None if it is a file of topoplan's.
-
-        Its global batch is computed for the cluster as described; variations of the cluster keep that batch.
-        """
+        Its global batch is computed for the cluster as described; variations of the cluster keep that batch."""
         if self.job is None:
             return None
         from topoplan.lint.job_file import job_of, trainer_file
@@ -242,10 +224,8 @@ class SpecOptions:
         return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
 
     def read(self, spec: str | Source | None, *overrides: str) -> Spec:
-        """Return the spec file with the command line's options and `key=value` overrides applied.
-
-        Without a file, the options must be sufficient by themselves.
-        """
+        """Return the spec file with the command line's options and `key=value` overrides applied. Without a file, the
+        options must be sufficient by themselves."""
         from topoplan.specs.load import load_spec
 
         if spec is None:
@@ -265,8 +245,6 @@ class SpecOptions:
         return read if self.backend is None and trainer is None else self._searched_by(read, trainer)
 
     def _searched_by(self, read: Spec, trainer: str | None) -> Spec:
-        """Return the spec with the requested backends and trainer."""
-        from topoplan.errors import InputError
         from topoplan.trainers.registry import backend_names, trainer_name
 
         job, whose = read.job, trainer_name(trainer, "--trainer")
@@ -310,15 +288,11 @@ def expand_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def missing(options: list[str]) -> str:
     """Return `--model and --batch are missing`."""
-    from topoplan.errors import listed
-
     return f"{listed(options)} {'is' if len(options) == 1 else 'are'} missing"
 
 
 def not_both(one: str, is_one: object, other: str, is_other: object) -> None:
     """Raise InputError if two mutually exclusive options are given."""
-    from topoplan.errors import InputError
-
     if is_one and is_other:
         raise InputError(f"{one} and {other} cannot be used together", remedy="leave one out")
 
@@ -329,10 +303,6 @@ def variations(overrides: list[str] | None, *, most: int) -> list[tuple[str, ...
     A value with a comma must be quoted, or be a YAML list in brackets. Raises InputError for no option at all, an empty
     value, a key that is set twice, or more than `most` combinations.
     """
-    from itertools import product
-    from math import prod
-
-    from topoplan.errors import InputError, SpecError
     from topoplan.units import quote
 
     if not overrides:

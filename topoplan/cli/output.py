@@ -7,7 +7,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+from topoplan.errors import OutputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +62,31 @@ def show(
         on_console(stdout_console(), *what, **how)
 
 
+def write_and_tell(path: str | Path, text: str, *, mark: str, writer: str, force: bool | None = None) -> None:
+    """Write a file that replaces only an earlier one of topoplan's (`bundle.write.write_file`), and say so."""
+    from topoplan.bundle.write import write_file
+
+    write_file(path, text, mark=mark, writer=writer, force=force)
+    print_written(path)
+
+
 def print_written(path: object) -> None:
     """Print which file was written."""
     stdout_console().print(f"Wrote {path}", soft_wrap=True)
+
+
+def write_new(output: str, text: str) -> None:
+    """Write a new file; an existing one is never overwritten, because it may have been edited."""
+    try:
+        with Path(output).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise OutputError("exists", where=output, remedy="name another, or remove it first") from error
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror}", where=output) from error
+
+
+def warn(text: str) -> None:
+    """Print a line on standard error."""
+    sys.stdout.flush()
+    sys.stderr.write(f"topoplan: {text}\n")

@@ -1,7 +1,8 @@
-"""`topoplan page`: serve the page of plans to a browser on this machine."""
+"""`topoplan page`: serve the page of plans to a browser on this machine; and `--html FILE`: write it as one file."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
@@ -12,11 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from topoplan.cli.options import OptionalSpecPath, SpecOptions, option
+from topoplan.cli.output import stdout_console, write_and_tell
+from topoplan.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topoplan.page.server import PageServer
-    from topoplan.planner.plan import Ranking
+    from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
+
 
 _EXAMPLE = {
     "gpu": "h100-sxm-80gb",
@@ -42,11 +48,6 @@ def page(
     """Only this machine can open the page, and only with the complete address, which changes each time. Nothing is
     written and nothing leaves the machine. Ctrl-C ends it.
     """
-    import contextlib
-
-    from topoplan.cli.output import stdout_console
-    from topoplan.errors import InputError
-
     questions = Questions(spec, options)
     try:
         server = server_of(questions, port)
@@ -142,7 +143,6 @@ class Questions:
     def along(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Given `question`, `key` and `values`, return `what-if --json` of the values, without the old plan's fate."""
         from topoplan.cli.what_if import outcome_of, read_changed
-        from topoplan.errors import InputError
         from topoplan.planner.what_if import found_by
         from topoplan.report.what_if import outcomes_to_dict
 
@@ -155,7 +155,7 @@ class Questions:
             outcomes = []
             for value in values:
                 keys = (f"{key}={value}",)
-                changed = read_changed(before, lambda *keys: options.read(source, *keys), keys)
+                changed = read_changed(before, options, source, keys)
                 outcomes.append(outcome_of(keys, changed, None, search))
         return outcomes_to_dict(before, old, outcomes)
 
@@ -203,10 +203,8 @@ class Questions:
 
     @contextmanager
     def _asked(self, asked: Mapping[str, Any]) -> Iterator[tuple[str | None, SpecOptions, list[str]]]:
-        """Provide the SPEC, the options and the command-line words of a question, while its files can be read.
-
-        Raises InputError.
-        """
+        """Provide the SPEC, the options and the command-line words of a question, while its files can be read. Raises
+        InputError."""
         from topoplan.specs.source import held
 
         spec, given, files = _checked(asked.get("question"))
@@ -223,8 +221,6 @@ class Questions:
 
 def _checked(question: Any) -> tuple[str | None, dict[str, Any], dict[str, str]]:
     """Validate an untrusted question; return the name of its spec, its options and its files. Raises InputError."""
-    from topoplan.errors import InputError
-
     parts = question if isinstance(question, dict) else {}
     spec, given, files = parts.get("spec"), parts.get("options"), parts.get("files", {})
     names = {name for name in SpecOptions.__slots__ if name not in _NOT_ASKED}
@@ -245,3 +241,27 @@ def _checked(question: Any) -> tuple[str | None, dict[str, Any], dict[str, str]]
 def _key(asked: Mapping[str, Any]) -> str:
     """Return the cache key of a ranking; files on disk are assumed not to change."""
     return json.dumps(asked.get("question"), sort_keys=True)
+
+
+def write_ranking(path: str, ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str]) -> None:
+    """Write a page of the plans shown, with the account, the pictures and the files of each."""
+    from topoplan.page.document import page_to_dict
+
+    page = page_to_dict(ranking, top=top, words=words, assumed=assumed)
+    _write(path, page, ranking.spec, ranking.plans[:top], words)
+
+
+def write_plans(path: str, spec: Spec, plans: Sequence[Plan], *, words: Sequence[str]) -> None:
+    """Write a page of one or two given plans."""
+    from topoplan.page.document import plans_page_to_dict
+
+    named = [*words, "--plan", plans[0].id, *(part for plan in plans[1:] for part in ("--versus", plan.id))]
+    _write(path, plans_page_to_dict(spec, plans, named), spec, plans, words)
+
+
+def _write(path: str, page: dict[str, Any], spec: Spec, plans: Sequence[Plan], words: Sequence[str]) -> None:
+    from topoplan.page.document import details_to_dict
+    from topoplan.page.html import MARK, answers_html
+
+    text = answers_html(page, ((plan.id, details_to_dict(spec, plan, words)) for plan in plans))
+    write_and_tell(path, text, mark=MARK, writer="--html")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from topoplan.cli.completion import plans
 from topoplan.cli.options import option
-from topoplan.errors import LayoutError
+from topoplan.errors import InputError, LayoutError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +74,7 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list
     if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
         ranking = search(spec, fresh=fresh)
         if not ranking.plans:
-            from topoplan.report.nothing_fits import nothing_fits
+            from topoplan.report.ways_out import nothing_fits
 
             raise nothing_fits(ranking)
     plans = []
@@ -92,7 +93,6 @@ def plans_of_command(
 ) -> tuple[Spec, list[Plan]]:
     """Return the spec and the plans named by a command line: by SPEC and options such as --plan, or by --run."""
     from topoplan.cli.options import EXAMPLE
-    from topoplan.errors import InputError
 
     if run is None:
         if spec is None and options.gpu is None:
@@ -108,10 +108,7 @@ def plans_of_command(
 
 def plan_of_run(source: str, profile: str | None) -> tuple[Spec, list[Plan]]:
     """Return the spec of a run document, and the plan of its layout."""
-    from pathlib import Path
-
     from topoplan.cli.run_documents import read_run_documents
-    from topoplan.errors import SpecError
     from topoplan.planner.predict import predict
     from topoplan.specs.load import spec_from_document
     from topoplan.specs.profile import read_profile

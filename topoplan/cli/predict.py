@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.options import ProfilePath, argument, option
+from topoplan.cli.output import print_json, stdout_console
+from topoplan.errors import TopoplanError
 
 if TYPE_CHECKING:
     from topoplan.cli.run_documents import RunDocument
@@ -30,7 +32,6 @@ def predict(
 
     Exit code 2: none could be predicted.
     """
-    from topoplan.cli.output import print_json, stdout_console
     from topoplan.cli.run_documents import read_run_documents
     from topoplan.report.predictions import prediction_to_dict, print_predictions
     from topoplan.specs.profile import read_profile
@@ -51,7 +52,6 @@ def predict(
 
 
 def _predict_one(document: RunDocument, base: Path, profile: OwnProfile | None) -> Prediction:
-    from topoplan.errors import TopoplanError
     from topoplan.planner.predict import predict as predict_layout
     from topoplan.report.predictions import Prediction
     from topoplan.specs.load import spec_from_document

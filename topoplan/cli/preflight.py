@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topoplan.cli.completion import checks
 from topoplan.cli.options import AsJson, argument, option
-from topoplan.cli.ssh_options import AcceptNew
+from topoplan.cli.output import show
+from topoplan.cli.ssh_options import AcceptNew, access
+from topoplan.errors import SpecError
 
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
@@ -28,7 +31,6 @@ def preflight(
     as_json: AsJson = False,
 ) -> None:
     """Changes nothing on the hosts, and takes a few seconds. Exit code 1: a check failed; 2: bad input."""
-    from topoplan.cli.ssh_options import access
     from topoplan.hosts.preflight.checks import refuse_unknown
 
     refuse_unknown(skip or (), option="--skip")
@@ -44,8 +46,7 @@ def preflight(
     own = check(cluster.secrets)
     checks = checks if own is None or own.name in (skip or ()) else (own, *checks)
 
-    from topoplan.cli.output import show
-    from topoplan.report.preflight import preflight_to_dict, print_preflight, worst
+    from topoplan.report.hosts import preflight_to_dict, print_preflight, worst
 
     show(as_json, preflight_to_dict, print_preflight, cluster.name, list(targets), checks)
     if worst(checks) == "failure":
@@ -53,9 +54,6 @@ def preflight(
 
 
 def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
-    """Return the cluster, and the needs of a run if there is a plan."""
-    from pathlib import Path
-
     from topoplan.trainers.trainer import PLAN_FILE
 
     path = Path(subject)
@@ -79,7 +77,6 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
 
 def targets_of(cluster: Cluster) -> dict[str, Target]:
     """Return the SSH targets of the cluster's hosts. Raises SpecError for no hosts, too few, or a duplicate."""
-    from topoplan.errors import SpecError
     from topoplan.remote.ssh_config import SshConfig
 
     if not cluster.hosts:

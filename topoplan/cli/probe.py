@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topoplan.cli.options import AsJson, argument, option
+from topoplan.cli.output import print_json, stdout_console
 from topoplan.cli.ssh_options import AcceptNew, access
+from topoplan.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from topoplan.hosts.cluster_yaml import SpecDraft
     from topoplan.hosts.probe import ProbeResults
@@ -25,7 +27,6 @@ Machines = Annotated[
     list[str] | None, argument("HOST...", "Machines as ssh takes them: an alias, user@host, host:port. Rank 0 first.")
 ]
 HostsFile = Annotated[str | None, option("--hosts-file FILE", "More of them, one a line (`node0 slots=8`).")]
-Name = Annotated[str | None, option("--name NAME", "Name of the cluster; by default the GPU and how many.")]
 Workdir = Annotated[str | None, option("--workdir DIR", "Directory on the hosts for runs, for the spec.")]
 Venv = Annotated[
     str | None, option("--venv DIR", "The trainer's virtual environment on the hosts: its versions are read.")
@@ -36,7 +37,7 @@ def probe(
     hosts: Machines = None,
     hosts_file: HostsFile = None,
     output: Annotated[str | None, option("--output -o FILE", "Write the spec to a file; by default to stdout.")] = None,
-    name: Name = None,
+    name: Annotated[str | None, option("--name NAME", "Name of the cluster; by default the GPU and how many.")] = None,
     workdir: Workdir = None,
     venv: Venv = None,
     partial: Annotated[bool, option("--partial", "Make a spec of the hosts that answer.")] = False,
@@ -64,7 +65,6 @@ def probe(
 
 def ask(hosts: Sequence[Host], *, accept_new: bool) -> ProbeResults:
     """Query hosts for their properties. Raises InputError for a host that is given twice."""
-    from topoplan.errors import InputError
     from topoplan.hosts.probe import probe_hosts
     from topoplan.remote.ssh_config import SshConfig
 
@@ -75,20 +75,22 @@ def ask(hosts: Sequence[Host], *, accept_new: bool) -> ProbeResults:
 
 
 def _write(text: str, output: str, *, force: bool) -> None:
-    from pathlib import Path
-
+    """Write the spec. Raises OutputError for one that was edited since topoplan wrote it, unless `force`."""
     from topoplan.bundle.write import write_file
-    from topoplan.hosts.cluster_yaml import MARK
+    from topoplan.hosts.cluster_yaml import MARK, is_edited
 
-    if not force:
-        _refuse_edited(Path(output))
+    try:
+        edited = not force and is_edited(Path(output).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        edited = False  # unreadable: writing will report what is wrong
+    if edited:
+        remedy = "name another, or overwrite with --force"
+        raise OutputError(f"was edited since `{_WRITER}` wrote it", where=str(Path(output)), remedy=remedy)
     write_file(output, text, mark=MARK, writer=_WRITER, force=force)
 
 
 def _show(asked: ProbeResults, draft: SpecDraft | None, output: str | None, *, as_json: bool) -> None:
-    """Print the findings, on standard error if the spec goes to standard output."""
-    from topoplan.cli.output import print_json, stdout_console
-    from topoplan.report.probe import print_probe, probe_to_dict
+    from topoplan.report.hosts import print_probe, probe_to_dict
 
     text = draft.text if draft else None
     written = output if text is not None else None
@@ -102,23 +104,6 @@ def _show(asked: ProbeResults, draft: SpecDraft | None, output: str | None, *, a
     if text is not None and output is None:
         sys.stderr.flush()
         sys.stdout.write(text)
-
-
-def _refuse_edited(path: Path) -> None:
-    """Raise OutputError for a spec written by topoplan and edited since."""
-    from topoplan.errors import OutputError
-    from topoplan.hosts.cluster_yaml import is_edited
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return  # unreadable: writing will report what is wrong
-    if is_edited(text):
-        raise OutputError(
-            f"was edited since `{_WRITER}` wrote it",
-            where=str(path),
-            remedy="name another, or overwrite with --force",
-        )
 
 
 def _check_name(name: str | None) -> None:

@@ -1,22 +1,28 @@
-"""`topoplan rank`: search the layouts of a job and print the best."""
+"""`topoplan rank`: search the layouts of a job, and print the best; and ways out, as commands to paste."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from functools import partial
+from shlex import join
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from topoplan.cli.interrupts import INTERRUPTED
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, option
-from topoplan.cli.page_file import Html
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, Html, NoCache, OptionalSpecPath, SpecOptions, not_both, option
+from topoplan.cli.output import print_json, stdout_console
+from topoplan.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from topoplan.planner.plan import Ranking
+    from topoplan.cli.options import SpecOptions
+    from topoplan.planner.plan import Change, Ranking
     from topoplan.planner.what_if import Search
     from topoplan.specs.source import Source
+    from topoplan.specs.spec import Spec
 
 
 def rank(
@@ -31,10 +37,7 @@ def rank(
     no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched."""
-    from functools import partial
-
     from topoplan.cli.search import search
-    from topoplan.errors import InputError
 
     not_both("--json", as_json, "--csv", as_csv)
     not_both("--html", html, "--json", as_json)
@@ -47,15 +50,14 @@ def rank(
     first, best = partial(find, keep_rejected=rejected), partial(find, best_only=True)
     ranking = answered(spec, options, first, best, has_ways_out=not as_csv)
     if html:
-        from topoplan.cli.page_file import write_ranking
+        from topoplan.cli.page import write_ranking
 
         write_ranking(html, ranking, top=top, words=options.words(spec), assumed=options.assumed(spec))
     elif as_csv:
-        from topoplan.report.rows import write_rows
+        from topoplan.report.document import write_rows
 
         write_rows(sys.stdout, ranking, top=top)
     elif as_json:
-        from topoplan.cli.output import print_json
         from topoplan.report.document import ranking_to_dict
 
         words, assumed = options.words(spec), options.assumed(spec)
@@ -64,7 +66,7 @@ def rank(
         _print(ranking, options.words(spec), options.assumed(spec), top=top, rejected=rejected)
 
     if not ranking.plans:
-        from topoplan.report.nothing_fits import nothing_fits
+        from topoplan.report.ways_out import nothing_fits
 
         raise nothing_fits(ranking)
     if ranking.searched < 1.0:
@@ -81,11 +83,6 @@ def answered(
 ) -> Ranking:
     """Return the ranking with all its notes. `first` is its search; `best` runs follow-up searches for the best plan
     only, or for the best plan `with_room`."""
-    from dataclasses import replace
-    from functools import partial
-
-    from topoplan.cli.ways_out import led_on, with_ways_out
-    from topoplan.errors import ModelError
     from topoplan.planner.explain import liger_note
 
     read = options.read(spec)
@@ -105,8 +102,6 @@ def answered(
 
 
 def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, top: int, rejected: bool) -> None:
-    """Print the ranking, with the answer last, where it stays visible."""
-    from topoplan.cli.output import stdout_console
     from topoplan.report.answer import answer_of, print_answer
 
     console, answer = stdout_console(), answer_of(ranking, top=top, words=words)
@@ -120,8 +115,67 @@ def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, to
             bullets(console, further)
         print_ranking(console, ranking, answer)
     if rejected:
-        from topoplan.report.rejected import print_rejected
+        from topoplan.report.ranking import print_rejected
 
         print_rejected(console, ranking)
     if answer is not None:
         print_answer(console, answer)
+
+
+def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOptions, search: Search) -> Ranking:
+    """Return the ranking with its ways out, if it needs any; `options` are those that the spec was read with."""
+    from topoplan.planner.rank import needs_ways_out
+
+    if not needs_ways_out(ranking):
+        return ranking
+    from topoplan.planner.ways_out import ways_out
+
+    options = options.with_explicit_batch(spec, ranking.spec)
+
+    def read(change: Change) -> Spec:
+        return changed(options, change).read(spec)
+
+    ways = ways_out(ranking, read, search)
+    commands = [join(["topoplan", "rank", *changed(options, way.change).words(spec)]) for way in ways]
+    told = [replace(way, command=text if way.plan else "") for way, text in zip(ways, commands, strict=True)]
+    return replace(ranking, ways_out=tuple(told))
+
+
+def changed(options: SpecOptions, change: Change) -> SpecOptions:
+    """Return the options with a change applied, replacing earlier settings of the same keys."""
+    from topoplan.cli.options import OPTION_OF
+
+    said = dict(map(_key_and_value, change.sets))
+    kept = [text for text in options.overrides or () if _key_and_value(text)[0].partition(".")[0] not in said]
+    sets = [text for text in change.sets if _key_and_value(text)[0] not in OPTION_OF]
+    own: dict[str, Any] = {OPTION_OF[key]: value for key, value in said.items() if key in OPTION_OF}
+    pin = () if change.kind == "pins" else options.pin or ()
+    return replace(
+        options,
+        overrides=[*kept, *sets],
+        pin=[*pin, *change.pins],
+        backend=change.backend or options.backend,
+        **own,
+    )
+
+
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key.strip().removeprefix("job."), value.strip()
+
+
+def led_on(
+    error: ModelError, read: Spec, spec: str | Source | None, options: SpecOptions, search: Search
+) -> ModelError:
+    """Extend the error for a model that a backend cannot train with the command that plans it on another backend."""
+    from topoplan.planner.case import another_backend
+
+    backend = another_backend(read)
+    try:
+        found = backend and search(replace(read, backends=(backend,)))
+    except InputError:
+        return error
+    if not found:
+        return error
+    command = join(["topoplan", "rank", *replace(options, backend=backend).words(spec)])
+    return ModelError(error.what, where=error.where, remedy=f"{backend} trains it: `{command}`")

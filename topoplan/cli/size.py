@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, option
+from topoplan.cli.output import show
+from topoplan.errors import InputError, SpecError, UnitError
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -31,7 +34,6 @@ def size(
 
     Exit code 1: none is; 2: bad input.
     """
-    from topoplan.cli.output import show
     from topoplan.cli.search import searches
     from topoplan.planner.what_if import size as size_job
     from topoplan.report.size import print_sizing, sizing_to_dict
@@ -52,10 +54,6 @@ def size(
 
 
 def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecOptions) -> None:
-    """Raise InputError for invalid numbers, and for a number of nodes among the options."""
-    from math import isfinite
-
-    from topoplan.errors import InputError
     from topoplan.specs.cluster import MOST_GPUS
 
     if max_nodes > MOST_GPUS:
@@ -72,9 +70,6 @@ def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecO
 
 def _steps(spec: Spec, tokens: str | None) -> int:
     """Return the optimizer steps of the job: for the given tokens, or else as in the spec."""
-    from math import ceil
-
-    from topoplan.errors import SpecError, UnitError
     from topoplan.operators.padding import tokens_per_step
     from topoplan.planner.case import usual_backends
     from topoplan.trainers.registry import steps_of

@@ -9,12 +9,14 @@ import typer
 
 from topoplan.cli.completion import runs
 from topoplan.cli.options import argument, option
+from topoplan.errors import InputError, UnitError
 
 if TYPE_CHECKING:
     from topoplan.remote.identities import Access, NewKey
 
 AcceptNew = Annotated[bool, option("--accept-new", "Accept and record the keys of unknown hosts.")]
 RunReference = Annotated[str, argument("RUN", "Id of the run or the beginning of it; the last one by default.", runs)]
+NoPreflight = Annotated[bool, option("--no-preflight", "Do not check the hosts first.")]
 Grace = Annotated[float, option("--grace SECONDS", "Time between SIGTERM and SIGKILL.", min=0, max=3600)]
 
 
@@ -22,7 +24,6 @@ def time_option(option: str, help_words: str) -> Any:
     """Return an option whose value is a time such as 30min, in seconds."""
 
     def seconds(given: str) -> float:
-        from topoplan.errors import InputError, UnitError
         from topoplan.units import parse_seconds, quote
 
         try:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both, option
+from topoplan.cli.output import show, write_and_tell
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
+from topoplan.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from topoplan.engines.timeline import Timeline
@@ -33,21 +35,17 @@ def timeline(
     Without a pipeline (ddp, deepspeed and fsdp2), shows one GPU, its network, PCIe and host.
     Exit code 1: no layout fits; 2: bad input, or a file that topoplan did not write is in the way.
     """
-    from topoplan.errors import InputError
-
     not_both("--output", output is not None, "--json", as_json)
     target = None if output is None else _checked(output)
     if force and target is None:
         raise InputError("--force is for --output", remedy="leave it out")
     read, (chosen,) = plans_of_command(spec, run, {"--plan": plan}, options, fresh=no_cache)
 
-    from topoplan.cli.output import print_written, show
     from topoplan.planner.account import timeline as simulated
 
     drawn = simulated(read, chosen)
     if target is not None:
         _write(target, read, chosen, drawn, force=force)
-        print_written(target)
         return
 
     from topoplan.report.timeline import print_timeline, timeline_to_dict
@@ -57,21 +55,18 @@ def timeline(
 
 def _checked(output: str) -> Path:
     """Return the output path, refused before the search if its suffix does not select a format."""
-    from topoplan.errors import OutputError
-
     if Path(output).suffix not in (".svg", ".json"):
         raise OutputError("neither a picture nor a trace", where=output, expected="expected a name in .svg or .json")
     return Path(output)
 
 
 def _write(target: Path, spec: Spec, plan: Plan, drawn: Timeline, *, force: bool) -> None:
-    from topoplan.bundle.write import write_file
-    from topoplan.report import timeline_svg, timeline_trace
+    from topoplan.report import timeline, timeline_svg
     from topoplan.report.text import spec_line
 
     title = spec_line(spec)
     if target.suffix == ".svg":
         text, mark = timeline_svg.svg(title, plan, drawn), timeline_svg.MARK
     else:
-        text, mark = timeline_trace.trace(title, plan, drawn), timeline_trace.MARK
-    write_file(target, text, mark=mark, writer="topoplan timeline", force=force)
+        text, mark = timeline.trace(title, plan, drawn), timeline.MARK
+    write_and_tell(target, text, mark=mark, writer="topoplan timeline", force=force)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from topoplan.cli.completion import plans
 from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both, option
+from topoplan.cli.output import print_json, stdout_console, write_and_tell
+from topoplan.cli.plan_choice import plans_of_spec
+from topoplan.errors import InputError, LayoutError, OutputError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from topoplan.layout.layout import Layout
     from topoplan.planner.communication import GroupLinks, StepFlow
-    from topoplan.planner.plan import Plan
     from topoplan.specs.cluster import Cluster
-    from topoplan.specs.spec import Spec
 
 
 def topology(
@@ -43,46 +44,38 @@ def topology(
 
     The spec needs neither model nor job, except for --plan. Exit code 2: bad input.
     """
-    from topoplan.errors import OutputError
     from topoplan.planner.communication import group_links, step_flows
 
     not_both("--output", output is not None, "--json", as_json)
     if output is not None and not output.endswith(".svg"):
         raise OutputError("not the name of a drawing", where=output, expected="expected a name in .svg")
     not_both("--layout", layout is not None, "--plan", plan is not None)
-    found = None if plan is None else _planned(spec, plan, options, fresh=no_cache)
-    if found is None:
-        cluster, own = _cluster(spec, options), None
-        chosen = None if layout is None else _of_degrees(layout, cluster)
+    chosen: Layout | None
+    flows: Sequence[StepFlow] = ()
+    if plan is not None:
+        read = options.read(spec)
+        (found,) = plans_of_spec(read, {"--plan": plan}, fresh=no_cache)
+        cluster, chosen = read.cluster, found.layout
+        rows = group_links(cluster, found.layout, read.profile)
+        flows = step_flows(read, found, rows)
     else:
-        cluster, own, chosen = found[0].cluster, found[0].profile, found[1].layout
-    rows = () if chosen is None else group_links(cluster, chosen, own)
-    flows = () if found is None else step_flows(*found, rows)
+        cluster = _cluster(spec, options)
+        chosen = None if layout is None else _of_degrees(layout, cluster)
+        rows = () if chosen is None else group_links(cluster, chosen, None)
     if as_json:
-        from topoplan.cli.output import print_json
-        from topoplan.report.topology_document import topology_to_dict
+        from topoplan.report.topology import topology_to_dict
 
         print_json(topology_to_dict(cluster, chosen, rows, flows))
         return
     _draw(cluster, output, chosen, rows, flows)
     if chosen is not None:
-        from topoplan.cli.output import stdout_console
-        from topoplan.report.topology_groups import print_groups, print_step_flows
+        from topoplan.report.topology import print_groups, print_step_flows
 
         print_groups(stdout_console(), chosen, rows)
         print_step_flows(stdout_console(), flows)
 
 
-def _planned(spec: str, plan: str, options: SpecOptions, *, fresh: bool) -> tuple[Spec, Plan]:
-    from topoplan.cli.plan_choice import plans_of_spec
-
-    read = options.read(spec)
-    return read, plans_of_spec(read, {"--plan": plan}, fresh=fresh)[0]
-
-
 def _cluster(spec: str, options: SpecOptions) -> Cluster:
-    """Return only the cluster, of a spec that may have no model and no job."""
-    from topoplan.errors import InputError
     from topoplan.specs.load import load_cluster
 
     if replace(options, overrides=None):
@@ -94,26 +87,19 @@ def _cluster(spec: str, options: SpecOptions) -> Cluster:
 def _draw(
     cluster: Cluster, output: str | None, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow]
 ) -> None:
-    """Draw the cluster on the terminal, or into a file with the groups of the layout."""
     if output is None:
-        from topoplan.cli.output import stdout_console
-        from topoplan.report.topology_picture import print_topology
+        from topoplan.report.topology import print_topology
 
         print_topology(stdout_console(), cluster)
         return
 
-    from topoplan.bundle.write import write_file
-    from topoplan.cli.output import print_written
     from topoplan.report.topology_drawing import MARK, topology_svg
 
-    drawing = topology_svg(cluster, layout, rows, flows)
-    write_file(output, drawing, mark=MARK, writer="topoplan topology")
-    print_written(output)
+    write_and_tell(output, topology_svg(cluster, layout, rows, flows), mark=MARK, writer="topoplan topology")
 
 
 def _of_degrees(text: str, cluster: Cluster) -> Layout:
     """Return the layout of `tp=4,pp=2`; missing degrees are 1, and dp is what is left. Raises LayoutError."""
-    from topoplan.errors import LayoutError, nearest
     from topoplan.layout.layout import Layout
 
     known = ("tp", "pp", "cp", "ep", "etp", "dp", "ulysses")
@@ -152,7 +138,6 @@ def _of_degrees(text: str, cluster: Cluster) -> Layout:
 
 def _of_ulysses(degrees: dict[str, int], ulysses: int, cluster: Cluster) -> Layout:
     """Return an fsdp2 layout, which has the same groups as deepspeed. Raises LayoutError."""
-    from topoplan.errors import LayoutError
     from topoplan.layout.layout import Layout
 
     other = next((key for key, value in degrees.items() if key not in ("dp", "ulysses") and value > 1), None)

@@ -2,68 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from topoplan.cli.completion import bundles
-from topoplan.cli.options import AsJson, NoCache, SpecOptions
-from topoplan.cli.ssh_options import AcceptNew, Grace
+from topoplan.cli.interrupts import Interrupts
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
+from topoplan.cli.output import print_json, show, stdout_console
+from topoplan.cli.ssh_options import AcceptNew, Grace, NoPreflight
+from topoplan.errors import InputError, OutputError, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from topoplan.planner.plan import Plan
     from topoplan.planner.tuning import Tuning
-    from topoplan.run.settings import Settings
     from topoplan.run.tune import Why
     from topoplan.specs.spec import Spec
 
 
-Subject = Annotated[
-    str,
-    typer.Argument(
-        metavar="SPEC|BUNDLE",
-        help="The cluster spec, or a bundle, whose job is tuned.",
-        show_default=False,
-        autocompletion=bundles,
-    ),
-]
-Plans = Annotated[int, typer.Option("--plans", metavar="N", min=1, max=50, help="Trials at most.")]
-Steps = Annotated[int, typer.Option("--steps", metavar="N", min=5, max=1000, help="Optimizer steps of a trial.")]
-
-
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Where to write the profile; by default NAME-profile.yaml, with the name of the cluster.",
+    option(
+        "--output -o FILE", "Where to write the profile; by default NAME-profile.yaml, with the name of the cluster."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the trials and what they would cost, and touch nothing.")]
-Synthetic = Annotated[
-    bool, typer.Option("--synthetic", help="Train on made-up samples though the job names a data set.")
-]
-GoOn = Annotated[bool, typer.Option("--go-on", help="Continue from earlier trials and replace their profile.")]
-
-
 _OF_CHECKPOINTS = ("output", "disk")
 """Preflight checks on output that trials do not write."""
 
 
 def tune(
-    subject: Subject,
-    plans: Plans = 4,
-    steps: Steps = 20,
+    subject: Annotated[str, argument("SPEC|BUNDLE", "The cluster spec, or a bundle, whose job is tuned.", bundles)],
+    plans: Annotated[int, option("--plans N", "Trials at most.", min=1, max=50)] = 4,
+    steps: Annotated[int, option("--steps N", "Optimizer steps of a trial.", min=5, max=1000)] = 20,
     output: Output = None,
-    dry_run: DryRun = False,
-    synthetic: Synthetic = False,
-    go_on: GoOn = False,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Show the trials and what they would cost, and touch nothing.")
+    ] = False,
+    synthetic: Annotated[
+        bool, option("--synthetic", "Train on made-up samples though the job names a data set.")
+    ] = False,
+    go_on: Annotated[bool, option("--go-on", "Continue from earlier trials and replace their profile.")] = False,
+    no_preflight: NoPreflight = False,
     accept_new: AcceptNew = False,
     grace: Grace = 10.0,
     *,
@@ -86,8 +70,6 @@ def tune(
     It writes the profile, and the bundle of the best plan. Exit code: 0: a best plan is known, or a job is written; 1:
     no trial could be measured, or no layout fits; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """
-    from topoplan.run.settings import Settings
-
     spec = _read(subject, options)
     profile = _profile_path(output, spec, go_on=go_on)
     words = ["--plans", str(plans), "--steps", str(steps), "-o", str(profile), *(["--synthetic"] if synthetic else [])]
@@ -98,7 +80,7 @@ def tune(
         made_up=synthetic or spec.job.dataset is None,
         preflight=not no_preflight,
         accept_new=accept_new,
-        settings=Settings(grace_s=grace),
+        grace_s=grace,
         profile=profile,
         again=["topoplan", "tune", *options.words(subject), *words],
         as_json=as_json,
@@ -111,7 +93,6 @@ def tune(
 
 
 def _show_ahead(tuning: Tuning, wanted: _Wanted) -> None:
-    from topoplan.cli.output import show
     from topoplan.report.tune import ahead_to_dict, print_ahead
 
     plans = tuning.ahead(wanted.plans, at_once=bool(wanted.spec.cluster.slurm))
@@ -120,15 +101,13 @@ def _show_ahead(tuning: Tuning, wanted: _Wanted) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The options of the command line."""
-
     spec: Spec
     plans: int
     steps: int
     made_up: bool
     preflight: bool
     accept_new: bool
-    settings: Settings
+    grace_s: float
     profile: Path
     again: list[str]
     """The words of this command, for running it again."""
@@ -137,11 +116,7 @@ class _Wanted:
 
 def _read(subject: str, options: SpecOptions) -> Spec:
     """Read a spec, or a bundle's spec restricted to the trainer of its plan."""
-    from dataclasses import replace
-    from pathlib import Path
-
     from topoplan.bundle.plan_file import read_plan_file
-    from topoplan.errors import InputError
     from topoplan.trainers.trainer import PLAN_FILE
 
     if not Path(subject).is_dir() and Path(subject).name != PLAN_FILE:
@@ -153,15 +128,11 @@ def _read(subject: str, options: SpecOptions) -> Spec:
 
 
 def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]]:
-    """Return the tuning, with earlier trials if `go_on`, and the bundles that a job may still run.
-
-    Raises NoLayoutFitsError if there is no plan.
-    """
-    from pathlib import Path
-
+    """Return the tuning, with earlier trials if `go_on`, and the bundles that a job may still run. Raises
+    NoLayoutFitsError if there is no plan."""
     from topoplan.cli.search import search
     from topoplan.planner.tuning import Tuning
-    from topoplan.report.nothing_fits import nothing_fits
+    from topoplan.report.ways_out import nothing_fits
     from topoplan.run.tune import trials_directory, tried_before, tried_in_jobs
 
     ranking = search(spec, fresh=fresh)
@@ -178,10 +149,7 @@ def _tuning(spec: Spec, *, go_on: bool, fresh: bool) -> tuple[Tuning, list[Path]
 
 def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
     """Return the path of the profile. Raises OutputError before any trial is run if it cannot be written."""
-    from pathlib import Path
-
     from topoplan.bundle.write import refuse_no_file
-    from topoplan.errors import OutputError
     from topoplan.units import file_name
 
     name = f"{file_name(spec.cluster.name, 'cluster')}-profile.yaml" if output is None else output
@@ -193,15 +161,14 @@ def _profile_path(output: str | None, spec: Spec, *, go_on: bool) -> Path:
 
 
 def _tune(tuning: Tuning, wanted: _Wanted) -> int:
-    """Run the trials, write and print the results, and return the exit code."""
     from topoplan.bundle.node_script import script_name
-    from topoplan.cli.event_output import EventOutput
-    from topoplan.cli.interrupts import Interrupts
     from topoplan.cli.launch import preflight_of
+    from topoplan.cli.live_output import EventOutput
     from topoplan.cli.preflight import targets_of
     from topoplan.report.session import OUTPUT
     from topoplan.report.tune import SCHEMA, tuned_to_dict
     from topoplan.run.secrets import take
+    from topoplan.run.settings import Settings
     from topoplan.run.tune import Trials, trials_directory
 
     spec = wanted.spec
@@ -217,7 +184,7 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
             made_up=wanted.made_up,
             targets=dict(zip(names, by_address.values(), strict=True)),
             access=output.access(accept_new=wanted.accept_new),
-            settings=wanted.settings,
+            settings=Settings(grace_s=wanted.grace_s),
             preflight=(lambda bundle: preflight_of(bundle, _OF_CHECKPOINTS)) if wanted.preflight else None,
             secrets=secrets,
             # A trial's output is in the log of its run.
@@ -230,7 +197,6 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
         document = tuned_to_dict(tuning, why, **written)
         output.end(document, (), code, interrupts)
     if not wanted.as_json:
-        from topoplan.cli.output import stdout_console
         from topoplan.report.tune import print_tuned
 
         print_tuned(stdout_console(), tuning, why, **written)
@@ -239,7 +205,6 @@ def _tune(tuning: Tuning, wanted: _Wanted) -> int:
 
 def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
     """Report what earlier Slurm jobs have taught, write the next job if it is worthwhile, and return the exit code."""
-    from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.tune import ahead_to_dict, print_ahead, print_commands, print_tuned, tuned_to_dict
 
     standing = tuning.standing
@@ -265,11 +230,8 @@ def _queue(tuning: Tuning, wanted: _Wanted, awaited: list[Path]) -> int:
 
 def _write_job(tuning: Tuning, plans: Sequence[Plan], wanted: _Wanted) -> tuple[Path, str]:
     """Write a Slurm job that tries these plans; return its path and a sentence on where relative paths start."""
-    from shlex import join
-
     from topoplan.bundle.trials_job import TRIALS_SCRIPT, shared_paths, trials_files
     from topoplan.bundle.write import write_bundle, write_file
-    from topoplan.errors import listed
     from topoplan.run.tune import next_job_directory, queued_trials, trials_directory
 
     trials = queued_trials(tuning, plans, wanted.steps, made_up=wanted.made_up)
@@ -295,9 +257,6 @@ def _code(tuning: Tuning, why: Why, ending: int) -> int:
 
 def _write(tuning: Tuning, wanted: _Wanted, why: Why, job: Path | None = None) -> dict[str, Any]:
     """Write the profile and the bundle of the best plan, if there are any; return them with the next commands."""
-    from dataclasses import replace
-    from shlex import join
-
     from topoplan.bundle.bundle import generate
     from topoplan.bundle.write import write_bundle, write_file
     from topoplan.report.bundle import starts

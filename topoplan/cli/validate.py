@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.options import AsJson, ProfilePath, argument, not_both, option
+from topoplan.cli.output import print_json, show, stdout_console, write_and_tell
+from topoplan.errors import SpecError
 
 if TYPE_CHECKING:
     from topoplan.planner.validate import Validation
@@ -32,7 +34,6 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Errors are predicted over measured, less one. Exit code 2: bad input, or nothing could be predicted."""
-    from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.validation import print_validation, validation_to_dict
 
     not_both("--output", output is not None, "--json", as_json)
@@ -40,9 +41,9 @@ def validate(
     if bands:
         _show_bands(graded, output, as_json=as_json)
     elif output is not None:
-        from topoplan.report.accuracy_page import MARK, accuracy_page
+        from topoplan.report.validation import MARK, accuracy_page
 
-        _write(output, accuracy_page(graded), MARK, "topoplan validate")
+        write_and_tell(output, accuracy_page(graded), mark=MARK, writer="topoplan validate")
     elif as_json:
         print_json(validation_to_dict(graded))
     else:
@@ -53,7 +54,6 @@ def validate(
 
 def _graded(runs: str | None, profile: str | None) -> Validation:
     from topoplan.cli.run_documents import source_text
-    from topoplan.errors import SpecError
     from topoplan.planner.measured import parse_runs, shipped_runs
     from topoplan.planner.validate import validate as grade
     from topoplan.specs.profile import read_profile
@@ -69,20 +69,12 @@ def _graded(runs: str | None, profile: str | None) -> Validation:
 
 
 def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> None:
-    from topoplan.cli.output import show
     from topoplan.planner.bands import earned_bands, profiles_text
     from topoplan.report.profile import bands_to_dict, print_bands
 
     earned = earned_bands(graded.figures)
     if output is not None:
-        _write(output, profiles_text(earned), '{\n  "volta"', "topoplan validate --bands")
+        text = profiles_text(earned)
+        write_and_tell(output, text, mark='{\n  "volta"', writer="topoplan validate --bands")
     else:
         show(as_json, bands_to_dict, print_bands, earned)
-
-
-def _write(path: str, text: str, mark: str, writer: str) -> None:
-    from topoplan.bundle.write import write_file
-    from topoplan.cli.output import print_written
-
-    write_file(path, text, mark=mark, writer=writer)
-    print_written(path)

@@ -1,7 +1,7 @@
 """The table of verbs: present and former names, what each does, and an example.
 
 Help, shell completion, old names and docs/verbs.md are generated from this table. The options of a verb are the
-parameters of its function, in the module of its last word: `runs status` is `status` in `cli/status.py`.
+parameters of its function, in the module of its first word: `runs status` is `status` in `cli/runs.py`.
 """
 
 from __future__ import annotations

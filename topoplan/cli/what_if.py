@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, option, variations
+from topoplan.cli.output import show
+from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from topoplan.errors import LayoutError
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.planner.what_if import Outcome
     from topoplan.specs.spec import Spec
@@ -34,7 +35,6 @@ def what_if(
     no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: no layout fits any of the changes; 2: bad input."""
-    from topoplan.cli.output import show
     from topoplan.cli.search import searches
     from topoplan.planner.what_if import found_by
     from topoplan.report.what_if import outcomes_to_dict, print_outcomes
@@ -42,7 +42,7 @@ def what_if(
     combinations = variations(changes, most=_MOST)
     before = options.read(spec)
     # Read all specs before the first search, so that a mistake in the last one is reported at once.
-    specs = [read_changed(before, lambda *keys: options.read(spec, *keys), keys) for keys in combinations]
+    specs = [read_changed(before, options, spec, keys) for keys in combinations]
     with searches(1 + len(specs), fresh=no_cache) as search:
         old, _ = found_by(before, search)
         outcomes = [
@@ -53,15 +53,13 @@ def what_if(
         raise typer.Exit(1)
 
 
-def read_changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -> Spec | LayoutError:
+def read_changed(before: Spec, options: SpecOptions, spec: str | None, keys: Iterable[str]) -> Spec | LayoutError:
     """Return the spec with `key=value` changes, or the error of a pin that it cannot meet."""
-    from topoplan.errors import LayoutError
-
     # A list of hosts would fix the number of nodes, and the addresses do not matter here.
     names = {_key_and_value(key)[0] for key in keys}
     without_hosts = before.cluster.hosts and "nodes" in names and "hosts" not in names
     try:
-        return read(*keys, *(["hosts=null"] if without_hosts else []))
+        return options.read(spec, *keys, *(["hosts=null"] if without_hosts else []))
     except LayoutError as error:
         return error
 
@@ -70,7 +68,6 @@ def outcome_of(
     keys: Iterable[str], changed: Spec | LayoutError, best: Plan | None, search: Callable[[Spec], Ranking]
 ) -> Outcome:
     """Return the outcome of changes; `changed` is the result of `read_changed`."""
-    from topoplan.errors import LayoutError
     from topoplan.planner.what_if import Found, Outcome, outcome
 
     named = dict(map(_key_and_value, keys))

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.bundle.bundle_files import refuse_links
-from topoplan.bundle.whole import refuse_incomplete
+from topoplan.bundle.whole import refuse_incomplete, refuse_links
 from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.lint.by_version import judged

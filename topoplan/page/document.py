@@ -17,18 +17,15 @@ from topoplan.planner.communication import group_links, step_flows
 from topoplan.planner.plan import Counts, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import predict
 from topoplan.planner.view import plan_to_dict
-from topoplan.report import timeline_svg
 from topoplan.report.answer import answer_lines, answer_of, figures, generate_command
 from topoplan.report.bundle import starts
 from topoplan.report.document import ranked_to_dict, ranking_to_dict
 from topoplan.report.explanation import explanation_to_dict
-from topoplan.report.nothing_fits import nothing_fits
 from topoplan.report.text import band, counts_line, layout_label, spec_line
+from topoplan.report.timeline_svg import svg
 from topoplan.report.topology_drawing import topology_svg
-from topoplan.report.ways_out import ways_out_lines
+from topoplan.report.ways_out import nothing_fits, ways_out_lines
 from topoplan.specs.spec import Spec
-
-SCHEMA = "topoplan.page/1"
 
 
 def page_to_dict(
@@ -96,7 +93,7 @@ def plans_page_to_dict(spec: Spec, plans: Sequence[Plan], words: Sequence[str]) 
 
 def _head(spec: Spec, command: Sequence[str]) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.page/1",
         "version": topoplan.__version__,
         "title": spec_line(spec),
         "command": shlex.join(command),
@@ -104,7 +101,6 @@ def _head(spec: Spec, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _said(plans: Sequence[Plan]) -> dict[str, Any]:
-    """Return the label and the time band of each plan, by id."""
     return {
         "labels": {plan.id: layout_label(plan.layout) for plan in plans},
         "bands": {plan.id: band(plan.time) for plan in plans},
@@ -129,7 +125,7 @@ def details_to_dict(spec: Spec, plan: Plan, words: Sequence[str]) -> dict[str, A
     rows = group_links(spec.cluster, plan.layout, spec.profile)
     view = {
         "explain": explanation_to_dict(spec, whole, time=time_account(spec, whole), memory=memory_account(spec, whole)),
-        "timeline": timeline_svg.svg(spec_line(spec), whole, timeline(spec, whole)),
+        "timeline": svg(spec_line(spec), whole, timeline(spec, whole)),
         "topology": topology_svg(spec.cluster, plan.layout, rows, step_flows(spec, whole, rows)),
     }
     return view | {"bundle": _bundle_to_dict(spec, whole, words)}

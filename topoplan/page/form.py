@@ -1,11 +1,14 @@
-"""The fields of the page's form, and the values that apply when a field is empty."""
+"""The fields of the page's form, the values that apply when a field is empty, and the reply to a question."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from topoplan.errors import TopoplanError
 from topoplan.planner.view import rounded
 from topoplan.specs.spec import Spec
 
@@ -44,10 +47,8 @@ _JSON_KEY = re.compile(r'"(\w+)"\s*:')
 def form_of(
     spec: Spec | None, name: str, example: Mapping[str, str], known: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the fields, the `known` values of some of them (each with a remark), and initial values.
-
-    With a spec, called `name`, the fields are empty and show the spec's values; without one they hold the example.
-    """
+    """Return the fields, the `known` values of some of them (each with a remark), and initial values. With a spec,
+    called `name`, the fields are empty and show the spec's values; without one they hold the example."""
     fields = [
         {"name": field, "label": label, "hint": hint, "known": list(known.get(field, {}).items())}
         for field, (label, hint) in _FIELDS.items()
@@ -58,10 +59,8 @@ def form_of(
 
 
 def field_of(where: str, message: str, files: Mapping[str, str]) -> str:
-    """Return the field that an error message is about, `spec` for the spec's file, or '' for none.
-
-    `files` maps each file that was named to its field or `spec`.
-    """
+    """Return the field that an error message is about, `spec` for the spec's file, or '' for none. `files` maps each
+    file that was named to its field or `spec`."""
     said = where or message
     if found := _KEY.match(said):
         name = f"set.{found[1].removeprefix('job.')}"
@@ -108,3 +107,25 @@ def values_of(spec: Spec) -> dict[str, str]:
         "set.precision": job.precision,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+Answer = Callable[[Mapping[str, Any]], Any]
+
+
+def reply(answer: Answer, asked: Any) -> Any:
+    """Return the answer; `error` holds the message of the command line, and the form field that it is about."""
+    given = asked if isinstance(asked, dict) else {}
+    try:
+        return answer(given)
+    except TopoplanError as error:
+        field = field_of(getattr(error, "where", ""), str(error), files_of(given.get("question")))
+        return _error(str(error), field)
+    except ModuleNotFoundError as error:
+        return _error(f"this needs the package {error.name}, which is not here")
+    except Exception as error:  # a defect triggered by one question must not end the page
+        traceback.print_exc(file=sys.stderr)
+        return _error(f"a defect of topoplan, {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
+def _error(message: str, field: str = "") -> dict[str, Any]:
+    return {"error": {"message": message, "field": field}}

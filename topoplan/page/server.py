@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from topoplan.page.reply import Answer, reply
+from topoplan.page.form import Answer, reply
 
 HOST = "127.0.0.1"
 MOST_BYTES = 1_000_000
@@ -34,9 +34,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, page: Callable[[], str], answers: Mapping[str, Answer]) -> None:
         """`page` is called for each visit; an answer is called with the JSON object of the request, in its own thread.
-
-        Raises OSError if the port is taken.
-        """
+        Raises OSError if the port is taken."""
         super().__init__((HOST, port), _Visit)
         self.page, self.answers = page, answers
         self.token = secrets.token_urlsafe(24)
@@ -99,7 +97,6 @@ class _Visit(BaseHTTPRequestHandler):
         return right and host in own and origin in (None, f"http://{host}")
 
     def _asked_for(self) -> str:
-        """Return the path after the token."""
         return self.path.partition(f"/{self.server.token}/")[2]
 
     def _refuse(self, status: HTTPStatus) -> None:

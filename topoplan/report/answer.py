@@ -15,6 +15,7 @@ from topoplan.planner.explain import speed_difference
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.rank import SAFE_SHARE, tags_of
 from topoplan.planner.view import rounded
+from topoplan.report.tables import hanging
 from topoplan.report.text import band, gib, significant
 from topoplan.units import GIB
 
@@ -48,10 +49,8 @@ class Answer:
 
 
 def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | None:
-    """Return the answer to a ranking of which the best `top` plans are shown; None if it has no plans.
-
-    `words` are SPEC and the options of the search.
-    """
+    """Return the answer to a ranking of which the best `top` plans are shown; None if it has no plans. `words` are SPEC
+    and the options of the search."""
     shown = ranking.plans[:top]
     if not shown:
         return None
@@ -128,19 +127,11 @@ def print_answer(console: Console, answer: Answer) -> None:
     can be copied whole."""
     console.print()
     for line in answer_lines(answer, ascii_only=console.options.ascii_only):
-        _print_line(console, line.title, line.first, line.further)
-
-
-def _print_line(console: Console, title: str, first: str, further: str = "") -> None:
-    line = Text.assemble((f"{title}  ", "dim"), (first, "bold"))
-    whole = f"{title}  {first}: {further}" if further else ""
-    if further and len(whole) <= console.width:
-        line.append(f": {further}")
-        further = ""
-    console.print(line, soft_wrap=True)
-    for part in Text(further).wrap(console, console.width - 6) if further else ():
-        part.rstrip()
-        console.print(Text("      ") + part)
+        text, rest = Text.assemble((f"{line.title}  ", "dim"), (line.first, "bold")), f": {line.further}"
+        fits = bool(line.further) and len(text) + len(rest) <= console.width
+        console.print(text.append(rest) if fits else text, soft_wrap=True)
+        if line.further and not fits:
+            hanging(console, Text(line.further), " " * 6, " " * 6)
 
 
 def figures(plan: Plan, *, ascii_only: bool = False) -> str:

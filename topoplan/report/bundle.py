@@ -16,8 +16,6 @@ from topoplan.report.text import gib, interval, significant, spec_line
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import trainer_named
 
-SCHEMA = "topoplan.generate/1"
-
 
 def bundle_to_dict(
     plan: Plan,
@@ -29,7 +27,7 @@ def bundle_to_dict(
 ) -> dict[str, Any]:
     """Return the plan, the trainer and the files written; `notes` are about a plan that was read back."""
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.generate/1",
         "trainer": trainer,
         "directory": str(directory),
         "files": [str(file) for file in files],

@@ -19,7 +19,6 @@ from topoplan.specs.constants import BANDS
 from topoplan.specs.gpu_profile import Profile, profile_of
 from topoplan.specs.profile import Calibrated, OwnProfile
 
-SCHEMA = "topoplan.calibrate/1"
 MARK = "# Constants of this cluster, from its own runs"
 """The first words of a calibrated profile."""
 _TOLD = 0.1
@@ -32,7 +31,7 @@ def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
     """Return the lessons and the logs behind them. Errors are fractions: predicted over measured, less one."""
     time = learnt.time
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.calibrate/1",
         "gpu": learnt.profile.gpu,
         "calibrated": plain(learnt.profile.calibrated),
         "constants": dict(learnt.profile.constants),
@@ -158,7 +157,6 @@ def _memory(learnt: Lessons) -> Iterator[str]:
 
 
 def _base(learnt: Lessons) -> Profile:
-    """Return the profile before calibration."""
     return profile_of(learnt.spec.cluster.gpu, learnt.spec.profile)
 
 

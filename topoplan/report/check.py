@@ -1,31 +1,40 @@
-"""The findings of `topoplan check`, as text and as JSON (`topoplan.check/1`)."""
+"""The findings of `topoplan check`: as text, as JSON (`topoplan.check/1`), and next to the code (GitHub, SARIF 2.1.0).
+
+Sources: docs.github.com, Workflow commands for GitHub Actions; OASIS, Static Analysis Results Interchange Format
+(SARIF) Version 2.1.0, sections 3.19, 3.27 and 3.49.
+"""
 
 from __future__ import annotations
 
+import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+import topoplan
 from topoplan.lint.check import SEVERITIES, Checked, Fixed
 from topoplan.lint.prediction import Change, Prediction
+from topoplan.lint.rules.registry import all_rules, further_rules
 from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.reading.rules import Rule
+from topoplan.report.tables import bullets, hanging, paragraph, table_of
 from topoplan.report.text import band, counted, gib, layout_label, significant, spec_line
 from topoplan.units import GIB, named, quote
 
 SCHEMA = "topoplan.check/1"
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-_INDENT = 4
+_INDENT = " " * 4
 
 
 def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, Any]:
@@ -119,9 +128,7 @@ def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -
 
 def better_plan(checked: Checked) -> tuple[str, Plan] | None:
     """Return a file, and a better plan that files can be written for from it; None if there is not just one such file.
-
-    That is the best plan, or the best of the own backend if the file's trainer has the job run by no other.
-    """
+    That is the best plan, or the best of the own backend if the file's trainer has the job run by no other."""
     if len(checked.predictions) != 1 or checked.setup.bundles:
         return None
     (found,) = checked.predictions
@@ -152,21 +159,13 @@ def _print_finding(console: Console, finding: Finding, times: int) -> None:
     head.append(finding.severity, style=_STYLES[finding.severity])
     head.append(f"  {finding.what}")
     head.append(f"  [{finding.rule}]{f' {times} times' if times > 1 else ''}", style="dim")
-    _wrapped(console, head, indent=_INDENT, first=0)
+    hanging(console, head, "", _INDENT)
     if finding.why:
-        _wrapped(console, Text(finding.why), indent=_INDENT, first=_INDENT)
+        hanging(console, Text(finding.why), _INDENT, _INDENT)
     if finding.remedy:
         remedy = Text("remedy: ", style="green")
         remedy.append(finding.remedy)
-        _wrapped(console, remedy, indent=_INDENT + 8, first=_INDENT)
-
-
-def _wrapped(console: Console, text: Text, *, indent: int, first: int) -> None:
-    """Print text with its first line indented by `first` and the rest by `indent`."""
-    width = max(20, console.width - max(indent, first))
-    for number, line in enumerate(text.wrap(console, width)):
-        line.rstrip()
-        console.print(Text(" " * (indent if number else first)) + line)
+        hanging(console, remedy, _INDENT, _INDENT + " " * len("remedy: "))
 
 
 def _closing_line(checked: Checked) -> str:
@@ -237,7 +236,6 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
 
 
 def _host(plan: Plan) -> str:
-    """Format a node's host memory, with the capacity if it is known."""
     needed, capacity = plan.memory.host_bytes, plan.memory.host_capacity_bytes
     if not needed:
         return "-"
@@ -274,3 +272,64 @@ def _place_in_copy(finding: Finding, fixed: Fixed) -> str:
     if copy is None:
         return finding.place
     return str(copy.path) if finding.line is None else f"{copy.path}:{copy.line(finding.part, finding.line)}"
+
+
+SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+_DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
+
+
+def github_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a GitHub workflow command for each finding."""
+    for one in findings:
+        line = "" if one.line is None else f",line={one.part.file_line(one.line)}"
+        place = f"file={_escaped(one.part.name, _PROPERTY)}{line},title={_escaped(one.rule, _PROPERTY)}"
+        yield f"::{_COMMANDS[one.severity]} {place}::{_escaped(message(one), _DATA)}"
+
+
+def _escaped(text: str, marks: dict[str, str]) -> str:
+    return "".join(marks.get(character, character) for character in text)
+
+
+def message(finding: Finding) -> str:
+    """Return what is wrong, why it matters and what to do, as one text."""
+    remedy = f"remedy: {finding.remedy}" if finding.remedy else ""
+    return "\n".join(filter(None, (finding.what, finding.why, remedy)))
+
+
+def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return a SARIF log with one run and the rules of its findings."""
+    told = sorted({one.rule for one in findings})
+    every = sorted((*all_rules(), *further_rules()), key=lambda rule: rule.id)
+    texts = {rule_id: list(rules) for rule_id, rules in groupby(every, key=lambda rule: rule.id)}
+    driver = {
+        "name": "topoplan",
+        "version": topoplan.__version__,
+        "rules": [_descriptor(rule_id, texts.get(rule_id, [])) for rule_id in told],
+    }
+    results = [_result(one, told.index(one.rule)) for one in findings]
+    return {
+        "$schema": SARIF,
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
+    }
+
+
+def _descriptor(rule_id: str, rules: Sequence[Rule]) -> dict[str, Any]:
+    help_text = "\n".join(dict.fromkeys(f"{rule.level}: {rule.what}. {rule.remedy}".strip() for rule in rules))
+    described = {"fullDescription": {"text": rules[0].what}, "help": {"text": help_text}} if rules else {}
+    return {"id": rule_id, **described}
+
+
+def _result(finding: Finding, index: int) -> dict[str, Any]:
+    place: dict[str, Any] = {"artifactLocation": {"uri": urllib.parse.quote(PurePath(finding.part.name).as_posix())}}
+    if finding.line is not None:
+        place["region"] = {"startLine": finding.part.file_line(finding.line)}
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {"text": message(finding)},
+        "locations": [{"physicalLocation": place}],
+    }

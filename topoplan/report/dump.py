@@ -33,7 +33,6 @@ def picked(value: Any, keys: str) -> dict[str, Any]:
 
 
 def _term(term: Term) -> dict[str, Any]:
-    """Convert a term, leaving out keys without information."""
     view = picked(term, "name value unit")
     if term.what:
         view["what"] = term.what

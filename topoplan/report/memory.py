@@ -12,8 +12,7 @@ from rich.text import Text
 from topoplan.engines.account import MemoryAccount
 from topoplan.planner.plan import Plan
 from topoplan.report.dump import picked, plain
-from topoplan.report.tables import heading, paragraph, stage_name, stage_span, table_of
-from topoplan.report.terms import elements, mib, print_formulas
+from topoplan.report.tables import elements, heading, mib, paragraph, print_formulas, stage_name, stage_span, table_of
 from topoplan.report.text import counted, gib
 from topoplan.terms import Term
 
@@ -120,7 +119,6 @@ def _product(term: Term) -> str:
 
 
 def _moments(moments: Sequence[Term]) -> Table:
-    """Tabulate the phases that may be the peak, largest first, each with its terms."""
     table = table_of("moment", right=("MiB",), last=("term",))
     for position, moment in enumerate(moments):
         style = "dim" if position else "bold"
@@ -192,7 +190,6 @@ def _weights(rows: Sequence[Term], count: int) -> Table:
 
 
 def _on_card(plan: Plan, account: MemoryAccount) -> Table:
-    """Tabulate the steps from torch's allocated tensors to the card's capacity."""
     table = table_of("", right=("GiB",), last=("what",))
 
     def add(term: Term, *, bold: bool = False) -> None:

@@ -22,16 +22,13 @@ from topoplan.specs.gpu_profile import FEW_FIGURES, Origin, Profile, profile_of
 from topoplan.specs.known import gpu as gpu_named
 from topoplan.units import parse_rate, parse_seconds
 
-SCHEMA = "topoplan.profile/1"
-LIST_SCHEMA = "topoplan.profiles/1"
-BANDS_SCHEMA = "topoplan.bands/1"
 _WIDTH = 110
 
 
 def profile_to_dict(gpu: Gpu, profile: Profile) -> dict[str, Any]:
     """Return every number with its meaning, origin and unit, in base units."""
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.profile/1",
         "gpu": gpu.name,
         "profile": profile.name,
         "kin": profile.kin or None,
@@ -58,7 +55,7 @@ def _number_to_dict(profile: Profile, key: str) -> dict[str, Any]:
 def profiles_to_dict() -> dict[str, Any]:
     """Return a summary of each profile in the catalog."""
     return {
-        "schema": LIST_SCHEMA,
+        "schema": "topoplan.profiles/1",
         "profiles": [
             {
                 "name": profile.name,
@@ -87,7 +84,7 @@ def catalog_profiles() -> list[tuple[Profile, list[str]]]:
 def bands_to_dict(bands: Sequence[EarnedBand]) -> dict[str, Any]:
     """Return the bands computed from measured runs, next to those stored in the catalog."""
     return {
-        "schema": BANDS_SCHEMA,
+        "schema": "topoplan.bands/1",
         "bands": [picked(band, "profile=entry band=key value figures stored") for band in bands],
     }
 
@@ -201,18 +198,17 @@ def print_profiles(console: Console) -> None:
 
 def memory_bands(profile: Profile) -> str:
     """Return `3% / 5% / 30% / 15%`: dense, mixture of experts, adapters on Megatron, data-parallel backends."""
-    bands = (
-        profile.memory_band,
-        profile.moe_memory_band,
-        profile.adapter_memory_band,
-        profile.sharded_memory_band,
+    return _bands(
+        profile.memory_band, profile.moe_memory_band, profile.adapter_memory_band, profile.sharded_memory_band
     )
-    return " / ".join(f"{100 * band:.0f}%" for band in bands)
 
 
 def time_bands(profile: Profile) -> str:
     """Return `10% / 43% / 22% / 30%`: dense in bf16, mixture of experts, fp8, data-parallel backends."""
-    bands = (profile.time_band, profile.moe_time_band, profile.eight_bit_time_band, profile.sharded_time_band)
+    return _bands(profile.time_band, profile.moe_time_band, profile.eight_bit_time_band, profile.sharded_time_band)
+
+
+def _bands(*bands: float) -> str:
     return " / ".join(f"{100 * band:.0f}%" for band in bands)
 
 

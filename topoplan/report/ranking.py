@@ -1,4 +1,4 @@
-"""The table printed by `topoplan rank`."""
+"""The tables printed by `topoplan rank`: the best plans, and the rejected layouts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from rich.text import Text
 
 from topoplan.planner.effort import job_effort, job_steps
 from topoplan.planner.oddities import machine_note
-from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.plan import Plan, Ranking, Rejection
 from topoplan.planner.rank import TAGS, TIE, tags_of
 from topoplan.report.answer import Answer
-from topoplan.report.effort import pauses_words
 from topoplan.report.tables import GAP, Column, apart, bullets, fitting, paragraph
 from topoplan.report.text import (
     band,
@@ -26,6 +25,8 @@ from topoplan.report.text import (
     gib,
     hours,
     layout_label,
+    pauses_words,
+    reason_line,
     significant,
     spec_line,
     time_shares,
@@ -102,10 +103,8 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
 
 
 def _text_widths(space: int, layout: int, shares: int) -> tuple[int, int]:
-    """Return the widths of the layout and time-share columns, from the widths of their text; 0 drops a column.
-
-    A layout on a single line has priority, because `explain` shows the shares too.
-    """
+    """Return the widths of the layout and time-share columns, from the widths of their text; 0 drops a column. A layout
+    on a single line has priority, because `explain` shows the shares too."""
     if space - layout >= _MIN_SHARES:
         return layout, min(shares, space - layout)
     return min(layout, max(_MIN_LAYOUT, space + GAP)), 0
@@ -127,50 +126,33 @@ def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
 
 def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[Column]:
     capacity = gib(max((plan.memory.capacity_bytes for plan in plans), default=0.0))
-    columns = [
-        *_trainer_column(spec, plans),
-        Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
-        *_host_column(plans),
+    trainers, risks = [plan.trainer or "-" for plan in plans], [tags_of(plan) for plan in plans]
+    columns = []
+    # The trainer whose files `generate` writes, if it is not obvious.
+    if not set(trainers) <= {TRAINERS[0].name} or len({plan.layout.backend for plan in plans}) > 1:
+        columns.append(Column(header="\ntrainer", cells=tuple(map(Text, trainers)), left=True))
+    memory = (
+        Text(gib(plan.memory.device_bytes), style="yellow" if "tight" in tags else "")
+        for plan, tags in zip(plans, risks, strict=True)
+    )
+    columns.append(Column(header=f"GiB of\n{capacity}", cells=tuple(memory)))
+    if any(plan.memory.host_bytes for plan in plans):
+        host = (Text(f"{plan.memory.host_bytes / GIB:,.0f}" if plan.memory.host_bytes else "") for plan in plans)
+        columns.append(Column(header="host\nGiB", cells=tuple(host)))
+    columns += [
         Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
         Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=4),
         Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
-        *_risk_column(plans),
-        Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=2),
     ]
+    if any(risks):
+        columns.append(Column(header="\nrisk", cells=tuple(Text("\n".join(tags)) for tags in risks), left=True, drop=1))
+    columns.append(Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=2))
     efforts = [job_effort(spec, plan) for plan in plans]
     known = [effort for effort in efforts if effort is not None]
     if known:
         columns.append(Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=3))
         columns.append(Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=5))
     return columns
-
-
-def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[Column]:
-    """Return the column of the trainer whose files `generate` writes, if it is not obvious."""
-    names = [plan.trainer or "-" for plan in plans]
-    if set(names) <= {TRAINERS[0].name} and len({plan.layout.backend for plan in plans}) < 2:
-        return []
-    return [Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
-
-
-def _risk_column(plans: Sequence[Plan]) -> list[Column]:
-    """Return the column of risks, if any plan has one."""
-    risks = [tags_of(plan) for plan in plans]
-    cells = tuple(Text("\n".join(tags)) for tags in risks)
-    return [Column(header="\nrisk", cells=cells, left=True, drop=1)] if any(risks) else []
-
-
-def _host_column(plans: Sequence[Plan]) -> list[Column]:
-    """Return the column of host memory per node, if any plan uses it."""
-    if not any(plan.memory.host_bytes for plan in plans):
-        return []
-    cells = tuple(Text(f"{plan.memory.host_bytes / GIB:,.0f}" if plan.memory.host_bytes else "") for plan in plans)
-    return [Column(header="host\nGiB", cells=cells)]
-
-
-def _memory_cell(plan: Plan) -> Text:
-    memory = plan.memory
-    return Text(gib(memory.device_bytes), style="yellow" if "tight" in tags_of(plan) else "")
 
 
 def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
@@ -248,3 +230,20 @@ def _print_warnings(console: Console, answer: Answer) -> None:
         for warning in (*first, *others)
     ]
     _print_some(console, "Warnings", lines, max(_WARNINGS, len(first)))
+
+
+_EXAMPLES = 5
+
+
+def print_rejected(console: Console, ranking: Ranking) -> None:
+    """Print each rule with its number of rejected layouts and the first few of them; `--json` has all."""
+    by_rule: dict[str, list[Rejection]] = {}
+    for rejection in ranking.rejected:
+        by_rule.setdefault(rejection.rule, []).append(rejection)
+    if not by_rule:
+        console.print("\nNo layout was rejected.")
+    for rule, rejections in sorted(by_rule.items(), key=lambda item: (item[0] != "memory", -len(item[1]), item[0])):
+        shown = rejections[:_EXAMPLES]
+        more = f", the first {len(shown)}" if len(shown) < len(rejections) else ""
+        console.print(f"\nRejected by {rule}: {counted(len(rejections), 'layout')}{more}", soft_wrap=True)
+        bullets(console, (reason_line(rejection) for rejection in shown))

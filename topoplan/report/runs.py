@@ -1,26 +1,29 @@
-"""List the runs started from this machine."""
+"""The runs started from this machine: their list, the status of one by node, and the result of stopping one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from topoplan.report.status import size
+from topoplan.errors import HostError
 from topoplan.report.tables import bullets, paragraph, table_of
-from topoplan.report.text import counted, significant
+from topoplan.report.text import counted, duration, significant
+from topoplan.run.node import NodeState, Stopped, directory_problem, suspect_remedy, suspect_text
+from topoplan.run.outcome import exit_code
+from topoplan.run.reachability import looks_offline
 from topoplan.run.record import RunRecord, Unreadable, to_dict
 from topoplan.units import GIB
 
-SCHEMA = "topoplan.runs/1"
-PRUNED = "topoplan.pruned/1"
-
 
 def runs_to_dict(runs: Sequence[RunRecord | Unreadable]) -> dict[str, Any]:
-    """Return the records as `topoplan.runs/1`, oldest first."""
+    """Return the records, oldest first."""
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.runs/1",
         "runs": [{**to_dict(run), "directory": str(run.directory())} for run in runs if isinstance(run, RunRecord)],
         "unreadable": [{"run_id": run.run_id, "error": run.why} for run in runs if isinstance(run, Unreadable)],
     }
@@ -49,8 +52,8 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
 
 
 def pruned_to_dict(gone: Sequence[RunRecord], freed_bytes: int) -> dict[str, Any]:
-    """Return the ids of deleted records as `topoplan.pruned/1`."""
-    return {"schema": PRUNED, "runs": [run.run_id for run in gone], "freed_bytes": freed_bytes}
+    """Return the ids of deleted records."""
+    return {"schema": "topoplan.pruned/1", "runs": [run.run_id for run in gone], "freed_bytes": freed_bytes}
 
 
 def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) -> None:
@@ -58,7 +61,9 @@ def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) 
     if not gone:
         paragraph(console, "No run is known to have ended as long ago.")
         return
-    paragraph(console, f"{counted(len(gone), 'run')} forgotten, {size(freed_bytes)} freed here; the hosts keep theirs:")
+    paragraph(
+        console, f"{counted(len(gone), 'run')} forgotten, {_size(freed_bytes)} freed here; the hosts keep theirs:"
+    )
     bullets(console, [run.run_id for run in gone])
 
 
@@ -96,3 +101,186 @@ def print_measured(console: Console, runs: Sequence[RunRecord | Unreadable]) -> 
 def _hosts(run: RunRecord) -> str:
     names = [node.name for node in run.nodes]
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]}"
+
+
+def status_to_dict(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> dict[str, Any]:
+    """Return the status. A node that cannot be queried has the state `unreachable`."""
+    return {
+        "schema": "topoplan.status/1",
+        "run_id": record.run_id,
+        "name": record.name,
+        "created": record.created,
+        "state": _run_state(states),
+        "code": exit_code(states),
+        "trouble": record.trouble,
+        "nodes": [
+            {"node": node.node, "host": node.name, "run_dir": node.run_dir, **_state_to_dict(states[node.label])}
+            for node in record.nodes
+            if node.label in states
+        ],
+    }
+
+
+def _state_to_dict(state: NodeState | HostError) -> dict[str, Any]:
+    if isinstance(state, HostError):
+        return {"state": "unreachable", "problem": state.problem, "error": str(state)}
+    return {
+        "state": state.state,
+        "code": state.code,
+        "started_unix_s": state.started.unix_s if state.started else None,
+        "elapsed_s": state.elapsed_s,
+        "log_bytes": state.log_bytes,
+        "pids": list(state.pids),
+        "directory": state.directory,
+        "stopped": state.stopped or None,
+    }
+
+
+def _run_state(states: Mapping[str, NodeState | HostError]) -> str:
+    found = {"unreachable" if isinstance(state, HostError) else state.state for state in states.values()}
+    if "running" in found:
+        return "running"
+    if "unreachable" in found:
+        return "unknown"
+    code = exit_code(states)
+    if code is None:
+        return "never-started"
+    return "failed" if code else "ended"
+
+
+def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeState | HostError]) -> None:
+    """Print the run in a line, then a row per node."""
+    created = record.created[:16].replace("T", " ")
+    words = {"never-started": "not started on all nodes", "unknown": "not known"}
+    run_state = _run_state(states)
+    code = exit_code(states)
+    over = f"{words.get(run_state, run_state)}{f' with exit code {code}' if code else ''}"
+    over += ", this machine seems to be offline" if looks_offline(states) else ""
+    paragraph(console, f"{record.run_id}: {over}; made {created} UTC, {counted(len(record.nodes), 'node')}")
+    if record.trouble:
+        paragraph(console, f"On this machine: {record.trouble}.")
+    table = table_of("node", "host", right=("for", "log", "processes"), last=("state",))
+    for node in record.nodes:
+        if node.label not in states:
+            continue
+        state = states[node.label]
+        if isinstance(state, HostError):
+            error = "; ".join(part for part in (state.what, state.remedy) if part)
+            table.add_row(node.label, node.name, "-", "-", "-", f"unreachable: {error}")
+        else:
+            table.add_row(
+                node.label,
+                node.name,
+                "-" if state.elapsed_s is None else duration(state.elapsed_s),
+                "-" if state.started is None else _size(state.log_bytes),
+                str(len(state.pids)) if state.pids else "-",
+                node_words(state),
+            )
+    console.print(table)
+
+
+def node_words(state: NodeState) -> str:
+    """Describe the state of a node in one phrase."""
+    if state.state == "gone" and state.is_unreadable:
+        return f"gone, and how it ended is not known: {directory_problem(state.directory)}"
+    if state.state == "never-started" and state.directory == "gone":
+        return "never started, or its run directory was deleted"
+    return "; ".join(filter(None, (_state_words(state), directory_problem(state.directory))))
+
+
+def _state_words(state: NodeState) -> str:
+    if state.state == "ended":
+        left = f"; left {counted(len(state.pids), 'process', 'processes')} running" if state.pids else ""
+        why = f" on its host's own account, as {state.stopped}" if state.stopped else ""
+        return f"ended with exit code {state.code}{_signal_words(state.code)}{why}{left}"
+    return {
+        "running": "running",
+        "gone": "gone without an exit code: it was killed by somebody, for memory, or at logout",
+        "never-started": "never started",
+        "rebooted": "the machine was started again while it ran",
+    }[state.state]
+
+
+def _signal_words(code: int | None) -> str:
+    """Return ` (SIGKILL)` for 137, as in shells; an empty string if the code does not denote a signal."""
+    try:
+        return f" ({signal.Signals((code or 0) - 128).name})"
+    except ValueError:
+        return ""
+
+
+def _size(size_bytes: int) -> str:
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+
+
+def stop_to_dict(record: RunRecord, results: Mapping[str, Stopped | HostError]) -> dict[str, Any]:
+    """Return the result of stopping a run."""
+    return {
+        "schema": "topoplan.stop/1",
+        "run_id": record.run_id,
+        "stopped": is_stopped(results),
+        "nodes": [{"node": node.node, "host": node.name, **_end_to_dict(results[node.label])} for node in record.nodes],
+    }
+
+
+def _end_to_dict(result: Stopped | HostError) -> dict[str, Any]:
+    if isinstance(result, HostError):
+        return {"stopped": None, "problem": result.problem, "error": str(result)}
+    return {
+        "stopped": result.is_over,
+        "was_running": result.was_running,
+        "left": list(result.left),
+        "code": result.code,
+        "may_be": [asdict(one) for one in result.suspects],
+        "directory": result.directory,
+        "gpus_unseen": result.gpus_unseen,
+    }
+
+
+def is_stopped(results: Mapping[str, Stopped | HostError]) -> bool:
+    """Whether it is certain that no process of the run is left on any host."""
+    return all(isinstance(result, Stopped) and result.is_over for result in results.values())
+
+
+def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stopped | HostError]) -> None:
+    """Print a row per node, and a conclusion."""
+    table = table_of("node", "host", last=("",))
+    for node in record.nodes:
+        table.add_row(node.label, node.name, _stopped_words(results[node.label]))
+    console.print(table)
+    suspects = [result for result in results.values() if isinstance(result, Stopped) and result.suspects]
+    if is_stopped(results):
+        paragraph(console, f"{record.run_id}: nothing of it is left running.")
+    elif len(suspects) == sum(not (isinstance(result, Stopped) and result.is_over) for result in results.values()):
+        paragraph(
+            console,
+            f"{record.run_id}: what is known to belong to it has ended. The processes named here got no signal: they"
+            " have left the session, parents and environment that would prove that they belong to it.",
+        )
+    else:
+        again = f"run `topoplan runs stop {shlex.quote(record.run_id)}` again"
+        offline = "this machine seems to be offline; " if looks_offline(results) else ""
+        paragraph(console, f"{record.run_id}: {offline}not all of it is known to have ended; {again}.")
+
+
+def _stopped_words(result: Stopped | HostError) -> str:
+    if isinstance(result, HostError):
+        return "; ".join(part for part in (f"unknown: {result.what}", result.remedy) if part)
+    if result.left:
+        return f"still there after SIGKILL: {', '.join(map(str, result.left))}; see `ps -o pid,user,stat,args`"
+    if not result.was_running:
+        said = "nothing was running"
+    else:
+        said = "stopped" if result.code is None else f"stopped, exit code {result.code}{_signal_words(result.code)}"
+    parts = [said, directory_problem(result.directory)]
+    if result.suspects:
+        suspects = "; ".join(map(suspect_text, result.suspects))
+        parts += [f"may belong to the run: {suspects}", suspect_remedy(result.suspects)]
+    if result.gpus_unseen:
+        parts.append("nvidia-smi does not say who holds the GPUs")
+    return "; ".join(filter(None, parts))

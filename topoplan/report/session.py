@@ -1,4 +1,4 @@
-"""The output of `topoplan launch` and `topoplan runs attach`: events, and how the run ended."""
+"""The output of `topoplan launch` and `topoplan runs attach`: events, how the run ended, and what failed first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from topoplan.report.failure import error_to_dict, failure_lines, failure_to_dict
+from topoplan.errors import HostError
 from topoplan.report.text import counted
 from topoplan.run.events import Event
+from topoplan.run.failure import Failure
 from topoplan.run.session import Outcome
 
 LAUNCH = "topoplan.launch/1"
@@ -92,7 +93,6 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _attempts(outcome: Outcome) -> Iterator[str]:
-    """Describe the starts before the last one, what they cost, and hosts that failed more than once."""
     if not outcome.attempts:
         return
     lost = f"{counted(outcome.lost_steps, 'step')} had to be done again" if outcome.lost_steps else "no step was lost"
@@ -147,8 +147,50 @@ _DOES = {
 
 
 def _next(run: str, *verbs: str) -> Iterator[str]:
-    """Yield the next commands, each on a line of its own for copying."""
     width = max(map(len, verbs)) + len(run)
     for verb in verbs:
         typed = f"{verb} {run}"
         yield f"  topoplan runs {typed:{width + 1}}  # {_DOES[verb]}"
+
+
+_TAIL_LINES = 20
+
+
+def failure_lines(failure: Failure) -> Iterator[str]:
+    """Format a failure as text lines."""
+    diagnosis = failure.diagnosis
+    rank = f", rank {diagnosis.rank}" if diagnosis is not None and diagnosis.rank is not None else ""
+    yield f"topoplan: {failure.node} ({failure.host}){rank} failed first: {failure.what}"
+    if failure.tail:
+        yield "  its last lines:"
+        yield from (f"    {line}" for line in failure.tail[-_TAIL_LINES:])
+    if failure.stacks:
+        yield "  where the ranks were:"
+        yield from (f"    {line}" for line in failure.stacks)
+    if diagnosis is not None:
+        sure = "" if diagnosis.certain else ", though it may be the consequence of something else"
+        yield f"  likely cause: {diagnosis.cause}{sure}"
+        if diagnosis.remedy:
+            yield f"  what to do: {diagnosis.remedy}"
+    if failure.log is not None:
+        yield f"  whole logs: {failure.log.parent}"
+
+
+def failure_to_dict(failure: Failure) -> dict[str, Any]:
+    """Return a failure as JSON."""
+    diagnosis = failure.diagnosis
+    return {
+        "node": failure.node,
+        "host": failure.host,
+        "what": failure.what,
+        "code": failure.code,
+        **{key: getattr(diagnosis, key, None) for key in ("rank", "kind", "cause", "remedy")},
+        "evidence": list(diagnosis.evidence) if diagnosis else [],
+        "lines": list(failure.tail[-_TAIL_LINES:]),
+        "stacks": list(failure.stacks),
+    }
+
+
+def error_to_dict(error: HostError) -> dict[str, Any]:
+    """Return the error of a host as JSON."""
+    return {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}

@@ -11,19 +11,16 @@ from rich.table import Table
 from topoplan.planner.effort import Effort
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import SizeRow, Sizing
-from topoplan.report.effort import effort_to_dict, pauses_words
 from topoplan.report.tables import apart, bullets, paragraph, table_of
-from topoplan.report.text import counted, gib, hours, layout_label, significant
+from topoplan.report.text import counted, effort_to_dict, gib, hours, layout_label, pauses_words, significant
 from topoplan.specs.spec import Spec
-
-SCHEMA = "topoplan.size/1"
 
 
 def sizing_to_dict(spec: Spec, sizing: Sizing, *, price: float | None) -> dict[str, Any]:
     """Return every number of nodes searched, and the answer, or None if there is none."""
     answer, smallest = sizing.answer, sizing.smallest
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.size/1",
         **spec_to_dict(spec),
         "steps": sizing.steps,
         "max_hours": rounded(sizing.limit_s / 3600),

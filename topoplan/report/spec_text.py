@@ -20,13 +20,13 @@ _OFFERED = {"dataset": "my_data", "samples": 10_000, "packing": True}
 """Commonly needed keys of a job, written as comments if they are not given."""
 
 
-def spec_text(spec: Spec, *, notes: Sequence[str] = ()) -> str:
+def spec_text(spec: Spec, notes: Sequence[str] = ()) -> str:
     """Return the whole file; `notes` are sentences on where the job comes from."""
     blocks = [[MARK, "# Where a line is left out, or behind a #, its usual value is taken."], [*_cluster_lines(spec)]]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n\n" + job_text(spec, notes=notes)
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n\n" + job_text(spec, notes)
 
 
-def job_text(spec: Spec, *, notes: Sequence[str] = ()) -> str:
+def job_text(spec: Spec, notes: Sequence[str] = ()) -> str:
     """Return only the model and the job."""
     return (
         "\n".join([_line(SpecForm, "model", model_key(spec.model)), "", *_notes(notes), "job:", *_job_lines(spec)])
@@ -54,7 +54,6 @@ def _job_lines(spec: Spec) -> Iterator[str]:
 
 
 def _value_lines(form: type[Any], key: str, value: Any, *, indent: str = "") -> Iterator[str]:
-    """Yield a key with its value; a block or a list of blocks takes several lines."""
     if isinstance(value, dict):
         yield spec_line(f"{indent}{key}", "", _meaning(form, key))
         for name, one in value.items():

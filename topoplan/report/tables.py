@@ -1,4 +1,4 @@
-"""Print paragraphs, lists and tables on a console."""
+"""Print paragraphs, lists, tables, and the formulas behind an account on a console."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.report.text import significant
+from topoplan.terms import Term
+
 
 def paragraph(console: Console, text: str, *, style: str = "") -> None:
     """Print text wrapped at the console's width, never interpreted as markup, because names may contain brackets."""
@@ -20,10 +23,15 @@ def paragraph(console: Console, text: str, *, style: str = "") -> None:
 def bullets(console: Console, texts: Iterable[str]) -> None:
     """Print each text after a dash, with its further lines indented."""
     for text in texts:
-        lines = Text(text).wrap(console, console.width - 2)
-        for number, line in enumerate(lines):
-            line.rstrip()
-            console.print(Text("- " if number == 0 else "  ") + line)
+        hanging(console, Text(text), "- ", "  ")
+
+
+def hanging(console: Console, text: Text, first: str, further: str) -> None:
+    """Print wrapped text, with `first` before its first line and `further` before the others."""
+    width = console.width - max(len(first), len(further))
+    for number, line in enumerate(text.wrap(console, width)):
+        line.rstrip()
+        console.print(Text(further if number else first) + line)
 
 
 def apart(console: Console, part: str | Table | Text, *, style: str = "") -> None:
@@ -95,3 +103,34 @@ def stage_span(stages: Sequence[int]) -> str:
 def stage_name(stages: Sequence[int]) -> str:
     """Return `Stage 3`, or `Stages 3 to 6`."""
     return f"Stage {stages[0]}" if len(stages) == 1 else f"Stages {stages[0]} to {stages[-1]}"
+
+
+_MIB = 2**20
+
+
+def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:
+    """Print the source of each name's formulas; names with the same sources share a row."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    listed: set[str] = set()
+    for name, term in rows:
+        sources = tuple(dict.fromkeys(one.source for one in term.leaves()))
+        # A term whose formulas are all listed already shows its own source instead.
+        sources = (term.source,) if sources not in names and set(sources) <= listed else sources
+        names.setdefault(sources, []).append(name)
+        listed |= set(sources)
+    heading(console, "Formulas, as files and names in the package topoplan/, and their sources")
+    table = table_of("figure", last=("formula; source",))
+    for sources, shared in names.items():
+        for number, source in enumerate(sources):
+            table.add_row("" if number else ", ".join(shared), Text(source, style="dim"))
+    console.print(table)
+
+
+def mib(size_bytes: float) -> str:
+    """Format bytes in MiB with one decimal."""
+    return f"{size_bytes / _MIB:,.1f}"
+
+
+def elements(count: float) -> str:
+    """Format a number of elements: 8.19B, 42.1M."""
+    return f"{significant(count / 1e9)}B" if count >= 1e9 else f"{significant(count / 1e6)}M"

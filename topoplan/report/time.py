@@ -12,8 +12,7 @@ from topoplan.engines.account import Flow, TimeAccount
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import rounded
 from topoplan.report.dump import picked, plain
-from topoplan.report.tables import heading, paragraph, stage_name, stage_span, table_of
-from topoplan.report.terms import print_formulas
+from topoplan.report.tables import heading, paragraph, print_formulas, stage_name, stage_span, table_of
 from topoplan.report.text import counted, significant
 from topoplan.terms import Term
 
@@ -84,7 +83,6 @@ def _slowest(account: TimeAccount) -> tuple[int, ...]:
 
 
 def _share(term: Term, step: Term) -> str:
-    """Format a term as a percentage of the step."""
     return f"{100 * term.value / step.value:.1f}"
 
 
@@ -133,7 +131,6 @@ def _operators(step: Term, layer: Term) -> Table:
 
 
 def _around(account: TimeAccount) -> Table:
-    """Tabulate the step's terms outside the layers, and the total."""
     step, within = account.step, sum(layer.value for layer in account.layers)
     named = {layer.name for layer in account.layers}
     table = table_of("what", "part", right=("s", "%"))
@@ -150,7 +147,6 @@ def _around(account: TimeAccount) -> Table:
 
 
 def _overlap_words(account: TimeAccount) -> str:
-    """Describe how much of the gradient and weight communication is exposed."""
     whole = sum(one.step_s for one in account.sent if one.moment not in ("layers", "stages"))
     if not whole:
         return ""

@@ -1,8 +1,10 @@
-"""A timeline as text, and its summary as JSON (`topoplan.timeline/1`)."""
+"""A timeline as text, its summary as JSON (`topoplan.timeline/1`), and as a trace for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +16,7 @@ from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.dump import picked, plain
 from topoplan.report.tables import apart, paragraph
 from topoplan.report.text import counted, layout_label, significant, spec_line
-from topoplan.report.windows import Window, windows
 from topoplan.specs.spec import Spec
-
-SCHEMA = "topoplan.timeline/1"
 
 # Letter in the terminal, color, and name in the legend. Chunks after the first use the lowercase letter.
 MARKS = {
@@ -66,7 +65,7 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
             "ranks": [{"rank": rank, "seconds": seconds[rank], "bubble": idle[rank]} for rank in range(drawn.ranks)],
             "collectives": [picked(one, "name rank") | {"seconds": plain(one.seconds)} for one in drawn.communications],
         }
-    return {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}
+    return {"schema": "topoplan.timeline/1", **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}
 
 
 def totals_line(plan: Plan, drawn: Timeline) -> str:
@@ -151,7 +150,6 @@ def talks_words(drawn: Timeline) -> str:
 
 
 def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
-    """Return the start and end times above each window."""
     parts = []
     for window, count in zip(shown, counts, strict=True):
         left, right = f"{significant(window.start_s)} s", f"{significant(window.end_s)} s"
@@ -160,11 +158,8 @@ def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
 
 
 def _cells(spans: Sequence[_Span], window: Window, count: int) -> list[str]:
-    """Return one kind per column.
-
-    Each column gets the kind that is most underrepresented so far, so that events narrower than a column are also shown
-    in proportion to their time.
-    """
+    """Return one kind per column. Each column gets the kind that is most underrepresented so far, so that events
+    narrower than a column are also shown in proportion to their time."""
     width = (window.end_s - window.start_s) / count
     filled: list[dict[str, float]] = [{} for _ in range(count)]
 
@@ -212,4 +207,99 @@ def kinds_of(drawn: Timeline) -> set[str]:
     kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
     return kinds | {
         span.name for spans in (drawn.phases, *(one.spans for one in drawn.communications)) for span in spans
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A drawn interval of time."""
+
+    start_s: float
+    end_s: float
+
+
+def windows(timeline: Timeline, units: int, per_forward: float) -> tuple[tuple[Window, ...], float]:
+    """Return (windows, seconds per unit): the whole step if it fits in `units`, otherwise its two ends.
+
+    A forward pass of one chunk should be `per_forward` units wide on average. A short step is drawn wider; of a long
+    one, the middle of the steady state is left out. If even the two ends do not fit, the scale shrinks until the
+    pipeline's fill and drain do.
+    """
+    total = timeline.total_s
+    widths = [event.end_s - event.start_s for event in timeline.events if event.kind == "forward"]
+    unit_s = sum(widths) / len(widths) / per_forward
+    if total <= units * unit_s:
+        return (Window(start_s=0.0, end_s=total),), total / units
+    ends = timeline.fill_s + max(0.0, total - timeline.drain_s)
+    unit_s = max(unit_s, min(total, 1.25 * ends) / units)
+    if total <= units * unit_s * 1.000001:
+        return (Window(start_s=0.0, end_s=total),), total / units
+    # The space left over by fill and drain is divided between them.
+    spare = (units * unit_s - ends) / 2
+    first = timeline.fill_s + spare
+    return (
+        Window(start_s=0.0, end_s=first),
+        Window(start_s=total - (units * unit_s - first), end_s=total),
+    ), unit_s
+
+
+MARK = '{"otherData": {"writer": "topoplan timeline"'
+"""The start of every trace written by topoplan."""
+
+
+def trace(title: str, plan: Plan, drawn: Timeline) -> str:
+    """Return the trace file: one process, a thread per pipeline rank or lane, one event per line.
+
+    Source: "Trace Event Format" (Google, 2016): complete events (`ph` X) with `ts` and `dur` in microseconds, names of
+    processes and threads as metadata events (`ph` M).
+    """
+    head = {
+        "writer": "topoplan timeline",
+        "title": title,
+        "plan": plan.id,
+        "simulated_s": drawn.total_s,
+        "predicted_s": plan.time.step_s,
+    }
+    lines = [json.dumps(event, allow_nan=False) for event in _events(plan, drawn)]
+    return (
+        f'{{"otherData": {json.dumps(head, allow_nan=False)}, "displayTimeUnit": "ms", "traceEvents": [\n'
+        + ",\n".join(lines)
+        + "\n]}\n"
+    )
+
+
+def _events(plan: Plan, drawn: Timeline) -> list[dict[str, Any]]:
+    found = [_named(0, "process_name", name=f"step of {plan.id}")]
+    for rank in range(drawn.ranks):
+        found.append(_named(rank, "thread_name", name=drawn.lanes[rank] if drawn.lanes else f"pipeline rank {rank}"))
+        found.append(_named(rank, "thread_sort_index", sort_index=rank))
+    for event in drawn.events:
+        details = {"micro batch": event.microbatch}
+        if not drawn.lanes:
+            details |= {"chunk": event.chunk, "virtual stage": event.chunk * drawn.ranks + event.rank}
+        found.append(_complete(event.kind, event.rank, event.start_s, event.end_s) | {"args": details})
+    for phase in drawn.phases:
+        found += [_complete(phase.name, rank, phase.start_s, phase.end_s) for rank in range(drawn.ranks)]
+    for number, communication in enumerate(drawn.communications, start=drawn.ranks):
+        found.append(_named(number, "thread_name", name=f"{communication.name}, rank {communication.rank}"))
+        found.append(_named(number, "thread_sort_index", sort_index=number))
+        found += [_complete(span.name, number, span.start_s, span.end_s) for span in communication.spans]
+    return found
+
+
+def _named(thread: int, what: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": 0, "tid": thread, "name": what, "args": args}
+
+
+def _complete(name: str, rank: int, start_s: float, end_s: float) -> dict[str, Any]:
+    """Return a complete event in whole nanoseconds, so that adjacent events neither overlap nor leave a gap."""
+    start, end = round(1e9 * start_s), round(1e9 * end_s)
+    return {
+        "ph": "X",
+        "pid": 0,
+        "tid": rank,
+        "cat": name,
+        "name": name,
+        "ts": start / 1000,
+        "dur": (end - start) / 1000,
     }

@@ -8,8 +8,17 @@ from html import escape
 from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
 from topoplan.report.text import layout_label, significant
-from topoplan.report.timeline import MARKS, NUMBERED, idle_name, kinds_of, lane_names, talks_words, totals_line
-from topoplan.report.windows import Window, windows
+from topoplan.report.timeline import (
+    MARKS,
+    NUMBERED,
+    Window,
+    idle_name,
+    kinds_of,
+    lane_names,
+    talks_words,
+    totals_line,
+    windows,
+)
 
 MARK = "<!-- written by `topoplan timeline` -->"
 """The start of every drawing written by topoplan."""
@@ -95,7 +104,6 @@ def _colour(kind: str, chunk: int, chunks: int) -> str:
 
 
 def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s: float) -> list[str]:
-    """Return the boxes in a window of time, clipped at its ends."""
     out: list[str] = []
 
     def box(rank: int, start: float, end: float, colour: str, text: str = "", *, dark: bool = True) -> None:
@@ -141,7 +149,6 @@ def _cut(left: float, lanes: int) -> list[str]:
 
 
 def _axis(window: Window, left: float, right: float, y: int, pixel_s: float, *, last: bool) -> list[str]:
-    """Return ticks at round times, in seconds from the start of the step."""
     spacing = _round_up(_DRAWN * pixel_s / _TICKS)
     decimals = max(0, -math.floor(math.log10(spacing) + 1e-9))
     out = [f'<line x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}" stroke="#555"/>']

@@ -9,10 +9,12 @@ from itertools import groupby, pairwise
 from topoplan.layout.layout import Layout
 from topoplan.network.topology import Wiring, gpu_link_bytes_per_s, socket_bytes_per_s
 from topoplan.planner.communication import GroupLinks, StepFlow
-from topoplan.report.topology_groups import NAMES, group_words, layout_words
-from topoplan.report.topology_words import (
+from topoplan.report.topology import (
+    NAMES,
     domain_nodes,
     fabric_words,
+    group_words,
+    layout_words,
     leaves_words,
     nvlink_words,
     rate_words,
@@ -59,8 +61,6 @@ _RAILS = ("#2b6cb0", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#0987a0", "#97
 
 
 class _Drawing:
-    """The drawing of a cluster: the positions of its parts, and the shapes in painting order."""
-
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.wiring = cluster, Wiring(cluster)
         self.shapes: list[str] = []
@@ -277,7 +277,6 @@ def topology_svg(
 def _groups_footer(
     layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow], *, stands_for_all: bool
 ) -> list[str]:
-    """Return a heading for the groups drawn, and a line about each kind."""
     if layout is None:
         return []
     if not rows:

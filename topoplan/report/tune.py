@@ -20,9 +20,8 @@ from topoplan.specs.spec import Spec
 SCHEMA = "topoplan.tune/1"
 
 
-def _gpu_hours(spec: Spec, plan: Plan, steps: int, *, at_most: bool = False) -> float:
-    takes = expected(spec, plan, steps)
-    return (takes.at_most_s if at_most else takes.seconds) * plan.layout.world_size / 3600.0
+def _gpu_hours(plan: Plan, seconds: float) -> float:
+    return seconds * plan.layout.world_size / 3600.0
 
 
 # Upcoming trials ------------------------------------------------------------------------------------------------------
@@ -40,13 +39,13 @@ def ahead_to_dict(spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: boo
                 "step_s": rounded(plan.time.step_s),
                 "band_s": [rounded(bound) for bound in plan.time.band_s],
                 "may_be_over_memory": may_be_over(plan),
-                "steps": expected(spec, plan, steps).steps,
-                "seconds": rounded(expected(spec, plan, steps).seconds),
-                "at_most_s": rounded(expected(spec, plan, steps).at_most_s),
-                "gpu_hours": rounded(_gpu_hours(spec, plan, steps)),
-                "at_most_gpu_hours": rounded(_gpu_hours(spec, plan, steps, at_most=True)),
+                "steps": takes.steps,
+                "seconds": rounded(takes.seconds),
+                "at_most_s": rounded(takes.at_most_s),
+                "gpu_hours": rounded(_gpu_hours(plan, takes.seconds)),
+                "at_most_gpu_hours": rounded(_gpu_hours(plan, takes.at_most_s)),
             }
-            for plan in plans
+            for plan, takes in ((plan, expected(spec, plan, steps)) for plan in plans)
         ],
     }
 
@@ -55,9 +54,24 @@ def print_ahead(
     console: Console, spec: Spec, plans: Sequence[Plan], steps: int, *, made_up: bool, note: str = ""
 ) -> None:
     """Print the upcoming trials, assuming that each takes the predicted time."""
-    console.print(ahead_table(spec, plans, steps))
+    table = table_of("trial", "plan", right=("step", "band", "steps", "takes", "at most", "GPU hours"))
+    low = high = 0.0
+    for number, plan in enumerate(plans, 1):
+        takes = expected(spec, plan, steps)
+        low += _gpu_hours(plan, takes.seconds)
+        high += _gpu_hours(plan, takes.at_most_s)
+        table.add_row(
+            str(number),
+            layout_label(plan.layout),
+            f"{significant(plan.time.step_s)} s",
+            band(plan.time),
+            str(takes.steps),
+            duration(takes.seconds),
+            duration(takes.at_most_s),
+            hours(_gpu_hours(plan, takes.seconds)),
+        )
+    console.print(table)
     console.print()
-    low, high = (sum(_gpu_hours(spec, plan, steps, at_most=most) for plan in plans) for most in (False, True))
     samples = "made-up samples as long as the job's" if made_up else "the job's own data set"
     again = (
         "they are one job of Slurm, one after another, chosen to teach most together; what it leaves is learnt from"
@@ -75,24 +89,6 @@ def print_ahead(
             *([note] if note else []),
         ],
     )
-
-
-def ahead_table(spec: Spec, plans: Sequence[Plan], steps: int) -> Any:
-    """Return a table with a row per trial."""
-    table = table_of("trial", "plan", right=("step", "band", "steps", "takes", "at most", "GPU hours"))
-    for number, plan in enumerate(plans, 1):
-        takes = expected(spec, plan, steps)
-        table.add_row(
-            str(number),
-            layout_label(plan.layout),
-            f"{significant(plan.time.step_s)} s",
-            band(plan.time),
-            str(takes.steps),
-            duration(takes.seconds),
-            duration(takes.at_most_s),
-            hours(_gpu_hours(spec, plan, steps)),
-        )
-    return table
 
 
 # Finished trials ------------------------------------------------------------------------------------------------------

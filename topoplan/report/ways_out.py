@@ -1,4 +1,4 @@
-"""Ways out of a ranking in which nothing fits, or nothing fits with room to spare."""
+"""Ways out of a ranking in which nothing fits, or nothing fits with room to spare; and the error if nothing fits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from topoplan.errors import NoLayoutFitsError
 from topoplan.planner.plan import Plan, Ranking, WayOut
 from topoplan.planner.rank import SAFE_SHARE
 from topoplan.planner.view import plan_to_dict
 from topoplan.planner.ways_out import KINDS
-from topoplan.report.text import gib, significant
+from topoplan.report.text import counts_line, gib, nearest_misses, reason_line, significant, spec_line
 
 
 def ways_out_lines(ranking: Ranking) -> Iterator[str]:
-    """Yield each way out with its result and its command on a line of its own, then the ways that lead nowhere.
-
-    Only lines with commands or machine names may exceed the 80 columns of a terminal.
-    """
+    """Yield each way out with its result and its command on a line of its own, then the ways that lead nowhere. Only
+    lines with commands or machine names may exceed the 80 columns of a terminal."""
     found = [(way, way.plan) for way in ranking.ways_out if way.plan]
     if found and ranking.plans:
         yield f"Plan 1 is tight, and no plan leaves {SAFE_SHARE:.0%} of the card free beyond its margin."
@@ -62,3 +61,22 @@ def way_out_to_dict(way: WayOut) -> dict[str, Any]:
         "plan": None if way.plan is None else plan_to_dict(way.plan) | {"trainer": way.plan.trainer},
         "reason": way.reason,
     }
+
+
+_MISSES = 3
+
+
+def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
+    """Return the error, with the nearest misses and what would make them fit."""
+    lines = [f"no layout fits: {spec_line(ranking.spec)}. {counts_line(ranking)}"]
+    misses = nearest_misses(ranking, memory=_MISSES, rules=0)
+    if misses:
+        lines.append("nearest misses:")
+    lines += (f"  - {reason_line(miss)}" for miss in misses)
+    lines += ranking.crossings
+    lines += (
+        ways_out_lines(ranking)
+        if ranking.ways_out
+        else ["`topoplan rank` on the spec shows which changes would make a layout fit"]
+    )
+    return NoLayoutFitsError("\n".join(lines))

@@ -15,12 +15,10 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
 from topoplan.report.dump import picked
-from topoplan.report.effort import effort_to_dict
 from topoplan.report.tables import Column, apart, bullets, fitting, paragraph, table_of
-from topoplan.report.text import gib, hours, layout_label, significant, spec_line
+from topoplan.report.text import effort_to_dict, gib, hours, layout_label, significant, spec_line
 from topoplan.specs.spec import Spec
 
-SCHEMA = "topoplan.what-if/1"
 _T = TypeVar("_T")
 _EQUAL = 0.005
 """Relative differences of speed below this are not shown."""
@@ -33,7 +31,7 @@ _MIN_LABEL = 17
 def outcomes_to_dict(spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the spec with its best plan, and every case with its best plan and the fate of the original one."""
     return {
-        "schema": SCHEMA,
+        "schema": "topoplan.what-if/1",
         **spec_to_dict(spec),
         "before": _found_to_dict(before),
         "cases": [
@@ -147,7 +145,6 @@ def _fate(fate: Fate) -> str:
 
 
 def _short_fate(fate: Fate | None) -> str:
-    """Return the fate of the old best plan for a table cell."""
     if fate is None:
         return "-"
     if fate.reason:
@@ -190,7 +187,6 @@ def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) ->
 
 
 def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str], str, list[str]]:
-    """Return the values set, the label of the best plan, and its figures in the order of `_FIGURES`."""
     spec, plan = found.spec, found.best
     gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
     if spec is None or plan is None:

@@ -14,11 +14,20 @@ from typing import Any
 
 import topoplan
 from topoplan.bundle.bundle import HOSTS_FILE, HOSTS_SCHEMA, files_of, hosts_document
-from topoplan.bundle.bundle_files import EditedScript, edited_scripts, is_script, refuse_links
 from topoplan.bundle.draft import Draft
 from topoplan.bundle.node_script import script_name
 from topoplan.bundle.plan_file import RecordedPlan, draft_again, read_plan_file
-from topoplan.bundle.whole import again, digest, mixture, refuse_incomplete, refuse_unusable
+from topoplan.bundle.whole import (
+    EditedScript,
+    again,
+    digest,
+    edited_scripts,
+    is_script,
+    mixture,
+    refuse_incomplete,
+    refuse_links,
+    refuse_unusable,
+)
 from topoplan.bundle.write import MANIFEST, listed
 from topoplan.errors import InputError, SpecError, TopoplanError, nearest
 from topoplan.layout.forms import layout_from_dict, layout_to_dict

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from topoplan.bundle.bundle import files_of, usual_directory
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
-from topoplan.bundle.trial import trial_draft
-from topoplan.bundle.trials_job import JOB_OVER, RESULT, RESULTS, QueuedTrial
+from topoplan.bundle.trials_job import JOB_OVER, RESULT, RESULTS, QueuedTrial, trial_draft
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import TopoplanError
 from topoplan.planner.logged import open_end

@@ -11,10 +11,9 @@ from typing import Any
 
 import topoplan
 from topoplan.bundle.bundle import PLAN_SCHEMA
-from topoplan.bundle.bundle_files import edited_scripts, is_script
 from topoplan.bundle.node_script import script_name
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file, written_again
-from topoplan.bundle.whole import mixture
+from topoplan.bundle.whole import edited_scripts, is_script, mixture
 from topoplan.bundle.write import bundle_changes, listed
 from topoplan.errors import InputError, SpecError, TopoplanError
 from topoplan.reading.finding import Finding, Severity

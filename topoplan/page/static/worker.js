@@ -8,7 +8,7 @@ sys.path.insert(0, "/packages")
 import json
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import Questions
-from topoplan.page.reply import reply
+from topoplan.page.form import reply
 
 questions = Questions(None, SpecOptions(), told)
 

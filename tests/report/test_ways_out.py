@@ -1,7 +1,7 @@
 from tests.samples import make_ranking, make_rejection
 from topoplan.errors import NoLayoutFitsError
 from topoplan.planner.plan import Counts
-from topoplan.report.nothing_fits import nothing_fits
+from topoplan.report.ways_out import nothing_fits
 
 
 def test_a_lack_of_memory_exits_with_1_and_shows_the_nearest_misses() -> None:

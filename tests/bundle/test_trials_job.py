@@ -10,7 +10,7 @@ import yaml
 from tests.samples import make_spec
 from topoplan.bundle.bundle import files_of
 from topoplan.bundle.plan_file import read_plan_file, written_again
-from topoplan.bundle.trial import trial_draft
+from topoplan.bundle.trials_job import trial_draft
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.planner.predict import plan_under, predict

@@ -1,18 +1,67 @@
-"""`topoplan show recipes`: the first recipe that works, for every number of GPUs, context length and model."""
+"""`topoplan show`: what topoplan knows: GPUs, models, calibration constants, recipes, the JSON Schema of the spec."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from topoplan.cli import completion
-from topoplan.cli.options import AsJson, not_both, option
+from topoplan.cli.options import AsJson, ProfilePath, argument, not_both, option
+from topoplan.cli.output import print_json, print_written, show, write_new
+from topoplan.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from topoplan.specs.model import Model
     from topoplan.trainers.trinity.recipes import OpenRange
+
+
+def gpus(as_json: AsJson = False) -> None:
+    """Any other GPU can be given as a block with its own figures."""
+    from topoplan.report.lists import gpu_entries, print_gpus
+
+    show(as_json, lambda entries: entries, print_gpus, gpu_entries())
+
+
+def models(as_json: AsJson = False) -> None:
+    """Any other model can be given as a directory or file with its config.json."""
+    from topoplan.report.lists import model_entries, print_models
+
+    show(as_json, lambda entries: entries, print_models, model_entries())
+
+
+def profile(
+    gpu: Annotated[str | None, argument("GPU", "A name of `topoplan show gpus`.", completion.gpus)] = None,
+    profile: ProfilePath = None,
+    output: Annotated[
+        str | None, option("--output -o FILE", "Write the constants as a YAML file to change, which --profile takes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Each constant is shown with its source. Without a GPU, lists all profiles. Exit code 2: bad input."""
+    from topoplan.report import profile as report
+    from topoplan.specs.gpu_profile import profile_of
+    from topoplan.specs.known import gpu as gpu_named
+    from topoplan.specs.profile import read_profile
+
+    not_both("--output", output is not None, "--json", as_json)
+    if gpu is None:
+        if output is not None or profile is not None:
+            raise InputError("no GPU is named", remedy="`topoplan show gpus` lists the names")
+        show(as_json, report.profiles_to_dict, report.print_profiles)
+        return
+    card = gpu_named(gpu)
+    own = None if profile is None else read_profile(profile)
+    if own is not None:
+        own.check_gpu(card)
+    found = profile_of(card, own)
+    if output is None:
+        show(as_json, report.profile_to_dict, report.print_profile, card, found)
+    else:
+        write_new(output, report.profile_text(card, found))
+        print_written(output)
 
 
 def recipes(
@@ -41,8 +90,7 @@ def recipes(
     Each cell is the first recipe that fits: vanilla, Env (expandable segments), SP=N (Ulysses sequence parallelism),
     Offload (FSDP 2 with everything in host memory), or - if none does. Exit code 2: bad input.
     """
-    from topoplan.cli.output import show
-    from topoplan.report.table import print_table, table_to_dict, write_csv
+    from topoplan.report.lists import print_table, table_to_dict, write_csv
     from topoplan.specs.known import gpu as gpu_named
     from topoplan.trainers.trinity.recipes import table as table_of
 
@@ -60,10 +108,7 @@ _MOST_TOKENS = 2**24
 
 
 def _models(text: str) -> list[Model]:
-    from pathlib import Path
-
-    from topoplan.errors import InputError
-    from topoplan.report.table import short_name
+    from topoplan.report.lists import short_name
     from topoplan.specs.model_source import load_model
 
     models = [load_model(name, base=Path.cwd()) for name in _parts(text, "--model")]
@@ -74,8 +119,6 @@ def _models(text: str) -> list[Model]:
 
 
 def _parts(text: str, option: str) -> list[str]:
-    from topoplan.errors import InputError
-
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise InputError("an empty value" if len(parts) > 1 else "no value", where=option)
@@ -83,12 +126,10 @@ def _parts(text: str, option: str) -> list[str]:
 
 
 def _numbers(text: str, option: str, *, most: int) -> list[int]:
-    """Parse distinct whole numbers, in ascending order."""
     return sorted({_number(part, option, most=most) for part in _parts(text, option)})
 
 
 def _number(text: str, option: str, *, most: int) -> int:
-    from topoplan.errors import InputError
     from topoplan.units import quote
 
     digits = text.strip()
@@ -100,7 +141,6 @@ def _number(text: str, option: str, *, most: int) -> int:
 
 
 def _contexts(text: str) -> Sequence[int] | OpenRange:
-    from topoplan.errors import InputError
     from topoplan.trainers.trinity.recipes import OpenRange
 
     if ".." not in text:
@@ -111,3 +151,10 @@ def _contexts(text: str) -> Sequence[int] | OpenRange:
     if last is not None and last < first:
         raise InputError(f"{text} ends before it begins", where="--context")
     return OpenRange(first=first, last=last)
+
+
+def schema() -> None:
+    """An editor with this schema completes and checks a spec while it is written."""
+    from topoplan.specs.forms import schema_of_spec
+
+    print_json(schema_of_spec())
