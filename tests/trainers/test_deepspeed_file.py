@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.bundle.samples import make_layout
-from topoplan.trainers.deepspeed_file import deepspeed_text
+from topoplan.trainers.sharding_files import deepspeed_text
 
 
 def zero(**layout: Any) -> dict[str, Any]:

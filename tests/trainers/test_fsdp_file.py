@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from tests.bundle.samples import QWEN3_8B, make_spec_and_layout
-from topoplan.trainers.fsdp_file import accelerate_text
+from topoplan.trainers.sharding_files import accelerate_text
 
 
 def read(**what: Any) -> dict[str, Any]:

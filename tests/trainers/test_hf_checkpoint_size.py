@@ -4,8 +4,7 @@ from typing import Any
 
 from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
 from topoplan.operators.params import parameter_count
-from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.hf_checkpoint_size import plain_checkpoint_size
+from topoplan.trainers.checkpoint_size import CheckpointSize, plain_checkpoint_size
 
 
 def size(**what: Any) -> CheckpointSize:

@@ -8,8 +8,8 @@ from topoplan.bundle.draft import NO_SCHEDULER, Draft, draft_of
 from topoplan.errors import InputError
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
-from topoplan.trainers.generated_samples import GENERATED, refuse_images
 from topoplan.trainers.registry import writer_of
+from topoplan.trainers.trials import GENERATED, refuse_images
 
 
 def trial_draft(spec: Spec, plan: Plan, steps: int, output: str, *, made_up: bool) -> Draft:

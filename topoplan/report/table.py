@@ -16,8 +16,8 @@ from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, gib
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.model import Model
+from topoplan.trainers.trinity.document import trained_positions
 from topoplan.trainers.trinity.recipes import Cell
-from topoplan.trainers.trinity.support import trained_positions
 from topoplan.units import gib as in_gib
 
 SCHEMA = "topoplan.table/1"

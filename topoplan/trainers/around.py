@@ -14,8 +14,8 @@ from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import as_whole
 from topoplan.specs.facts import facts_of
 from topoplan.specs.source import at
-from topoplan.trainers.deepspeed_file import NAMED_STAGE, document_of
 from topoplan.trainers.models import model_at_hand
+from topoplan.trainers.sharding import NAMED_STAGE, document_of
 
 UNKNOWN = object()
 _OPEN_WORD = re.compile(r"\$(?:[@*]|\{(\w+)\[[@*]\]\})")

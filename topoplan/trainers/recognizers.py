@@ -14,7 +14,7 @@ from topoplan.trainers.llamafactory.key_list import deepspeed_keys
 from topoplan.trainers.others import others
 from topoplan.trainers.roll import fsdp2 as roll_fsdp2
 from topoplan.trainers.roll import megatron as roll_megatron
-from topoplan.trainers.roll.reading import ROLL
+from topoplan.trainers.roll.role import ROLL
 from topoplan.trainers.trainer import Trainer
 
 _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])

@@ -5,7 +5,7 @@ import pytest
 
 from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
 from topoplan.bundle.bundle import generate
-from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
+from topoplan.trainers.llamafactory.common import dataset_entry
 
 
 def entry(**what: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from tests.bundle.samples import QWEN3_VL_8B, make_spec_and_plan
 from topoplan.trainers.llamafactory.key_list import plain_keys
-from topoplan.trainers.llamafactory.plain_keys import fixed_values
 from topoplan.trainers.llamafactory.plain_yaml import written_keys
+from topoplan.trainers.llamafactory.user_keys import fixed_values
 
 
 def test_every_key_that_the_plan_decides_is_one_of_the_trainer() -> None:

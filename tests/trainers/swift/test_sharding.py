@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.swift.plans import files_for
-from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
+from topoplan.trainers.swift.sft import DEEPSPEED_FILE, FSDP_FILE
 
 
 def config_for(name: str, **what: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Scaling of positions beyond a model's own context."""
 
 from topoplan.specs.known import model
-from topoplan.trainers.trinity.support import rope_scaling
+from topoplan.trainers.trinity.document import rope_scaling
 
 QWEN3 = model("Qwen3-8B")
 

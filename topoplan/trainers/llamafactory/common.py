@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from topoplan.catalog.releases import releases
+from topoplan.reading.values import Keys, value_of
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.spec import Spec
-from topoplan.trainers import generated_samples
+from topoplan.trainers import trials
+from topoplan.trainers.codec import common
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.key_list import missing_template
+from topoplan.trainers.llamafactory.key_list import (
+    judge_key,
+    known_keys,
+    missing_template,
+    plain_keys,
+    trainer_versions,
+)
 from topoplan.trainers.requirements import Versions
-from topoplan.trainers.trainer import Checkpoints
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints
 from topoplan.trainers.usual import slow_precision
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
@@ -25,7 +38,7 @@ def launcher(job: Job, further: str = "") -> str:
     words = [
         _LAUNCHER,
         further,
-        beside("dataset_dir", generated_samples.DIRECTORY) if generated_samples.is_generated(job) else "",
+        beside("dataset_dir", trials.DIRECTORY) if trials.is_generated(job) else "",
     ]
     return " ".join(filter(None, words))
 
@@ -76,7 +89,7 @@ VERSIONS = Versions(
 def dataset_directory(values: Mapping[str, Any]) -> str | None:
     """Return the directory of dataset_info.json; None for data from a hub, tokenized earlier, or in the bundle."""
     directory = str(values["dataset_dir"])
-    if values["dataset"] == generated_samples.GENERATED:
+    if values["dataset"] == trials.GENERATED:
         return None
     if directory == "ONLINE" or directory.startswith("REMOTE:") or values.get("tokenized_path"):
         return None
@@ -94,3 +107,101 @@ def usual_warnings(spec: Spec) -> Iterator[str]:
     if job.template is not None and (missing := missing_template(job.template)):
         yield missing
     yield from slow_precision(spec)
+
+
+DECIDED = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "disable_gradient_checkpointing", "pure_bf16"),
+    *("quantization_bit", "quantization_method", "double_quantization", "enable_liger_kernel"),
+    # Keys that change memory or time in ways that no plan covers stay off, which is their default.
+    *("additional_target", "auto_find_batch_size", "freeze_extra_modules", "freeze_trainable_modules", "fp8"),
+    *("gradient_checkpointing", "mixture_of_depths", "parallelism_config", "shift_attn", "upcast_lmhead_output"),
+    *("use_adam_mini", "use_apollo", "use_badam", "use_dora", "use_galore", "use_kt", "use_llama_pro", "use_muon"),
+    *("use_unsloth", "use_unsloth_gc", "fsdp_config"),
+)
+"""Keys that every plan without Megatron decides."""
+
+_OF_THE_RUN = frozenset(
+    [
+        *("model_name_or_path", "do_train", "output_dir", "resume_from_checkpoint", "ddp_timeout"),
+        *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "optim", "flash_attn"),
+        *("neat_packing", "sequence_packing"),
+    ]
+)
+"""Keys of a single run, which every plan sets itself, or which are read elsewhere."""
+
+
+def carried(keys: Keys, job: Job) -> Mapping[str, Any]:
+    """Return the keys of the job that no prediction reads.
+
+    Under `trainer` are non-default keys that LLaMA-Factory reads on every path that may train the job.
+    """
+    paths = ("mca", "plain") if job.finetuning == "full" else ("plain",)
+    version, usual = trainer_versions()["llamafactory"], {**known_keys(), **plain_keys()}
+    not_these = {*_OF_THE_RUN, *DECIDED, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}
+    trainer = dict(job.trainer)
+    for key in keys.configuration.source.data:
+        if key not in not_these:
+            verdicts = [judge_key(key, value_of(keys.configuration, key), path=path, version=version) for path in paths]
+            value = verdicts[0].value
+            if not any(verdict.trouble for verdict in verdicts) and value not in (None, usual[key].default):
+                trainer[key] = value
+    named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
+    return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
+
+
+_CHAT_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+
+
+def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
+    """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text."""
+    name = (job.dataset or "").split(",")[0].strip() or DATASET_TO_FILL_IN
+    if name == DATASET_TO_FILL_IN:
+        name = "my_data"
+    entry: dict[str, Any] = {"file_name": name if name.endswith((".json", ".jsonl")) else f"{name}.json"}
+    record: dict[str, Any]
+    if job.stage == "pt":
+        entry["columns"] = {"prompt": "text"}
+        record = {"text": "A whole document."}
+    elif job.stage == "dpo":
+        entry |= {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}
+        record = {"prompt": "A question?", "chosen": "The better answer.", "rejected": "The worse answer."}
+    else:
+        columns = {"messages": "messages"} | ({"images": "images"} if model.vision is not None else {})
+        entry |= {"formatting": "sharegpt", "columns": columns, "tags": {**_CHAT_TAGS, "system_tag": "system"}}
+        question = "<image>A question?" if model.vision is not None else "A question?"
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "The answer."}]
+        record = {"messages": turns} | ({"images": ["path/to/image.png"]} if model.vision is not None else {})
+    lines = ",\n".join(f"    {_json(key)}: {_json(value)}" for key, value in entry.items())
+    return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", f"[{_json(record)}]"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _job(spec: Spec, steps: int, output: str) -> Job:
+    """Return the trial's job, limiting the user's own samples to what the trial can use."""
+    job = trials.trial_job(spec.job, steps, output)
+    if trials.is_generated(job):
+        return job
+    most = job.trainer.get("max_samples")
+    needed = trials.how_many(spec)
+    return replace(job, trainer={**job.trainer, "max_samples": min(most, needed) if isinstance(most, int) else needed})
+
+
+def _samples(spec: Spec) -> dict[str, str]:
+    """Return dataset_info.json and the file that it names."""
+    entry: dict[str, object] = json.loads(dataset_entry(spec.job, spec.model)[0])[trials.GENERATED]
+    columns = entry["columns"]
+    if isinstance(columns, dict):
+        columns.pop("images", None)
+    # data/loader.py: with a num_samples above the number of samples, samples are repeated.
+    entry |= {"file_name": "samples.jsonl", "num_samples": trials.how_many(spec)}
+    files = {
+        "dataset_info.json": json.dumps({trials.GENERATED: entry}, indent=2) + "\n",
+        "samples.jsonl": trials.lines(trials.records(spec)),
+    }
+    return {str(PurePosixPath(trials.DIRECTORY, name)): text for name, text in files.items()}
+
+
+TRIAL = trials.Trial(job=_job, samples=_samples)

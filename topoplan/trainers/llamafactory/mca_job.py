@@ -14,10 +14,9 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
-from topoplan.trainers.llamafactory.carried import carried
+from topoplan.trainers.llamafactory.common import carried
 from topoplan.trainers.llamafactory.key_list import defaults_of
-from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.mca_refusals import STAGES, job_refusals
+from topoplan.trainers.llamafactory.mca_refusals import FREEZABLE_MODEL_TYPES, STAGES, job_refusals
 from topoplan.trainers.megatron_keys import (
     DEGREES,
     ETP,

@@ -17,10 +17,8 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
 from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.key_list import trainer_versions
-from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES, is_gated
 from topoplan.trainers.llamafactory.mca_job import LAYOUT_KEYS, ROWS
-from topoplan.trainers.llamafactory.mca_user_keys import user_keys
-from topoplan.trainers.llamafactory.mca_warnings import trainer_warnings
+from topoplan.trainers.llamafactory.mca_refusals import FREEZABLE_MODEL_TYPES, is_gated, trainer_warnings
 from topoplan.trainers.llamafactory.sections import (
     PADDED,
     data_section,
@@ -29,9 +27,9 @@ from topoplan.trainers.llamafactory.sections import (
     training_section,
     versions_line,
 )
-from topoplan.trainers.llamafactory.user_keys import evaluates
+from topoplan.trainers.llamafactory.user_keys import evaluates, user_keys
 from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title
-from topoplan.trainers.shared_refusals import FP8_RECIPES
+from topoplan.trainers.refusal import FP8_RECIPES
 from topoplan.trainers.steps import megatron_steps
 from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
@@ -42,7 +40,7 @@ from topoplan.trainers.yaml_text import Entry, Section
 def trainer_file(spec: Spec, layout: Layout) -> TrainerFiles:
     """Write a layout's train.yaml. Raises an error for what the trainer cannot do and for contradicting user keys."""
     warnings = [*trainer_warnings(spec, layout)]
-    user = user_keys(spec, layout, values_of(_sections(spec, layout, {})), warnings)
+    user = user_keys(spec, layout, values_of(_sections(spec, layout, {})), warnings, "mca")
     what = f"LLaMA-Factory {trainer_versions()['llamafactory']} with USE_MCA=1, {versions_line()}"
     sections = _sections(spec, layout, user)
     return trainer_files(spec, layout, sections, user=user, head=head(spec, layout, what), warnings=warnings)

@@ -8,31 +8,29 @@ from typing import Any
 from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
-from topoplan.trainers import deepspeed_file, fsdp_file
+from topoplan.trainers.checkpoint_size import plain_checkpoint_size
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.hf_checkpoint_size import plain_checkpoint_size
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
     CHECKPOINTS,
     RECORD_VRAM,
     RESUME,
     RESUME_FROM,
+    TRIAL,
     VERSIONS,
     beside,
     dataset_directory,
+    dataset_entry,
     launcher,
 )
-from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC
 from topoplan.trainers.llamafactory.plain_refusals import refusals
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
-from topoplan.trainers.llamafactory.trial import TRIAL
-from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
-from topoplan.trainers.steps import steps
-from topoplan.trainers.torchrun import torchrun_command
-from topoplan.trainers.trainer import ReadmeWords, TrainerRun, TrainingPath
+from topoplan.trainers.sharding_files import ACCELERATE_FILE, DEEPSPEED_FILE
+from topoplan.trainers.steps import pauses_of, steps
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, TrainingPath, torchrun_command
 from topoplan.trainers.traits import SHARDED
 
 _START = """\
@@ -109,10 +107,8 @@ def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -
     words = ["LLaMA-Factory", *(_NAMES[one.package.name] for one in requirements if one.package.name in _NAMES)]
     engine = _ENGINES.get(layout.backend, f"DeepSpeed ZeRO-{layout.zero_stage}")
     files = {
-        "deepspeed": (
-            (deepspeed_file.FILE, "DeepSpeed's configuration; `auto` values are filled in from `train.yaml`"),
-        ),
-        "fsdp2": ((fsdp_file.ACCELERATE_FILE, "accelerate's configuration for FSDP2"),),
+        "deepspeed": ((DEEPSPEED_FILE, "DeepSpeed's configuration; `auto` values are filled in from `train.yaml`"),),
+        "fsdp2": ((ACCELERATE_FILE, "accelerate's configuration for FSDP2"),),
     }
     return ReadmeWords(
         engine=f"LLaMA-Factory on {engine}",
@@ -129,7 +125,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
     if layout.backend == "fsdp2":
         return _ACCELERATE_START + RESUME_FROM + _accelerate_command(spec, node)
     if layout.backend == "deepspeed":
-        words = launcher(spec.job, beside("deepspeed", deepspeed_file.FILE))
+        words = launcher(spec.job, beside("deepspeed", DEEPSPEED_FILE))
         return _DEEPSPEED_START + RESUME_FROM + torchrun_command(spec, node, words)
     return _START + RESUME_FROM + torchrun_command(spec, node, launcher(spec.job))
 
@@ -137,7 +133,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
 def _accelerate_command(spec: Spec, node: int) -> str:
     cluster = spec.cluster
     return f"""\
-exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{fsdp_file.ACCELERATE_FILE}" \\
+exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{ACCELERATE_FILE}" \\
   --num_machines {cluster.nodes} --machine_rank {node} --num_processes {cluster.world_size} \\
   --main_process_ip "$master_addr" --main_process_port "$master_port" \\
   --max_restarts 0 --log_dir "$log_dir" --tee 3 \\

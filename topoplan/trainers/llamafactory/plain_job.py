@@ -28,7 +28,7 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
-from topoplan.trainers.llamafactory.carried import carried
+from topoplan.trainers.llamafactory.common import carried
 from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_job import of_stage
 from topoplan.trainers.llamafactory.mca_refusals import STAGES

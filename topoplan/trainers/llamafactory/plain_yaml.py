@@ -12,13 +12,10 @@ from typing import Any
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.codec import entries
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import ROWS
-from topoplan.trainers.llamafactory.plain_keys import OPTIMIZERS, plain_user_keys
-from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.plain_warnings import support_warnings
+from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, support_warnings
 from topoplan.trainers.llamafactory.sections import (
     data_section,
     evaluation_entries,
@@ -26,6 +23,8 @@ from topoplan.trainers.llamafactory.sections import (
     training_section,
     versions_line,
 )
+from topoplan.trainers.llamafactory.user_keys import OPTIMIZERS, user_keys
+from topoplan.trainers.sharding_files import ACCELERATE_FILE, DEEPSPEED_FILE, accelerate_text, deepspeed_text
 from topoplan.trainers.steps import training_steps
 from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
@@ -39,7 +38,7 @@ def plain_trainer_files(spec: Spec, layout: Layout) -> TrainerFiles:
     Raises SpecError for a user's key that contradicts the layout.
     """
     warnings = [*support_warnings(spec, layout)]
-    user = plain_user_keys(spec, layout, written_keys(spec, layout), warnings)
+    user = user_keys(spec, layout, written_keys(spec, layout), warnings, "plain")
     return trainer_files(
         spec,
         layout,
@@ -53,9 +52,9 @@ def plain_trainer_files(spec: Spec, layout: Layout) -> TrainerFiles:
 
 def _further(spec: Spec, layout: Layout) -> dict[str, str]:
     if layout.backend == "deepspeed":
-        return {deepspeed_file.FILE: deepspeed_file.deepspeed_text(layout)}
+        return {DEEPSPEED_FILE: deepspeed_text(layout)}
     if layout.backend == "fsdp2":
-        return {fsdp_file.ACCELERATE_FILE: fsdp_file.accelerate_text(spec, layout)}
+        return {ACCELERATE_FILE: accelerate_text(spec, layout)}
     return {}
 
 
@@ -135,11 +134,11 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
     title = f"Layout: a full model on each of {layout.dp} GPUs"
     if layout.backend == "deepspeed":
         why = "next to this file; the node scripts pass its absolute path"
-        lines.append(Entry("deepspeed", deepspeed_file.FILE, why))
+        lines.append(Entry("deepspeed", DEEPSPEED_FILE, why))
         title = f"Layout: ZeRO-{layout.zero_stage} over {layout.dp} GPUs"
     elif layout.backend == "fsdp2":
         lines += entries(ROWS, ["accelerator_config"], spec, layout)
-        notes = (f"FSDP2 is configured in {fsdp_file.ACCELERATE_FILE}, which the node scripts pass to accelerate",)
+        notes = (f"FSDP2 is configured in {ACCELERATE_FILE}, which the node scripts pass to accelerate",)
         title = f"Layout: FSDP2 over {layout.dp} GPUs"
     return Section(title=title, entries=tuple(lines), notes=notes)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import default_template, trainer_versions
-from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers.models import model_directory
 from topoplan.trainers.train_yaml import DDP_TIMEOUT
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 from topoplan.trainers.usual import loaders, save_steps, workers

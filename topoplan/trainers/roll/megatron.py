@@ -14,8 +14,8 @@ from topoplan.trainers.codec import Reading
 from topoplan.trainers.data_parallel import refuse
 from topoplan.trainers.llamafactory import mca_job
 from topoplan.trainers.megatron_keys import targets
+from topoplan.trainers.refusal import missing_precision
 from topoplan.trainers.roll import role
-from topoplan.trainers.shared_refusals import missing_precision
 
 _FREEZES = {
     "vision_model": (role.VISION, role.PROJECTOR),

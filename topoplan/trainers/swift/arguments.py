@@ -18,7 +18,7 @@ from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
 from topoplan.trainers.megatron_keys import EMBEDDING, FIRST, LAST, LOSS
-from topoplan.trainers.user_keys import check_user_keys
+from topoplan.trainers.train_yaml import check_user_keys
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
 """`swift pt` takes the arguments of `swift sft`; `megatron pt` and `megatron rlhf` take those of `megatron sft`."""

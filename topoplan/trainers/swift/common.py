@@ -12,7 +12,7 @@ from topoplan.specs.source import plain_scalar
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
 from topoplan.trainers.codec import Reading
-from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers.models import model_directory
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
 from topoplan.trainers.train_yaml import head

@@ -34,9 +34,8 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
-from topoplan.trainers.swift import grpo
-from topoplan.trainers.swift.carried import carried
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
+from topoplan.trainers.swift.reading import carried, rlhf_assumptions, rlhf_job, with_answers
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
@@ -259,7 +258,7 @@ def _layout(reading: Reading) -> Layout:
 
 def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
     yield dispatcher_assumption(reading.keys, layout)
-    yield from grpo.assumptions(reading)
+    yield from rlhf_assumptions(reading)
 
 
 def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
@@ -274,7 +273,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         keys.fail("optimizer", f"optimizer {shown(optimizer)} is not predicted", expected="expected adam")
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
-    of_stage = grpo.job_of(keys) if stage == "rlhf" else {"stage": stage}
+    of_stage = rlhf_job(keys) if stage == "rlhf" else {"stage": stage}
     dtype = "float16" if keys.flag("fp16") else keys.value("torch_dtype")
     if dtype not in ("bfloat16", "float16"):
         keys.fail("torch_dtype", f"torch_dtype {shown(dtype)} is not predicted")
@@ -313,7 +312,7 @@ CODEC = Codec(
     rows=ROWS,
     defaults=lambda: DEFAULTS,
     length="max_length",
-    view=grpo.with_answers,
+    view=with_answers,
     layout=_layout,
     job=_job,
     carries=lambda keys, job: carried(keys, job, rows=ROWS, commands=("megatron sft",)),

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from topoplan.specs.job import Job
+from topoplan.specs.spec import Spec
+from topoplan.trainers import trials
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 
 _SUFFIXES = frozenset([".json", ".jsonl", ".csv", ".parquet", ".txt"])
@@ -58,3 +62,28 @@ def _bare(name: str) -> str:
 
 def _completed(name: str, directory: str | None) -> str:
     return str(PurePosixPath(directory, name)) if directory and is_file(name) else name
+
+
+_FILE = f"{trials.DIRECTORY}/samples.jsonl"
+
+
+def _job(spec: Spec, steps: int, output: str, *, length: str) -> Job:
+    """Return the trial's job, limiting the user's own samples to what the trial can use."""
+    job = trials.trial_job(spec.job, steps, output, length=length)
+    return job if trials.is_generated(job) else replace(job, dataset=limited(job, trials.how_many(spec)))
+
+
+def _samples(spec: Spec) -> dict[str, str]:
+    found = trials.records(spec)
+    if spec.job.stage == "pt":
+        found = [{"messages": [{"role": "assistant", "content": one["text"]}]} for one in found]
+    return {_FILE: trials.lines(found)}
+
+
+TRIAL = trials.Trial(job=partial(_job, length="max_steps"), samples=_samples)
+MEGATRON_TRIAL = trials.Trial(job=partial(_job, length="train_iters"), samples=_samples)
+
+
+def samples_argument(spec: Spec) -> str:
+    """Return the value of `--dataset` relative to the bundle; empty if train.yaml has it. `#N` repeats samples."""
+    return f"{_FILE}#{trials.how_many(spec)}" if trials.is_generated(spec.job) else ""

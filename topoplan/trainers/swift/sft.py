@@ -5,6 +5,7 @@ Sources: ms-swift's swift/arguments/sft_args.py, base_args/, tuner_args.py and s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
+from topoplan.trainers.sharding_files import DEEPSPEED_FILE, deepspeed_text, fsdp_config
 from topoplan.trainers.steps import training_steps
 from topoplan.trainers.swift.arguments import DECIDED, user_arguments
 from topoplan.trainers.swift.common import (
@@ -22,9 +24,8 @@ from topoplan.trainers.swift.common import (
     output_section,
     swift_head,
 )
+from topoplan.trainers.swift.refusals import swift_warnings
 from topoplan.trainers.swift.sft_job import ROWS, trained_layers, trained_layers_regex
-from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
-from topoplan.trainers.swift.support import swift_warnings
 from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.usual import WARMUP_FRACTION
@@ -173,3 +174,13 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
         lines += entries(ROWS, ["accelerator_config"], spec, layout)
     shared = f" / ulysses {layout.ulysses}" if layout.ulysses > 1 else ""
     return Section(title=f"Layout: dp {layout.dp} = {layout.world_size} GPUs{shared}", entries=tuple(lines))
+
+
+FSDP_FILE = "fsdp.json"
+
+
+def sharding_files(job: Job, layout: Layout) -> dict[str, str]:
+    """Return the files' texts by name; none for ddp."""
+    if layout.backend == "deepspeed":
+        return {DEEPSPEED_FILE: deepspeed_text(layout)}
+    return {FSDP_FILE: json.dumps(fsdp_config(job, layout), indent=2) + "\n"} if layout.backend == "fsdp2" else {}

@@ -28,11 +28,10 @@ from topoplan.trainers.data_parallel import (
     zero_preset,
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
-from topoplan.trainers.swift import grpo
 from topoplan.trainers.swift.arguments import Command
-from topoplan.trainers.swift.carried import carried
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.megatron_job import ROWS as MEGATRON_ROWS
+from topoplan.trainers.swift.reading import carried, rlhf_assumptions, rlhf_job, with_answers
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
 from topoplan.trainers.usual import why_accumulation
 
@@ -171,7 +170,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or DEFAULTS["tuner_type"]
-    of_stage = grpo.job_of(keys) if stage == "rlhf" else {"stage": stage}
+    of_stage = rlhf_job(keys) if stage == "rlhf" else {"stage": stage}
     if method not in ("full", "lora") or (count is not None and method != "full"):
         keys.not_predicted((kind_key,))
     bits = keys.count("quant_bits")
@@ -242,10 +241,10 @@ CODEC = Codec(
     length="max_length",
     needs_length=False,
     shards=True,
-    view=grpo.with_answers,
+    view=with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
     carries=_carried,
     tells_faults=True,
-    assumptions=lambda reading, *_: grpo.assumptions(reading),
+    assumptions=lambda reading, *_: rlhf_assumptions(reading),
 )

@@ -19,8 +19,8 @@ from topoplan.trainers.around import context_of
 from topoplan.trainers.key_classes import KeyClasses
 from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.relations import read_relations
+from topoplan.trainers.trinity.document import trained_positions
 from topoplan.trainers.trinity.refused import RULES, ULYSSES, filled, refused_findings
-from topoplan.trainers.trinity.support import trained_positions
 
 _ROPE: KeyPath = ("model", "rope_scaling")
 _SIZE = ULYSSES[-1]

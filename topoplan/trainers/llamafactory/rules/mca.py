@@ -18,15 +18,13 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, value_of, words
 from topoplan.specs.model import Model
 from topoplan.trainers.llamafactory.key_list import judge_key, known_keys, megatron_settings, templates
-from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.mca_refusals import STAGES
+from topoplan.trainers.llamafactory.mca_refusals import FREEZABLE_MODEL_TYPES, STAGES
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.mca_layout import layout_findings, recompute_findings
 from topoplan.trainers.llamafactory.rules.mca_layouts import layouts_findings
 from topoplan.trainers.llamafactory.rules.mca_training import training_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
-from topoplan.trainers.model_directory import is_hub_id
-from topoplan.trainers.models import is_directory, model_at_hand
+from topoplan.trainers.models import is_directory, is_hub_id, model_at_hand
 from topoplan.units import shown
 
 _MEANING = {
