@@ -7,8 +7,7 @@ from tests.bundle.samples import CLUSTER, DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_V
 from topoplan.bundle.bundle import generate
 from topoplan.operators.params import parameter_count
 from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.llamafactory.mca import checkpoint_size
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mca import checkpoint_size, trainer_file
 
 
 def size(**what: Any) -> CheckpointSize:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from topoplan.layout.layout import Layout
+from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
@@ -16,10 +18,6 @@ from topoplan.trainers.models import model_of
 from topoplan.trainers.refusal import Refusal, missing_precision
 from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.yaml_text import Entry
-
-if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration, Launch, Setup
-    from topoplan.reading.values import Keys
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from topoplan.trainers.codec import Codec
 from topoplan.trainers.llamafactory import bridge_job, v1_job
 from topoplan.trainers.llamafactory.key_list import deepspeed_keys
 from topoplan.trainers.others import others
-from topoplan.trainers.roll import fsdp2 as roll_fsdp2
-from topoplan.trainers.roll import megatron as roll_megatron
+from topoplan.trainers.roll import codecs as roll
 from topoplan.trainers.roll.role import ROLL
 from topoplan.trainers.trainer import Trainer
 
@@ -36,7 +35,7 @@ _STARTERS = (
 )
 _ONLY_READ = (ROLL, megatron_lm.MEGATRON_LM, v1_job.RECOGNIZED)
 _CODECS = (
-    *(deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC),
+    *(deepspeed_alone.CODEC, roll.MEGATRON, roll.FSDP2),
     *(megatron_lm.CODEC, bridge_job.CODEC, v1_job.CODEC),
 )
 """Codecs of files that are only read, never written."""

@@ -11,16 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topoplan.reading.mpi import MPI
 from topoplan.reading.processes import launch_of, visible_gpus
+from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_number, as_whole, at
 from topoplan.specs.source import below, plain_scalar
 from topoplan.units import shown
-
-if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration, Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

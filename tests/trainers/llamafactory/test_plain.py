@@ -13,8 +13,7 @@ from topoplan.bundle.bundle import generate
 from topoplan.bundle.plan_file import RecordedPlan, recorded_plan, written_again
 from topoplan.errors import SpecError
 from topoplan.specs.json_source import parse_json
-from topoplan.trainers.llamafactory.plain import plain_run
-from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.llamafactory.plain import plain_run, plain_trainer_files
 from topoplan.trainers.trainer import TrainerRun
 
 WITH_HOSTS = replace(CLUSTER, hosts=HOSTS, host_memory_bytes=2**41)

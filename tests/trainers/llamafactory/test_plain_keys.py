@@ -2,7 +2,7 @@
 
 from tests.bundle.samples import QWEN3_VL_8B, make_spec_and_plan
 from topoplan.trainers.llamafactory.key_list import plain_keys
-from topoplan.trainers.llamafactory.plain_yaml import written_keys
+from topoplan.trainers.llamafactory.plain import written_keys
 from topoplan.trainers.llamafactory.user_keys import fixed_values
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
-from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.llamafactory.plain import plain_trainer_files
 
 WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topoplan.layout.layout import Layout
+from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
@@ -30,9 +31,6 @@ from topoplan.trainers.megatron_keys import (
 )
 from topoplan.trainers.usual import why_accumulation
 from topoplan.units import shown
-
-if TYPE_CHECKING:
-    from topoplan.reading.values import Keys
 
 
 def _why_method(_: Spec, layout: Layout) -> str:

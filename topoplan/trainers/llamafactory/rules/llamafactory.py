@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from topoplan.catalog.releases import releases
 from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
@@ -31,7 +32,6 @@ from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.data_sets import data_set_findings
 from topoplan.trainers.llamafactory.rules.keys import RENAMED
 from topoplan.trainers.llamafactory.rules.llamafactory_keys import key_findings
-from topoplan.trainers.llamafactory.rules.megatron_bridge import bridge_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.relations import read_relations
@@ -217,3 +217,26 @@ def _strategy(configuration: Configuration, key: str, default: str) -> str | Non
     if value is False:
         return "no"  # the meaning of the bare word
     return value if value in ("no", "steps", "epoch", "best") else None
+
+
+def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
+    """Report on a configuration that Megatron Bridge trains, or that asks for it."""
+    switch = "use_megatron_bridge"
+    if setup.training_path(configuration) != "bridge":
+        if flag(configuration, switch) and setup.training_path(configuration) == "plain":
+            yield RULES["bridge-not-asked-for"].at(configuration, switch)
+        return
+    yield RULES["bridge-not-judged"].at(
+        configuration, switch if switch in configuration.source.data else None, release=releases()[-1].name
+    )
+    model = model_at_hand(configuration.get(MODEL_KEY), configuration.part)
+    if model is not None and model.model_type not in templates().bridge_model_types:
+        yield RULES["bridge-model-type"].at(
+            configuration,
+            "model_name_or_path",
+            model_type=model.model_type,
+            model_types=", ".join(templates().bridge_model_types),
+        )
+    target = configuration.get("lora_target")
+    if target not in (None, "all") and configuration.get("finetuning_type", "lora") == "lora":
+        yield RULES["bridge-lora-target"].at(configuration, "lora_target", target=shown(target))
