@@ -25,7 +25,8 @@ from topoplan.trainers.llamafactory.key_list import (
     trainer_versions,
 )
 from topoplan.trainers.requirements import Versions
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints
+from topoplan.trainers.steps import pauses_of
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, TrainerRun
 from topoplan.trainers.usual import slow_precision
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
@@ -55,6 +56,14 @@ resume=()
 """
 """Bash code that must precede `launcher`."""
 
+START = (
+    """\
+# torchrun starts the launcher module directly: `llamafactory-cli train` would start another torchrun in each process.
+# exec, so that signals reach torchrun, which stops its workers.
+"""
+    + RESUME_FROM
+)
+
 RESUME = """\
 start it again in the same way. The script passes the last complete checkpoint in `output_dir` to the
   trainer, which skips the samples that it has already seen."""
@@ -64,16 +73,9 @@ CHECKPOINTS = Checkpoints(takes_any=True)
 written their parts; hparams/parser.py uses get_last_checkpoint, which picks the one with the highest number."""
 
 CACHING_ALLOCATOR = EnvVar(
-    name="PYTORCH_CUDA_ALLOC_CONF",
-    value="expandable_segments:True",
-    reason="reduces fragmentation; llamafactory-cli sets it too",
+    "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "reduces fragmentation; llamafactory-cli sets it too"
 )
-
-RECORD_VRAM = EnvVar(
-    name="RECORD_VRAM",
-    value="1",
-    reason="adds memory to trainer_log.jsonl, for `topoplan calibrate`",
-)
+RECORD_VRAM = EnvVar("RECORD_VRAM", "1", "adds memory to trainer_log.jsonl, for `topoplan calibrate`")
 
 VERSIONS = Versions(
     title="LLaMA-Factory",
@@ -86,7 +88,21 @@ VERSIONS = Versions(
 )
 
 
-def dataset_directory(values: Mapping[str, Any]) -> str | None:
+def run_of(spec: Spec, values: Mapping[str, Any], steps: int | None, **further: Any) -> TrainerRun:
+    """Return what a run of so many steps needs on a node, read from train.yaml; `further` are the path's own fields."""
+    return TrainerRun(
+        model_dir=str(values["model_name_or_path"]),
+        output_dir=str(values["output_dir"]),
+        dataset=str(values["dataset"]),
+        dataset_dir=_dataset_directory(values),
+        to_fill_in="dataset",
+        steps=steps,
+        pauses=pauses_of(values, spec.job, steps),
+        **{"checkpoints": CHECKPOINTS, **further},
+    )
+
+
+def _dataset_directory(values: Mapping[str, Any]) -> str | None:
     """Return the directory of dataset_info.json; None for data from a hub, tokenized earlier, or in the bundle."""
     directory = str(values["dataset_dir"])
     if values["dataset"] == trials.GENERATED:

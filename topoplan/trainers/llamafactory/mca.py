@@ -1,9 +1,14 @@
-"""LLaMA-Factory on Megatron-core (MCA): what a run needs; train.yaml itself is written by `mca_yaml.py`."""
+"""LLaMA-Factory on Megatron-core (MCA): train.yaml, with a reason in each line that is not obvious, and its run.
+
+Sources: LLaMA-Factory hparams/ and train/mca/workflow.py, mcore_adapter training_args.py and models/model_config.py, at
+the versions named in `topoplan/catalog/trainer_keys/llamafactory.json`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from topoplan.engines.megatron.states import stage_parameters
@@ -12,8 +17,7 @@ from topoplan.layout.layout import Layout, changed
 from topoplan.specs.case import case_with
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
-from topoplan.specs.job import Job
-from topoplan.specs.model import LatentAttention, Model
+from topoplan.specs.model import LatentAttention, Mlp, Model, Moe
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.codec import entries
@@ -24,19 +28,18 @@ from topoplan.trainers.llamafactory.common import (
     CHECKPOINTS,
     RECORD_VRAM,
     RESUME,
-    RESUME_FROM,
+    START,
     TRIAL,
     VERSIONS,
-    dataset_directory,
     dataset_entry,
     launcher,
+    run_of,
 )
 from topoplan.trainers.llamafactory.key_list import templates, trainer_versions
 from topoplan.trainers.llamafactory.mca_job import CODEC, LAYOUT_KEYS, ROWS
 from topoplan.trainers.llamafactory.mca_refusals import (
     FREEZABLE_MODEL_TYPES,
     caveats,
-    is_gated,
     job_refusals,
     refusals,
     resumable,
@@ -53,8 +56,8 @@ from topoplan.trainers.llamafactory.sections import (
 from topoplan.trainers.llamafactory.user_keys import evaluates, user_keys
 from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title
 from topoplan.trainers.refusal import FP8_RECIPES
-from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
-from topoplan.trainers.steps import megatron_steps, pauses_of, step_limit
+from topoplan.trainers.requirements import install_commands, requirements_of
+from topoplan.trainers.steps import megatron_steps, steps
 from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of
 from topoplan.trainers.trainer import ReadmeWords, TrainerFiles, TrainerRun, TrainingPath, torchrun_command
 from topoplan.trainers.traits import MCA
@@ -73,7 +76,7 @@ def trainer_file(spec: Spec, layout: Layout) -> TrainerFiles:
 
 def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Section]:
     steps = megatron_steps(spec.job, user.get("max_steps"))
-    is_moe = facts_of(spec.model).is_moe
+    is_moe, keeps = facts_of(spec.model).is_moe, layout.recompute.granularity == "none"
     return [
         _model_section(spec),
         data_section(
@@ -83,7 +86,11 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
         ),
         _training_section(spec, layout, steps),
         _layout_section(spec, layout, user),
-        _memory_section(spec, layout),
+        Section(
+            title="Memory",
+            entries=tuple(entries(ROWS, MEMORY_KEYS, spec, layout)),
+            notes=("recompute_granularity: not set, nothing is recomputed",) if keeps else (),
+        ),
         _speed_section(spec, layout, user),
         _output_section(spec, layout, steps, user),
     ]
@@ -140,18 +147,12 @@ def _layout_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Sect
     return Section(title=name, entries=tuple(lines))
 
 
-def _memory_section(spec: Spec, layout: Layout) -> Section:
-    none = layout.recompute.granularity == "none"
-    notes = ("recompute_granularity: not set, nothing is recomputed",) if none else ()
-    return Section(title="Memory", entries=tuple(entries(ROWS, MEMORY_KEYS, spec, layout)), notes=notes)
-
-
 def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     local = spec.cluster.gpu.architecture == "volta"
     lines = entries(ROWS, ("overlap_grad_reduce", "overlap_param_gather"), spec, layout)
     if local:
         lines.append(Entry("transformer_impl", "local", "Transformer Engine has no kernels for Volta"))
-    if is_gated(spec.model):
+    if all(layer.ffn.gated for layer in spec.model.layers if isinstance(layer.ffn, Mlp | Moe)):
         lines.append(Entry("bias_activation_fusion", True, "fused SwiGLU kernel"))
     lines.append(Entry("apply_rope_fusion", *_rope_fusion(spec.model, layout, local=local)))
     lines += entries(ROWS, ["cross_entropy_loss_fusion"], spec, layout)
@@ -189,13 +190,7 @@ def _output_section(spec: Spec, layout: Layout, steps: int | None, user: Mapping
     )
 
 
-_START = (
-    """\
-# torchrun starts the launcher module directly: `llamafactory-cli train` would start another torchrun in each process.
-# exec, so that signals reach torchrun, which stops its workers.
-"""
-    + RESUME_FROM
-)
+# What a run needs -----------------------------------------------------------------------------------------------------
 
 _NO_RESUME = """\
 the adapter cannot resume from the checkpoints of this layout (torch_dist, because etp differs from tp).
@@ -208,14 +203,20 @@ Then every step prints a line with `loss`, `grad_norm` and
 
 def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     """Return what a run with these keys needs on a node."""
-    requirements = _requirements(spec, layout, values)
+    versions = trainer_versions()
+    wanted = {
+        "torch": "",
+        "llamafactory": f"=={versions['llamafactory']}",
+        "megatron-core": f"=={versions['megatron_core']}",
+        **({} if values.get("transformer_impl") == "local" else {"transformer-engine": ""}),
+        "mcore_adapter": "",
+    }
+    requirements = requirements_of(spec, layout, VERSIONS, wanted)
     can_resume = resumable(spec, layout)
-    return TrainerRun(
-        model_dir=str(values["model_name_or_path"]),
-        output_dir=str(values["output_dir"]),
-        dataset=str(values["dataset"]),
-        dataset_dir=dataset_directory(values),
-        to_fill_in="dataset",
+    return run_of(
+        spec,
+        values,
+        _steps(spec.job, values),
         requirements=requirements,
         environment=_environment(spec.cluster, layout),
         model_files=("config.json", "mca_config.json"),
@@ -225,81 +226,28 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         ),
         checkpoint=checkpoint_size(spec, layout, values),
         checkpoints=CHECKPOINTS._replace(resumable=can_resume),
-        steps=(count := _steps(spec.job, values)),
-        pauses=pauses_of(values, spec.job, count),
-        readme=_readme(spec, requirements, can_resume=can_resume),
+        readme=ReadmeWords(
+            engine="LLaMA-Factory on Megatron-core (mcore_adapter)",
+            packages="LLaMA-Factory, megatron-core, Transformer Engine and\n"
+            "   [mcore_adapter](https://github.com/alibaba/ROLL/tree/main/mcore_adapter)",
+            install=install_commands(requirements),
+            model_note="The adapter cannot load hub ids.",
+            data_note="This trainer reads samples in order, so shuffle them beforehand."
+            " It fills up the last batch of an epoch with the first samples.",
+            dataset_entry=dataset_entry(spec.job, spec.model),
+            progress=_PROGRESS,
+            resume=RESUME if can_resume else _NO_RESUME,
+        ),
     )
-
-
-def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tuple[Requirement, ...]:
-    versions = trainer_versions()
-    wanted = {
-        "torch": "",
-        "llamafactory": f"=={versions['llamafactory']}",
-        "megatron-core": f"=={versions['megatron_core']}",
-        "transformer-engine": "",
-        "mcore_adapter": "",
-    }
-    if values.get("transformer_impl") == "local":
-        del wanted["transformer-engine"]
-    return requirements_of(spec, layout, VERSIONS, wanted)
 
 
 def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
-    found = [EnvVar(name="USE_MCA", value="1", reason="train with Megatron-core, through mcore_adapter")]
+    found = [EnvVar("USE_MCA", "1", "train with Megatron-core, through mcore_adapter")]
     if cluster.gpu.architecture != "blackwell" and (layout.tp > 1 or layout.cp > 1):
         # Megatron-LM asserts this in training/arguments.py, which the adapter bypasses.
         reason = "runs kernels in launch order, which the overlap of TP and CP needs before Blackwell"
-        found.append(EnvVar(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason))
+        found.append(EnvVar("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))
     return (*found, RECORD_VRAM, CACHING_ALLOCATOR)
-
-
-def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bool) -> ReadmeWords:
-    return ReadmeWords(
-        engine="LLaMA-Factory on Megatron-core (mcore_adapter)",
-        packages="LLaMA-Factory, megatron-core, Transformer Engine and\n"
-        "   [mcore_adapter](https://github.com/alibaba/ROLL/tree/main/mcore_adapter)",
-        install=install_commands(requirements),
-        model_note="The adapter cannot load hub ids.",
-        data_note="This trainer reads samples in order, so shuffle them beforehand."
-        " It fills up the last batch of an epoch with the first samples.",
-        dataset_entry=dataset_entry(spec.job, spec.model),
-        progress=_PROGRESS,
-        resume=RESUME if can_resume else _NO_RESUME,
-    )
-
-
-def _start(spec: Spec, layout: Layout, node: int) -> str:
-    return _START + torchrun_command(spec, node, launcher(spec.job))
-
-
-def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    return megatron_steps(job, step_limit(keys, "max_steps"))
-
-
-def _model_warnings(model: Model) -> Iterator[str]:
-    if model.model_type not in templates().supported_model_types:
-        yield f"the MCA trainer does not support model_type {model.model_type!r}"
-    if model.model_type == "qwen3_next":
-        yield "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"
-
-
-MEGATRON = TrainingPath(
-    backends=("mca",),
-    traits={"mca": MCA},
-    packages={"mca": ("megatron-core", "mcore_adapter", "Transformer Engine")},
-    job_refusals=job_refusals,
-    model_warnings=_model_warnings,
-    caveats=caveats,
-    refusals=refusals,
-    steps=_steps,
-    files=trainer_file,
-    run=trainer_run,
-    start=_start,
-    versions=trainer_versions,
-    trial=TRIAL,
-    codec=CODEC,
-)
 
 
 _WEIGHT_BYTES = 2  # bf16 or fp16
@@ -332,3 +280,31 @@ def checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Ch
         optimizer_bytes=state * (trained.expert + state_copies * trained.dense),
         at_once=0 if values.get("save_strategy") == "no" else None if limit is None else max(1, int(limit)) + 1,
     )
+
+
+_steps = partial(steps, drops_last=True)
+
+
+def _model_warnings(model: Model) -> Iterator[str]:
+    if model.model_type not in templates().supported_model_types:
+        yield f"the MCA trainer does not support model_type {model.model_type!r}"
+    if model.model_type == "qwen3_next":
+        yield "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"
+
+
+MEGATRON = TrainingPath(
+    backends=("mca",),
+    traits={"mca": MCA},
+    packages={"mca": ("megatron-core", "mcore_adapter", "Transformer Engine")},
+    job_refusals=job_refusals,
+    model_warnings=_model_warnings,
+    caveats=caveats,
+    refusals=refusals,
+    steps=_steps,
+    files=trainer_file,
+    run=trainer_run,
+    start=lambda spec, _, node: START + torchrun_command(spec, node, launcher(spec.job)),
+    versions=trainer_versions,
+    trial=TRIAL,
+    codec=CODEC,
+)

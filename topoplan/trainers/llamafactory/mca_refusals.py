@@ -1,4 +1,4 @@
-"""What LLaMA-Factory's Megatron path (mcore_adapter) cannot train."""
+"""What LLaMA-Factory's Megatron path (mcore_adapter) cannot train, and what it does contrary to expectation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
-from topoplan.specs.model import LinearAttention, Mlp, Model, Moe
+from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import can_export, refused_keys
 from topoplan.trainers.llamafactory.common import usual_warnings
@@ -204,11 +204,6 @@ def resumable(spec: Spec, layout: Layout) -> bool:
     _load_from_checkpoint then passes no models to checkpointing.py, _load_dist_checkpoint, which needs their shapes.
     """
     return not facts_of(spec.model).is_moe or layout.etp == layout.tp
-
-
-def is_gated(model: Model) -> bool:
-    """Whether every feed-forward layer is gated (SwiGLU)."""
-    return all(layer.ffn.gated for layer in model.layers if isinstance(layer.ffn, Mlp | Moe))
 
 
 _QUANTIZED = re.compile(r"-(?:fp8|awq|gptq|int[48]|w[48]a16|bnb)\b", re.IGNORECASE)

@@ -12,14 +12,13 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.layers import mtp_layer
 from topoplan.operators.params import adapter_tensors, parameter_count
-from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize, megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.requirements import Versions, install_commands, requirements_of
 from topoplan.trainers.sharding_files import DEEPSPEED_FILE
-from topoplan.trainers.steps import megatron_steps, pauses_of, step_limit, steps
+from topoplan.trainers.steps import pauses_of, steps
 from topoplan.trainers.swift import megatron_job, sft_job
 from topoplan.trainers.swift.arguments import swift_versions
 from topoplan.trainers.swift.common import BRIDGE, READ_AT
@@ -40,9 +39,7 @@ from topoplan.trainers.trainer import (
 )
 from topoplan.trainers.traits import PACKED_APART
 
-_ALLOCATOR = EnvVar(
-    name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", reason="less fragmentation, as predicted"
-)
+_ALLOCATOR = EnvVar("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less fragmentation, as predicted")
 _PROGRESS = """\
 From then on every step prints a line with `loss`, `grad_norm` and
 `memory(GiB)`, and `logging.jsonl` in `output_dir` has them too, with the time that is left."""
@@ -225,10 +222,7 @@ def _versions() -> Mapping[str, Any]:
     return {"ms_swift": [swift_versions()[0], READ_AT]}
 
 
-def _megatron_steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    return megatron_steps(job, step_limit(keys, "train_iters"))
-
-
+_megatron_steps = partial(steps, key="train_iters", drops_last=True)
 _BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")
 _MEGATRON = TrainingPath(
     backends=("megatron",),
