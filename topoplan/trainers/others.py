@@ -52,7 +52,6 @@ class Other:
     recognized: Recognizer = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the recognizer of the trainer's files and commands."""
         one = Recognizer(
             trainer=self.name,
             claim=self._claim,

@@ -144,19 +144,16 @@ def _avoided(spec: Spec, met: Iterable[Fault], trainer: Versions) -> list[Fault]
 
 
 def _curable(spec: Spec, fault: Fault, trainer: Versions) -> bool:
-    candidates = trainer.tried().get(fault.package)
+    candidates, python = trainer.tried().get(fault.package), spec.cluster.software.get(PYTHON)
+    of_pythons = packages()[fault.package].pythons
     return candidates is None or any(
-        allows(fault.cure, version) and _python_allows(spec, fault.package, version) for version in candidates
+        allows(fault.cure, version)
+        and (python is None or all(allows(wanted, python) for wanted in of_pythons(version)))
+        for version in candidates
     )
 
 
-def _python_allows(spec: Spec, package: str, version: str) -> bool:
-    python = spec.cluster.software.get(PYTHON)
-    return python is None or all(allows(wanted, python) for wanted in packages()[package].pythons(version))
-
-
 def _free(spec: Spec, fault: Fault, trainer: Versions, avoided: Iterable[Fault]) -> bool:
-    """Whether the environment that a run asks for is free of a fault."""
     if not fault.versions:
         return False
     if stated := spec.cluster.software.get(fault.package):

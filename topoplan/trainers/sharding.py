@@ -92,19 +92,14 @@ def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Shardi
     if stage == 0:
         keys.not_predicted((key,), "ZeRO stage 0")
     # ms-swift's zero3_offload and LLaMA-Factory's ds_z3_offload_config.json offload the parameters as well.
-    known = _is_preset(name)
+    is_preset = re.fullmatch(r"zero[0-3](_offload)?", name) is not None  # of ms-swift (`swift/config/`)
     return Sharding(
         backend="deepspeed",
         zero_stage=stage,
         offload_optimizer=offloads,
         offload_param=offloads and stage == 3,
-        assumption="" if known else f"{name} was not found, and is taken for what its name says",
+        assumption="" if is_preset else f"{name} was not found, and is taken for what its name says",
     )
-
-
-def _is_preset(name: str) -> bool:
-    """Whether a name is a preset of ms-swift (`swift/config/`) rather than a user's file."""
-    return re.fullmatch(r"zero[0-3](_offload)?", name) is not None
 
 
 def sharding_of_document(document: Mapping[str, Any], keys: Keys, key: str) -> Sharding:
@@ -178,12 +173,9 @@ _FSDP1 = "FSDP's first version is predicted as FSDP2, which shards the same stat
 
 
 def _of_keys(written: Any, keys: Keys) -> Sharding:
-    """Return the sharding in the trainer's own keys: transformers' `fsdp` and `fsdp_config`, or ms-swift's `--fsdp`.
-
-    ms-swift's preset fsdp2 enables recomputation (`swift/config/fsdp2.json`).
-    """
+    """Return the sharding in transformers' `fsdp` and `fsdp_config`, or in ms-swift's `--fsdp`."""
     is_swift = keys.configuration.trainer == "swift"
-    if is_swift and written == "fsdp2":
+    if is_swift and written == "fsdp2":  # swift/config/fsdp2.json
         return Sharding(backend="fsdp2", checkpoints=True)
     config = keys.given("fsdp_config")
     if is_swift:

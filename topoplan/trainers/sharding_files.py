@@ -21,9 +21,11 @@ _BUCKET_ELEMENTS = 500_000_000
 _SUB_GROUP_ELEMENTS = 1_000_000_000
 
 
-def deepspeed_config(layout: Layout) -> dict[str, Any]:
-    """Return the configuration as a mapping."""
-    return {
+def deepspeed_text(layout: Layout) -> str:
+    """Return the text of DeepSpeed's file."""
+    wanted = {"offload_optimizer": layout.offload_optimizer, "offload_param": layout.offload_param}
+    offloads = {key: {"device": "cpu", "pin_memory": True} for key, on in wanted.items() if on}
+    document = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -38,19 +40,9 @@ def deepspeed_config(layout: Layout) -> dict[str, Any]:
             "min_loss_scale": 1,
         },
         "bf16": {"enabled": "auto"},
-        "zero_optimization": {"stage": layout.zero_stage, **_offload(layout), **_buckets(layout)},
+        "zero_optimization": {"stage": layout.zero_stage, **offloads, **_buckets(layout)},
     }
-
-
-def deepspeed_text(layout: Layout) -> str:
-    """Return the text of the file."""
-    return json.dumps(deepspeed_config(layout), indent=2) + "\n"
-
-
-def _offload(layout: Layout) -> dict[str, Any]:
-    host = {"device": "cpu", "pin_memory": True}
-    wanted = {"offload_optimizer": layout.offload_optimizer, "offload_param": layout.offload_param}
-    return {key: dict(host) for key, on in wanted.items() if on}
+    return json.dumps(document, indent=2) + "\n"
 
 
 def _buckets(layout: Layout) -> dict[str, Any]:

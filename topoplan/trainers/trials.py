@@ -120,7 +120,6 @@ def how_many(spec: Spec) -> int:
 
 
 def _lengths(job: Job, shorter_by: int) -> Iterator[int]:
-    """Yield the number of words of each sample."""
     spare = 0 if job.stage == "pt" else _TEMPLATE_TOKENS
     if job.lengths is None:
         for _ in range(max(2, min(_DIFFERENT, _MOST_WORDS // job.seq_len))):

@@ -42,7 +42,6 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys = reading.keys
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type") or "lora"
     if stage not in ("pt", "sft"):

@@ -206,7 +206,6 @@ def _job(spec: Spec, steps: int, output: str) -> Job:
 
 
 def _samples(spec: Spec) -> dict[str, str]:
-    """Return dataset_info.json and the file that it names."""
     entry: dict[str, object] = json.loads(dataset_entry(spec.job, spec.model)[0])[trials.GENERATED]
     columns = entry["columns"]
     if isinstance(columns, dict):

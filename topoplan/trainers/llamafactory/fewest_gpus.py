@@ -13,7 +13,6 @@ from topoplan.layout.layout import Layout, Recompute
 from topoplan.reading.setup import Configuration
 from topoplan.reading.values import Keys, as_number, flag, value_of, whole, words
 from topoplan.specs import known
-from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -65,7 +64,7 @@ def spec_and_layout(configuration: Configuration, model: Model) -> tuple[Spec, L
         precision="bf16",
         mtp_num_layers=max(0, whole(configuration, "mtp_num_layers", 0) or 0),
     )
-    return Spec(cluster=_cluster(reading.world), model=model, job=job), layout
+    return Spec(cluster=known.machines(known.gpu(_ASSUMED_GPU), 1, reading.world), model=model, job=job), layout
 
 
 _COUNTS = ("tp", "pp", "cp", "ep", "etp", "micro_batch_size", "gradient_accumulation_steps")
@@ -94,7 +93,3 @@ def _recompute(configuration: Configuration) -> Recompute:
 def _offload(configuration: Configuration) -> float:
     fraction = as_number(configuration.get("optimizer_offload_fraction")) or 0.0
     return fraction if flag(configuration, "optimizer_cpu_offload") and 0 < fraction <= 1 else 0.0
-
-
-def _cluster(world_size: int) -> Cluster:
-    return known.machines(known.gpu(_ASSUMED_GPU), 1, world_size)

@@ -166,7 +166,6 @@ def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Secti
 
 
 def _rope_fusion(model: Model, layout: Layout, *, local: bool) -> tuple[bool, str]:
-    """Whether Megatron-core and Transformer Engine can fuse rotary embeddings for this model, and the reason."""
     if local:
         return False, "the kernel is part of Transformer Engine"
     if any(isinstance(layer.attention, LatentAttention) for layer in model.layers):

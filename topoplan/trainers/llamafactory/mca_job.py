@@ -114,7 +114,6 @@ def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises SpecError for what is not predicted."""
     keys, model = reading.keys, reading.model
     stage = keys.text("stage") or "sft"
     if stage not in STAGES:

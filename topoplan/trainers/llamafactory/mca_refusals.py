@@ -89,10 +89,7 @@ def preferences(spec: Spec) -> Iterator[Refusal]:
 
 
 def _frozen_parts(spec: Spec) -> Iterator[Refusal]:
-    """Refuse frozen parts of a vision-language model in stage pt, which ignores them.
-
-    LLaMA-Factory train/mca/workflow.py: run_sft and run_dpo call _freeze_model_parameters, run_pt does not.
-    """
+    """Refuse frozen parts in stage pt: run_pt (train/mca/workflow.py) does not call _freeze_model_parameters."""
     keys = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
     frozen = [key for key in keys if getattr(spec.job, key)]
     if frozen and spec.job.stage == "pt" and spec.model.vision is not None:
@@ -174,7 +171,6 @@ def _samples(job: Job, layout: Layout) -> Iterator[Refusal]:
 
 
 def _sequence_padding(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Refuse unpacked sequences whose padded length CP and SP cannot split."""
     parts, pad = sequence_parts(layout), pad_multiple(MCA.padding, job)
     fixed_length = is_padded_to_seq_len(MCA.padding, job, layout)
     length = math.ceil(job.seq_len / pad) * pad if fixed_length else pad
@@ -231,7 +227,6 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
 
 
 def _weights(spec: Spec) -> Iterator[str]:
-    """Warn about published weights that have to be converted first."""
     model = spec.model
     in_fp8 = model.model_type == "deepseek_v3" and model.name.startswith("deepseek-ai/")
     if model.config_path is None and (in_fp8 or _QUANTIZED.search(model.name)):

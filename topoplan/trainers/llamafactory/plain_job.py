@@ -110,7 +110,6 @@ def _assumptions(reading: Reading, _: Layout, __: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys, sharding = reading.keys, reading.sharding
     refuse(keys, _OFF)
     if not keys.flag("do_train"):

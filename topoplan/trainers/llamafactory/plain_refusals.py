@@ -110,7 +110,6 @@ def _job(spec: Spec) -> Iterator[Refusal]:
 
 
 def _packed_weights(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """Refuse QLoRA with a backend that cannot shard packed weights."""
     if spec.job.finetuning == "qlora" and layout.backend == "fsdp2":
         # accelerate utils/fsdp_utils.py, fsdp2_prepare_model: `model.to(torch.float32)` unless the model is fp32.
         yield Refusal(

@@ -119,7 +119,6 @@ def evaluates(user: Mapping[str, Any]) -> bool:
 
 
 def _check_data_to_evaluate_on(user: Mapping[str, Any], spec: Spec) -> None:
-    """Raise SpecError for an evaluation without data."""
     if evaluates(user) and not user.get("val_size") and not user.get("eval_dataset"):
         where = place_of(spec, "eval_strategy" if "eval_strategy" in user else "eval_on_start")
         raise SpecError("there is nothing to evaluate on", where=where, remedy="set eval_dataset or val_size too")

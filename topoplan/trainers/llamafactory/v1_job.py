@@ -61,7 +61,6 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
 
 
 def _flat(configuration: Configuration, setup: Setup) -> Configuration:
-    """Flatten the keys of blocks to `block.key`."""
     data = configuration.source.data
     names = [key for key, value in data.items() if not isinstance(value, Mapping)]
     names += [f"{block}.{key}" for block, held in data.items() if isinstance(held, Mapping) for key in held]
@@ -69,10 +68,7 @@ def _flat(configuration: Configuration, setup: Setup) -> Configuration:
 
 
 def _gradient_accumulation(reading: Reading, key: str) -> int:
-    """Read gradient accumulation: one micro-batch per step unless a batch size is given, which it must divide.
-
-    Source: `batching.py`, BatchGenerator.
-    """
+    """Read gradient accumulation: 1 unless a batch size is given, which it must divide (`batching.py`)."""
     batch = reading.keys.count(key)
     each: int = reading.parts["micro_batch_size"] * reading.replicas
     if batch is None:
@@ -114,7 +110,6 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys, launch = reading.keys, reading.launch
     command = next(iter(launch.arguments), "") if launch else ""
     if command in ("dpo", "rm"):

@@ -194,8 +194,8 @@ def _check_name(name: str, command: Command, where: str) -> None:
 
 
 def _checked(name: str, value: Any, command: Command, where: str) -> Any:
-    """Return `value` converted to the type of the argument."""
-    key = _key(name, command)
+    entry = arguments_of(command).types[name]
+    key = plain_keys().get(name) if entry is None else Key.of(name, entry, "ms-swift")
     if key is None:
         return value
     if key.types == ("list",) and isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -204,10 +204,3 @@ def _checked(name: str, value: Any, command: Command, where: str) -> Any:
     if verdict.trouble:
         raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
     return verdict.value
-
-
-def _key(name: str, command: Command) -> Key | None:
-    entry = arguments_of(command).types[name]
-    if entry is None:
-        return plain_keys().get(name)
-    return Key.of(name, entry, "ms-swift")

@@ -113,7 +113,6 @@ def _dtype(reading: Reading, key: str) -> str:
 
 
 def _low(key: str) -> Write:
-    """Return the value of a dtype key if it is not the default."""
     return lambda _, layout: None if (dtype := getattr(layout, key)) == "fp32" else dtype
 
 
@@ -251,7 +250,6 @@ LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch
 
 
 def _layout(reading: Reading) -> Layout:
-    """Read the layout. Raises SpecError for a wrong type, or for what is not predicted."""
     refuse(reading.keys, {"use_megatron_fsdp": (False,), "task_type": TASKS})
     return layout_of(ROWS, reading, backend="megatron")
 

@@ -1,4 +1,4 @@
-"""What ms-swift refuses, or trains differently from the plan."""
+"""What ms-swift refuses, or trains differently from the plan, and valid settings that may surprise the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.linears import target_names
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
-from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
+from topoplan.specs.model import Attention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
 from topoplan.trainers.refusal import (
@@ -112,7 +112,6 @@ def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Refuse planned dtypes of weights and moments that ms-swift cannot produce."""
     yield from pure_fp16(job)
     if job.finetuning == "freeze" and layout.backend == "ddp" and not job.pure_bf16:
         # pipelines/train/tuner.py, prepare_model only sets requires_grad; all weights have torch_dtype.
@@ -152,7 +151,8 @@ def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
             what = f"ulysses {layout.ulysses}: {model.name} has linear attention, which is planned without"
             yield Refusal("sequence-split", what, where="layout.ulysses")
             continue
-        heads = _split_heads(layer.attention)
+        # num_key_value_heads of the config, which in latent attention equals the number of heads
+        heads = layer.attention.kv_heads if isinstance(layer.attention, Attention) else layer.attention.heads
         if heads % layout.ulysses:
             common = math.gcd(heads, layout.ulysses)
             yield Refusal(
@@ -172,11 +172,6 @@ def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
         )
 
 
-def _split_heads(attention: Attention | LatentAttention) -> int:
-    """Return `num_key_value_heads` of the config; in latent attention, it equals the number of heads."""
-    return attention.kv_heads if isinstance(attention, Attention) else attention.heads
-
-
 # Megatron ------------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +189,6 @@ def megatron_job_refusals(spec: Spec) -> Iterator[Refusal]:
 
 
 def _model_type(model: Model) -> Iterator[Refusal]:
-    """Refuse a model that `megatron sft` does not support."""
     if model.model_type not in MEGATRON_MODEL_TYPES:
         yield Refusal(
             "model-type",
@@ -297,11 +291,7 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _iterations(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Refuse a run whose number of steps ms-swift cannot derive.
-
-    megatron_args.py (init_iters): num_train_epochs is a whole number; otherwise train_iters is used, which may not be
-    0.
-    """
+    """Refuse a run whose steps ms-swift cannot derive: whole epochs, or train_iters above 0 (init_iters)."""
     if job.epochs != int(job.epochs) and job.samples is None:
         yield Refusal(
             "epochs",

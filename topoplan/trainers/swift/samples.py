@@ -24,7 +24,8 @@ _COUNT = re.compile(r"#\d+\Z")
 def samples_of(job: Job) -> tuple[str, ...]:
     """Return the job's datasets, with dataset_dir in front of file names."""
     names = [name.strip() for name in (job.dataset or "").split(",") if name.strip()]
-    return tuple(_completed(name, job.dataset_dir) for name in names)
+    directory = job.dataset_dir
+    return tuple(str(PurePosixPath(directory, name)) if directory and is_file(name) else name for name in names)
 
 
 def dataset_value(job: Job) -> str | list[str]:
@@ -36,7 +37,7 @@ def dataset_value(job: Job) -> str | list[str]:
 def files_in(value: Any) -> tuple[str, ...]:
     """Return the files and directories among the datasets of train.yaml, which every node needs."""
     names: Iterable[Any] = value if isinstance(value, list) else [value]
-    return tuple(_bare(name) for name in names if isinstance(name, str) and is_file(name))
+    return tuple(_COUNT.sub("", name) for name in names if isinstance(name, str) and is_file(name))
 
 
 def limited(job: Job, count: int) -> str | None:
@@ -47,21 +48,13 @@ def limited(job: Job, count: int) -> str | None:
 
 def is_file(name: str) -> bool:
     """Whether a dataset is named by its path."""
-    bare = _bare(name)
+    bare = _COUNT.sub("", name)
     return bare.startswith(("/", "./", "../")) or PurePosixPath(bare).suffix.lower() in _SUFFIXES
 
 
 def is_hub_name(name: str) -> bool:
     """Whether a dataset is named by its hub id."""
     return "/" in name
-
-
-def _bare(name: str) -> str:
-    return _COUNT.sub("", name)
-
-
-def _completed(name: str, directory: str | None) -> str:
-    return str(PurePosixPath(directory, name)) if directory and is_file(name) else name
 
 
 _FILE = f"{trials.DIRECTORY}/samples.jsonl"

@@ -100,7 +100,6 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
 
 
 def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
-    """Return entries for the dtypes of loaded weights and of computation."""
     half = "float16" if job.precision == "fp16" else "bfloat16"
     if job.pure_bf16:
         dtype, comment = half, "for weights, gradients and Adam's moments"
@@ -125,7 +124,6 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
 
 
 def _layer_entries(spec: Spec) -> list[Entry]:
-    """Return entries that freeze everything except some layers."""
     count, total = spec.job.freeze_trainable_layers, spec.model.num_layers
     layers = trained_layers(spec.model, count)
     which = f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers"

@@ -66,7 +66,6 @@ _FLASH = "==2.8.3"
 
 
 def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """Return what a run of `swift sft` needs."""
     job, backend = spec.job, layout.backend
     engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[backend]
     files = {
@@ -96,7 +95,6 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
 
 
 def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """Return what a run of `megatron sft` needs."""
     return _trainer_run(
         spec,
         layout,

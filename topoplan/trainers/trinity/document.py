@@ -148,7 +148,6 @@ def _trainer(layout: Layout, job: Job, steps: int | None, gpus_per_node: int) ->
 
 
 def _reasons(spec: Spec, layout: Layout) -> dict[str, str]:
-    """Return the comment for each key, by path."""
     job, own = spec.job, spec.model.max_position_embeddings
     gpus = f"{layout.world_size} GPUs"
     return {
@@ -202,7 +201,6 @@ def _warnings(spec: Spec, layout: Layout) -> Iterator[str]:
 
 
 def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    """Return the document with the keys of job.trainer, which are blocks of Trinity-RFT's configuration."""
     for block, value in spec.job.trainer.items():
         if block not in _BLOCKS and block not in _OWN:
             raise SpecError(
@@ -215,7 +213,6 @@ def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
 
 
 def _put(ours: Any, theirs: Any, path: str, spec: Spec) -> Any:
-    """Return `ours` overridden by `theirs`, key by key."""
     if path in _OWN:
         if theirs == ours:
             return ours

@@ -233,7 +233,6 @@ def _trainer(read: _Read, gpus: int) -> Iterator[Finding]:
 
 
 def _train_batch(read: _Read) -> int | None:
-    """Return the experiences per step, if known; a train_batch_size of zero means tasks times repetitions."""
     written = read.count(("buffer", "train_batch_size"), 0)
     if written != 0:
         return written

@@ -31,9 +31,9 @@ from topoplan.trainers.trinity.job import CODEC, RECOGNIZED
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
 
 _EXPANDABLE = EnvVar(
-    name="PYTORCH_CUDA_ALLOC_CONF",
-    value="expandable_segments:True",
-    reason="less fragmentation; Ray's workers inherit it from here, so before ray start",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "expandable_segments:True",
+    "less fragmentation; Ray's workers inherit it from here, so before ray start",
 )
 _VERSIONS = Versions(title="Trinity-RFT")
 _DATA_NOTE = """\
@@ -126,10 +126,6 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
     return render("trinity/start.sh.j2", context)
 
 
-def _versions() -> Mapping[str, Any]:
-    return {"trinity-rft": TRINITY, "verl": VERL}
-
-
 _LOG = Log(
     loss=loss_key("actor/sft_loss"),
     steps=re.compile(r"\bStep (?P<step>[0-9]{1,12}): \{"),
@@ -150,7 +146,7 @@ _FSDP2 = TrainingPath(
     files=trinity_files,
     run=trinity_run,
     start=_start,
-    versions=_versions,
+    versions=lambda: {"trinity-rft": TRINITY, "verl": VERL},
     trial=TRIAL,
     codec=CODEC,
 )

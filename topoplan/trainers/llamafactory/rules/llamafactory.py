@@ -140,7 +140,6 @@ def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
 
 
 def _saving(configuration: Configuration) -> Iterator[Finding]:
-    """Report unwise settings of checkpoints and evaluation."""
     every, limit = number(configuration, "save_steps"), number(configuration, "max_steps")
     saves = _strategy(configuration, "save_strategy", "steps") == "steps"
     if saves and every is not None and 1 <= every < _FEWEST_SAVE_STEPS and not (limit and 0 < limit <= 10 * every):
@@ -158,7 +157,6 @@ def _learning_rate(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
-    """Report keys that belong to another fine-tuning method."""
     method = configuration.get("finetuning_type")
     for keys, reader, others in _KEYS_OF_A_METHOD:
         for key in keys if method in others else ():
@@ -188,7 +186,6 @@ def _with_overrides(setup: Setup, configuration: Configuration) -> Mapping[str, 
 
 
 def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """Report keys that a complete job lacks."""
     have, trains = _with_overrides(setup, configuration), flag(configuration, "do_train")
     if have.get("model_name_or_path") is None:
         yield RULES["llamafactory-missing-key.model"].at(configuration, None)

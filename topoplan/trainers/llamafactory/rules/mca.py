@@ -77,7 +77,6 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
-    """Report keys that are ignored."""
     for key in configuration.source.data:
         value = value_of(configuration, key)
         verdict = judge_key(key, value)
