@@ -1,4 +1,4 @@
-"""What a run writes to disk: the sizes of a checkpoint."""
+"""What a run writes to disk: the sizes of a checkpoint, and of those that transformers and its engines save."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from topoplan.layout.layout import Layout, Recompute
 from topoplan.reading.setup import Launch
 from topoplan.reading.values import Keys
 from topoplan.trainers.codec import Comment, Reading, Row, Rows, layout_of, nothing
-from topoplan.trainers.usual import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
+from topoplan.trainers.train_yaml import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
 from topoplan.units import shown
 
 USUAL_SEQ_LEN = 2048

@@ -167,7 +167,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
 
 def undefined(configuration: Configuration, rule: Rule) -> Iterator[Finding]:
-    """Report references to missing keys, except in a file composed of several (Hydra's `defaults:`)."""
+    """Report OmegaConf references `${a.b}` to missing keys, except in a file composed of several (`defaults:`)."""
     data = configuration.source.data
     if "defaults" in data or configuration.part.is_excerpt:
         return

@@ -1,4 +1,7 @@
-"""How a trainer logs its progress: patterns of the lines that it prints, whose named groups are read."""
+"""How a trainer logs its progress: patterns of the lines that it prints, whose named groups are read.
+
+The last ones are those of programs that topoplan writes no files for, but that its trainers build on.
+"""
 
 from __future__ import annotations
 

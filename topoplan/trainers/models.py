@@ -1,4 +1,4 @@
-"""Finds the model that a configuration names: a catalog entry, or a directory that may be on another machine."""
+"""Finds the model that a configuration names: a catalog entry, or a directory; and where the nodes have a model."""
 
 from __future__ import annotations
 

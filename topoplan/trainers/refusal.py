@@ -1,4 +1,7 @@
-"""Why a trainer cannot run a job or a layout, as data for the search, `generate` and `check` alike."""
+"""Why a trainer cannot run a job or a layout, as data for the search, `generate` and `check` alike.
+
+Refusals that several trainers share, wording included, are here too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer steps as the trainers count them."""
+"""Optimizer steps as the trainers count them, and how often a run interrupts training to save or evaluate."""
 
 from __future__ import annotations
 

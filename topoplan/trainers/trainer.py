@@ -208,7 +208,10 @@ class Trainer:
 
 
 def torchrun_command(spec: Spec, node: int, words: str) -> str:
-    """Return the last command of a node's script: one process per GPU that runs `words`, which are quoted for bash."""
+    """Return the last command of a node's script: one process per GPU that runs `words`, which are quoted for bash.
+
+    The rendezvous is static, which keeps the planned node ranks (c10d sorts nodes by address).
+    """
     cluster = spec.cluster
     return f"""\
 exec "$python" -m torch.distributed.run \\

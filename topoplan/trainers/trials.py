@@ -1,4 +1,9 @@
-"""Trials: a few steps of a job, run to be measured, and how to express them in the keys of transformers."""
+"""Trials: a few steps of a job, run to be measured, in the keys of transformers; and generated samples for them.
+
+Samples are generated if the real dataset is not ready, as long as the plan assumes samples to be. They consist of
+common English words in random order, each a single token in nearly every tokenizer. Lengths are therefore right to
+within a few tokens, and tokens vary, as a mixture of experts requires.
+"""
 
 from __future__ import annotations
 

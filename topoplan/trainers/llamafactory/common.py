@@ -1,4 +1,4 @@
-"""What all of LLaMA-Factory's backends have in common."""
+"""What LLaMA-Factory's paths have in common: start, run, data sets, trials, and keys that go along with a job."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from topoplan.trainers.llamafactory.key_list import (
 )
 from topoplan.trainers.requirements import Versions
 from topoplan.trainers.steps import pauses_of
+from topoplan.trainers.train_yaml import slow_precision
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, TrainerRun
-from topoplan.trainers.usual import slow_precision
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
 """The command of each process: launcher.py as a module calls `run_exp`; `read_args` takes argv[1] as the YAML file and
@@ -169,7 +169,10 @@ _CHAT_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", 
 
 
 def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
-    """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text."""
+    """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text.
+
+    Source: LLaMA-Factory data/parser.py (DatasetAttr) and data/converter.py.
+    """
     name = (job.dataset or "").split(",")[0].strip() or DATASET_TO_FILL_IN
     if name == DATASET_TO_FILL_IN:
         name = "my_data"

@@ -58,10 +58,9 @@ from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title
 from topoplan.trainers.refusal import FP8_RECIPES
 from topoplan.trainers.requirements import install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, steps
-from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of
+from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of, warmup_steps
 from topoplan.trainers.trainer import ReadmeWords, TrainerFiles, TrainerRun, TrainingPath, torchrun_command
 from topoplan.trainers.traits import MCA
-from topoplan.trainers.usual import warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section
 
 

@@ -29,7 +29,7 @@ from topoplan.trainers.megatron_keys import (
     expert_tensor,
     with_comment,
 )
-from topoplan.trainers.usual import why_accumulation
+from topoplan.trainers.train_yaml import why_accumulation
 from topoplan.units import shown
 
 

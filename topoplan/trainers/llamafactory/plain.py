@@ -43,10 +43,9 @@ from topoplan.trainers.llamafactory.user_keys import OPTIMIZERS, user_keys
 from topoplan.trainers.requirements import install_commands, requirements_of
 from topoplan.trainers.sharding_files import ACCELERATE_FILE, DEEPSPEED_FILE, accelerate_text, deepspeed_text
 from topoplan.trainers.steps import steps, training_steps
-from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of
+from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of, warmup_steps
 from topoplan.trainers.trainer import ReadmeWords, TrainerFiles, TrainerRun, TrainingPath, torchrun_command
 from topoplan.trainers.traits import SHARDED
-from topoplan.trainers.usual import warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section
 
 

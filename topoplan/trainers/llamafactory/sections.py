@@ -8,9 +8,8 @@ from typing import Any
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import default_template, trainer_versions
 from topoplan.trainers.models import model_directory
-from topoplan.trainers.train_yaml import DDP_TIMEOUT
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, loaders, save_steps, workers
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
-from topoplan.trainers.usual import loaders, save_steps, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
 PADDED = "padded to the longest sample of the batch"

@@ -22,8 +22,7 @@ from topoplan.trainers.llamafactory.mca_job import ROWS
 from topoplan.trainers.megatron_keys import EMBEDDING, EP, ETP, LOSS
 from topoplan.trainers.models import is_hub_id, model_directory
 from topoplan.trainers.steps import megatron_steps, training_steps
-from topoplan.trainers.train_yaml import check_user_keys, place_of
-from topoplan.trainers.usual import says_sync
+from topoplan.trainers.train_yaml import check_user_keys, place_of, says_sync
 
 _OF_THE_JOB = {
     "bf16": "precision",

@@ -1,4 +1,4 @@
-"""The training role of a ROLL document: its keys moved to the top level, and what all of its strategies share.
+"""Recognition of ROLL's documents of all roles, and the role that trains: its keys moved to the top level.
 
 Sources, at ROLL 8eb27cc: `roll/configs/` (base_config.py, worker_config.py, model_args.py, training_args.py).
 """

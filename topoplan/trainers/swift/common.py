@@ -15,8 +15,7 @@ from topoplan.trainers.codec import Reading
 from topoplan.trainers.models import model_directory
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
-from topoplan.trainers.train_yaml import head
-from topoplan.trainers.usual import loaders, workers
+from topoplan.trainers.train_yaml import head, loaders, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
 READ_AT = swift_versions()[-1]

@@ -30,10 +30,9 @@ from topoplan.trainers.swift.common import (
 )
 from topoplan.trainers.swift.megatron_job import DTYPE_KEYS, LAYOUT_KEYS, ROWS
 from topoplan.trainers.swift.refusals import swift_warnings
-from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, WARMUP_FRACTION, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.traits import FINE_TUNING, MCA
-from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
 _SPEED_KEYS = (

@@ -35,7 +35,7 @@ from topoplan.trainers.megatron_keys import (
     with_comment,
 )
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
-from topoplan.trainers.swift.reading import carried, rlhf_assumptions, rlhf_job, with_answers
+from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
@@ -261,7 +261,7 @@ def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
 
 def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     """Read the job; the command determines pt, sft or rlhf. Raises SpecError for what is not predicted."""
-    keys, model, launch = reading.keys, reading.model, reading.launch
+    keys, model = reading.keys, reading.model
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or "full"
     if method not in ("full", "lora"):
@@ -269,9 +269,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     refuse(keys, _OFF if method == "lora" else dict.fromkeys(_ADAPTERS, ("",)))
     if (optimizer := keys.given("optimizer")) not in (None, "adam"):
         keys.fail("optimizer", f"optimizer {shown(optimizer)} is not predicted", expected="expected adam")
-    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
-    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
-    of_stage = rlhf_job(keys) if stage == "rlhf" else {"stage": stage}
+    of_stage = stage_of(reading)
     dtype = "float16" if keys.flag("fp16") else keys.value("torch_dtype")
     if dtype not in ("bfloat16", "float16"):
         keys.fail("torch_dtype", f"torch_dtype {shown(dtype)} is not predicted")

@@ -1,4 +1,4 @@
-"""Recognition of ms-swift's files and commands, for `swift sft` and `megatron sft`."""
+"""Recognition of ms-swift's files and commands, and what `swift sft` and `megatron sft` read in the same way."""
 
 from __future__ import annotations
 
@@ -121,9 +121,19 @@ def with_answers(configuration: Configuration, _: Setup) -> Configuration:
     return replace(configuration, source=replace(configuration.source, data={**data, LENGTH: whole}))
 
 
-def rlhf_job(keys: Keys) -> Mapping[str, Any]:
+def stage_of(reading: Reading) -> Mapping[str, Any]:
+    """Return the keys of the job that the command determines: pt, sft, or what `rlhf` is predicted as."""
+    launch = reading.launch
+    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
+    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
+    return _rlhf_job(reading.keys) if stage == "rlhf" else {"stage": stage}
+
+
+def _rlhf_job(keys: Keys) -> Mapping[str, Any]:
     """Return the keys of the job that an `rlhf` configuration is predicted as.
 
+    GRPO's policy update equals supervised fine-tuning on samples of prompt and answer (ms-swift 4.6
+    `rlhf_trainers/grpo_trainer.py`, `megatron/trainers/grpo_trainer.py`), unless something else stays on the GPUs.
     Raises NotPredictedError for other methods, and for anything that stays on the GPUs while the policy is trained.
     """
     kind = keys.given("rlhf_type")

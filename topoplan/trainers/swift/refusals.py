@@ -24,8 +24,8 @@ from topoplan.trainers.refusal import (
     quantized_weights,
 )
 from topoplan.trainers.swift.samples import is_file, is_hub_name, samples_of
+from topoplan.trainers.train_yaml import slow_precision
 from topoplan.trainers.traits import SHARDED
-from topoplan.trainers.usual import slow_precision
 
 MEGATRON_MODEL_TYPES = frozenset(
     [

@@ -1,5 +1,7 @@
 """Datasets as ms-swift names them: sample files, directories or hub ids, each with an optional `#N` for N samples.
 
+Also trials, with generated samples beside train.yaml if the user has named no dataset.
+
 Source: `swift/dataset/dataset_syntax.py`, DatasetSyntax.
 """
 

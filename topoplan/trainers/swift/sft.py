@@ -26,9 +26,8 @@ from topoplan.trainers.swift.common import (
 )
 from topoplan.trainers.swift.refusals import swift_warnings
 from topoplan.trainers.swift.sft_job import ROWS, trained_layers, trained_layers_regex
-from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, WARMUP_FRACTION, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
-from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
 
@@ -178,7 +177,11 @@ FSDP_FILE = "fsdp.json"
 
 
 def sharding_files(job: Job, layout: Layout) -> dict[str, str]:
-    """Return the files' texts by name; none for ddp."""
+    """Return the files' texts by name; none for ddp.
+
+    ms-swift's presets (`swift/config/`) depend on its version rather than on the plan: zero3_offload offloads
+    parameters along with the optimizer, fsdp2 always recomputes, and the others have bucket sizes other than predicted.
+    """
     if layout.backend == "deepspeed":
         return {DEEPSPEED_FILE: deepspeed_text(layout)}
     return {FSDP_FILE: json.dumps(fsdp_config(job, layout), indent=2) + "\n"} if layout.backend == "fsdp2" else {}

@@ -1,4 +1,4 @@
-"""train.yaml for Trinity-RFT: the plan in its keys, each with its reason.
+"""train.yaml for Trinity-RFT: the plan in its keys, each with its reason; long contexts; trials.
 
 The job is Trinity-RFT's SFT (`mode: train`, which needs no explorer and gives the trainer all GPUs). The blocks `model`
 and `trainer` can also be used for reinforcement learning. Sources: Trinity-RFT 0.6.0 `common/config.py`,
@@ -20,10 +20,9 @@ from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers import trials
 from topoplan.trainers.models import model_directory
-from topoplan.trainers.train_yaml import place_of
+from topoplan.trainers.train_yaml import place_of, run_name, save_steps, warmup_steps
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.trainers.trinity.refusals import TRINITY, VERL
-from topoplan.trainers.usual import run_name, save_steps, warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
 
 PROJECT = "topoplan"

@@ -1,4 +1,4 @@
-"""Trinity-RFT's trainer (verl on FSDP): the job and the layout that its configuration describes.
+"""Trinity-RFT's trainer (verl on FSDP): its files are recognized, and read as the job and the layout.
 
 The prediction is for the trainer's step on its share of the GPUs, with samples of maximum length. Sources, at
 Trinity-RFT 0.6.0: `common/config.py`, `common/config_validator.py` (max_token_len_per_gpu, GPUs of explorer and

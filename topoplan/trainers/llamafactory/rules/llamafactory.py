@@ -217,7 +217,12 @@ def _strategy(configuration: Configuration, key: str, default: str) -> str | Non
 
 
 def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """Report on a configuration that Megatron Bridge trains, or that asks for it."""
+    """Report on a configuration that Megatron Bridge trains (USE_MEGATRON_BRIDGE=1), or that asks for it.
+
+    Sources, at LLaMA-Factory main of August 2026 (0.9.6.dev0, ff6d4d12e): `hparams/parser.py`
+    (`_validate_megatron_bridge_parallel_args`, get_train_args), `hparams/megatron_bridge_args.py`,
+    `train/megatron_bridge/workflow.py` and `config_builder.py`.
+    """
     switch = "use_megatron_bridge"
     if setup.training_path(configuration) != "bridge":
         if flag(configuration, switch) and setup.training_path(configuration) == "plain":
