@@ -1,9 +1,9 @@
-"""What LLaMA-Factory's paths have in common: start, run, data sets, trials, and keys that go along with a job."""
+"""What LLaMA-Factory's paths have in common: start, run, keys that go along, data sets, trials, and train.yaml."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,16 +18,19 @@ from topoplan.trainers import trials
 from topoplan.trainers.codec import common
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.key_list import (
+    default_template,
     judge_key,
     known_keys,
     missing_template,
     plain_keys,
     trainer_versions,
 )
+from topoplan.trainers.models import model_directory
 from topoplan.trainers.requirements import Versions
 from topoplan.trainers.steps import pauses_of
-from topoplan.trainers.train_yaml import slow_precision
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, loaders, save_steps, slow_precision, workers
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, TrainerRun
+from topoplan.trainers.yaml_text import Entry, Section
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
 """The command of each process: launcher.py as a module calls `run_exp`; `read_args` takes argv[1] as the YAML file and
@@ -125,6 +128,8 @@ def usual_warnings(spec: Spec) -> Iterator[str]:
     yield from slow_precision(spec)
 
 
+# Keys of a user's file that go along with its job ---------------------------------------------------------------------
+
 DECIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "disable_gradient_checkpointing", "pure_bf16"),
     *("quantization_bit", "quantization_method", "double_quantization", "enable_liger_kernel"),
@@ -164,6 +169,8 @@ def carried(keys: Keys, job: Job) -> Mapping[str, Any]:
     named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
     return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
 
+
+# Data sets and trials -------------------------------------------------------------------------------------------------
 
 _CHAT_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 
@@ -223,3 +230,85 @@ def _samples(spec: Spec) -> dict[str, str]:
 
 
 TRIAL = trials.Trial(job=_job, samples=_samples)
+
+
+# Sections of train.yaml -----------------------------------------------------------------------------------------------
+
+PADDED = "padded to the longest sample of the batch"
+"""How unpacked samples are padded."""
+
+
+def versions_line() -> str:
+    """Return the versions of transformers that the file is for."""
+    return "transformers " + " to ".join(trainer_versions()["transformers"])
+
+
+def model_section(spec: Spec, freezable: Collection[str], where: str, *method: Entry) -> Section:
+    """Return the section; `where` comments on the model's directory, `freezable` are the freezable model types."""
+    job, model = spec.job, spec.model
+    entries = [
+        Entry("model_name_or_path", model_directory(model), where),
+        Entry("stage", job.stage),
+        Entry("do_train", True),
+        *method,
+    ]
+    if model.vision is not None and model.model_type in freezable:
+        keys = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
+        entries += [Entry(key, getattr(job, key)) for key in keys]
+    return Section(title="Model and method", entries=tuple(entries))
+
+
+def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Section:
+    """Return the section; `why` is the reason for the number of warm-up steps."""
+    entries = (
+        Entry("num_train_epochs", float(spec.job.epochs)),
+        Entry("learning_rate", float(spec.job.learning_rate)),
+        Entry("lr_scheduler_type", "cosine"),
+        Entry("warmup_steps", warmup, f"{why}; an integer works with transformers 4 and 5"),
+        *further,
+        DDP_TIMEOUT,
+    )
+    return Section(title="Training", entries=entries)
+
+
+def evaluation_entries(user: Mapping[str, Any], steps: int | None) -> list[Entry]:
+    """Return how often a run evaluates, if the user's keys enable evaluation without saying when."""
+    if user.get("eval_strategy") != "steps":
+        return []
+    return [Entry("eval_steps", save_steps(steps), "the default, logging_steps, would evaluate after every step")]
+
+
+def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
+    """Return the section; `order` says how samples are read, `padded` how unpacked ones are padded."""
+    job, model = spec.job, spec.model
+    notes: list[str] = []
+    comment = "a name in dataset_info.json; none in the spec" if job.dataset is None else order
+    entries = [
+        Entry("dataset", DATASET_TO_FILL_IN if job.dataset is None else job.dataset, comment),
+        Entry("dataset_dir", job.dataset_dir or "data", "directory of dataset_info.json"),
+    ]
+    template = job.template or default_template(model.name, model.model_type)
+    if template is not None:
+        entries.append(Entry("template", template, "" if job.template else "LLaMA-Factory's template for this model"))
+    else:
+        notes.append("template: not in the spec and not known for this model; the tokenizer's chat template is used")
+    entries.append(Entry("cutoff_len", job.seq_len, "seq_len of the plan"))
+    if job.stage == "pt" and job.packing:
+        # DataArguments.__post_init__ subtracts one from cutoff_len for an explicit `packing: true`. Stage pt's default
+        # is applied later, and run_pt adds the token that the shift of the labels uses up.
+        notes.append("packing: on by default in stage pt; if set explicitly, each sequence would lose a token")
+    elif job.stage == "pt":
+        entries.append(Entry("packing", False, "stage pt packs by default"))
+    elif job.stage == "sft":
+        entries.append(
+            Entry(
+                "packing", job.packing, "several samples per sequence; longer ones are cut" if job.packing else padded
+            )
+        )
+    if model.vision is not None:
+        entries.append(Entry("image_max_pixels", job.image_max_pixels, "larger images are scaled down"))
+    entries += [
+        Entry("preprocessing_num_workers", workers(spec.cluster), "tokenization processes, on each node"),
+        Entry("dataloader_num_workers", loaders(spec.cluster), "per GPU"),
+    ]
+    return Section(title="Data", entries=tuple(entries), notes=tuple(notes))

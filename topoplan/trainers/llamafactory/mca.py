@@ -26,14 +26,20 @@ from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.common import (
     CACHING_ALLOCATOR,
     CHECKPOINTS,
+    PADDED,
     RECORD_VRAM,
     RESUME,
     START,
     TRIAL,
     VERSIONS,
+    data_section,
     dataset_entry,
+    evaluation_entries,
     launcher,
+    model_section,
     run_of,
+    training_section,
+    versions_line,
 )
 from topoplan.trainers.llamafactory.key_list import templates, trainer_versions
 from topoplan.trainers.llamafactory.mca_job import CODEC, LAYOUT_KEYS, ROWS
@@ -44,14 +50,6 @@ from topoplan.trainers.llamafactory.mca_refusals import (
     refusals,
     resumable,
     trainer_warnings,
-)
-from topoplan.trainers.llamafactory.sections import (
-    PADDED,
-    data_section,
-    evaluation_entries,
-    model_section,
-    training_section,
-    versions_line,
 )
 from topoplan.trainers.llamafactory.user_keys import evaluates, user_keys
 from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title

@@ -25,20 +25,18 @@ from topoplan.trainers.llamafactory.common import (
     TRIAL,
     VERSIONS,
     beside,
+    data_section,
     dataset_entry,
+    evaluation_entries,
     launcher,
+    model_section,
     run_of,
+    training_section,
+    versions_line,
 )
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC, ROWS
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, refusals, support_warnings
-from topoplan.trainers.llamafactory.sections import (
-    data_section,
-    evaluation_entries,
-    model_section,
-    training_section,
-    versions_line,
-)
 from topoplan.trainers.llamafactory.user_keys import OPTIMIZERS, user_keys
 from topoplan.trainers.requirements import install_commands, requirements_of
 from topoplan.trainers.sharding_files import ACCELERATE_FILE, DEEPSPEED_FILE, accelerate_text, deepspeed_text
