@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.operators.finetuning import elements_of
 from topoplan.operators.params import parameter_count
-from topoplan.specs.case import case_with
 from topoplan.specs.spec import Spec
-from topoplan.trainers.traits import MCA
 
 
 class CheckpointSize(NamedTuple):
@@ -70,9 +67,3 @@ def plain_checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any])
         optimizer_bytes=round(state),
         at_once=0 if values.get("save_strategy") == "no" else None if limit is None else max(1, int(limit)) + 1,
     )
-
-
-def megatron_trained_parameters(spec: Spec) -> int:
-    """Return the trained parameters of Megatron's model; adapters are on its linear layers, including experts."""
-    parameters = stage_parameters(case_with(spec, MCA), Layout(), 0)
-    return parameters.dense + parameters.expert

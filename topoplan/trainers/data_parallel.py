@@ -140,12 +140,9 @@ def refuse(keys: Keys, off: Mapping[str, Sequence[Any]]) -> None:
     """Raise NotPredictedError if any of these keys has a value that enables it; `off` lists the other values."""
     on = [key for key, values in off.items() if keys.given(key) is not None and keys.given(key) not in values]
     if on:
-        words = " and ".join(f"{key} {_word(keys.given(key))}" for key in on)
-        keys.not_predicted(on, words)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else shown(value)
+        said = {key: keys.given(key) for key in on}
+        words = (f"{key} {str(one).lower() if isinstance(one, bool) else shown(one)}" for key, one in said.items())
+        keys.not_predicted(on, " and ".join(words))
 
 
 def expandable_segments(launch: Launch | None) -> bool | None:

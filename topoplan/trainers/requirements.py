@@ -67,6 +67,7 @@ def requirements_of(
     found, avoided = [], _avoided(spec, _met(spec, layout), trainer)
     for name, installs in wanted.items():
         faults = [fault for fault in avoided if fault.package == name]
+        avoids = tuple(fault.name for fault in faults)
         bound, why = trainer.bound(name)
         versions = narrowed((bound, *(fault.cure for fault in faults)))
         found.append(
@@ -75,13 +76,12 @@ def requirements_of(
                 versions=versions,
                 why=faults[0].text if faults else why,
                 installs="" if faults else installs,
-                avoids=tuple(fault.name for fault in faults),
+                avoids=avoids,
             )
         )
         for package_versions, python in packages()[name].python if faults else ():
             if allows(package_versions, _least(versions)):
                 package = Package(name=PYTHON, module="")
-                avoids = tuple(fault.name for fault in faults)
                 why = f"{name} {versions} needs it"
                 found.insert(0, Requirement(package=package, versions=python, why=why, avoids=avoids))
     return tuple(found)

@@ -47,7 +47,7 @@ def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:
 
 
 def model_entries(spec: Spec) -> list[Entry]:
-    """Return entries for the location of the model."""
+    """Return entries for the model's location."""
     return [
         Entry("model", model_directory(spec.model), "a directory on every node"),
         Entry("check_model", False, "otherwise ModelScope is asked for a newer version"),

@@ -8,12 +8,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.layers import mtp_layer
 from topoplan.operators.params import adapter_tensors, parameter_count
+from topoplan.specs.case import case_with
 from topoplan.specs.spec import Spec
-from topoplan.trainers.checkpoint_size import CheckpointSize, megatron_trained_parameters, plain_checkpoint_size
+from topoplan.trainers.checkpoint_size import CheckpointSize, plain_checkpoint_size
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.requirements import Versions, install_commands, requirements_of
@@ -37,7 +39,7 @@ from topoplan.trainers.trainer import (
     TrainingPath,
     torchrun_command,
 )
-from topoplan.trainers.traits import PACKED_APART
+from topoplan.trainers.traits import MCA, PACKED_APART
 
 _ALLOCATOR = EnvVar("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less fragmentation, as predicted")
 _PROGRESS = """\
@@ -161,7 +163,9 @@ def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSiz
 
     With LoRA, the weights are the adapters; with merge_lora, the Hugging Face weights are the whole merged model.
     """
-    total, trained = parameter_count(spec.model), megatron_trained_parameters(spec)
+    # Adapters are on the linear layers of Megatron's model, including experts.
+    parameters = stage_parameters(case_with(spec, MCA), Layout(), 0)
+    total, trained = parameter_count(spec.model), parameters.dense + parameters.expert
     to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
     limit, adapters = values.get("save_total_limit"), adapters_of(spec.job)
     merges = bool(values.get("merge_lora", to_hf))

@@ -86,6 +86,7 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
     model: dict[str, Any] = {"model_path": model_directory(spec.model), "max_model_len": job.seq_len}
     if rope is not None:
         model["rope_scaling"] = rope
+    generated = f"${{oc.env:{SAMPLES}}}" if trials.is_generated(job) else ""
     length = {"total_epochs": int(job.epochs)} if job.epochs % 1 == 0 else {"total_steps": steps}
     return {
         "mode": "train",
@@ -109,7 +110,7 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
                 "experience_buffer": {
                     "name": "samples",
                     "storage_type": "file",
-                    "path": samples_path(job) or job.dataset or DATASET_TO_FILL_IN,
+                    "path": generated or job.dataset or DATASET_TO_FILL_IN,
                     "split": "train",
                     "format": {"prompt_type": "messages", "messages_key": "messages"},
                 }
@@ -280,11 +281,6 @@ def _job(spec: Spec, steps: int, output: str) -> Job:
     block = {**own, "save_interval": trials.NEVER, "save_hf_checkpoint": "never"}
     epochs = _EPOCHS if trials.is_generated(job) else job.epochs
     return replace(job, epochs=epochs, trainer={**job.trainer, "trainer": block, "checkpoint_root_dir": output})
-
-
-def samples_path(job: Job) -> str:
-    """Return the path of generated samples in train.yaml; empty for the user's own data."""
-    return f"${{oc.env:{SAMPLES}}}" if trials.is_generated(job) else ""
 
 
 def _samples(spec: Spec) -> dict[str, str]:

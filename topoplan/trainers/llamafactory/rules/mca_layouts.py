@@ -58,13 +58,15 @@ def spec_and_layout(configuration: Configuration, model: Model) -> tuple[Spec, L
     tp, pp, ep, etp = (parts[name] for name in ("tp", "pp", "ep", "etp"))
     if any(parts[name] > _MOST for name in (*_COUNTS, "vpp")):
         return None
+    fraction = as_number(configuration.get("optimizer_offload_fraction")) or 0.0
+    offloads = flag(configuration, "optimizer_cpu_offload")
     reading.world = math.lcm(tp * pp * parts["cp"], etp * ep * pp)
     layout = Layout.of(
         **parts,
         dp=reading.replicas,
         recompute=_recompute(configuration),
         pipeline_layout=words(configuration, SPLIT),
-        optimizer_offload_fraction=_offload(configuration),
+        optimizer_offload_fraction=fraction if offloads and 0 < fraction <= 1 else 0.0,
     )
     stage = configuration.get("stage", "sft")
     apart = any(flag(configuration, key) for key in ("neat_packing", "sequence_packing"))
@@ -100,11 +102,6 @@ def _recompute(configuration: Configuration) -> Recompute:
         text = words(configuration, "recompute_modules") or "core_attn"
         return Recompute(granularity="selective", modules=tuple(text.split(",")))
     return Recompute()
-
-
-def _offload(configuration: Configuration) -> float:
-    fraction = as_number(configuration.get("optimizer_offload_fraction")) or 0.0
-    return fraction if flag(configuration, "optimizer_cpu_offload") and 0 < fraction <= 1 else 0.0
 
 
 _WITHOUT_MODEL = ("overlap", "optimizer", "interleaving", "sequence-length")
