@@ -29,7 +29,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.passed_on import HIJACKERS
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mca import trainer_file
 
 FAKE_PYTHON = r"""#!/bin/bash
 if [[ "$1" == - || "$1" == -c ]]; then printf '%s' "${PROBE_MISSING:-}"; exit "${PROBE_IMPORT:-0}"; fi

@@ -24,8 +24,7 @@ from topoplan.specs.cluster import Host
 from topoplan.specs.passed_on import HIJACKERS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
-from topoplan.trainers.llamafactory.mca import trainer_run
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mca import trainer_file, trainer_run
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),

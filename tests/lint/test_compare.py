@@ -18,7 +18,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.load import load_cluster, load_spec
 from topoplan.specs.source import parse_value
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mca import trainer_file
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 
 from topoplan.errors import InputError, SpecError
 from topoplan.planner.logged import log_text, read_log
-from topoplan.trainers.log import quantity
-from topoplan.trainers.other_logs import VERL
+from topoplan.trainers.log import VERL, quantity
 from topoplan.units import GIB
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "published_logs.json").read_text(encoding="utf-8"))

@@ -7,8 +7,7 @@ from tests.bundle.samples import B200, CLUSTER, HOSTS, ONE_NODE, make_spec_and_p
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Fabric, FabricKind
 from topoplan.trainers.environment import node_environment
-from topoplan.trainers.llamafactory.mca import trainer_run
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mca import trainer_file, trainer_run
 
 # NVIDIA's debugging variables and popular cargo-cult settings, which topoplan must never set.
 NEVER = {

@@ -23,7 +23,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Recompute
 from topoplan.run.attempts import resumed_at_step
 from topoplan.specs.load import load_spec
-from topoplan.trainers.generated_samples import how_many
+from topoplan.trainers.trials import how_many
 
 pytestmark = [
     pytest.mark.verify,

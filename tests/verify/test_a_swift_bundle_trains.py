@@ -25,7 +25,7 @@ from topoplan.planner.logged import read_log
 from topoplan.planner.plan import Plan
 from topoplan.run.attempts import resumed_at_step
 from topoplan.specs.spec import Spec
-from topoplan.trainers.generated_samples import how_many
+from topoplan.trainers.trials import how_many
 
 pytestmark = [
     pytest.mark.verify,

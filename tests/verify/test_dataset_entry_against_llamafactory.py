@@ -7,7 +7,7 @@ import pytest
 
 from tests.bundle.samples import QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory
-from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
+from topoplan.trainers.llamafactory.common import dataset_entry
 
 pytestmark = pytest.mark.verify
 

@@ -21,9 +21,9 @@ from tests.verify.answers import ONE_RANK, answers
 from tests.verify.llamafactory import need_llamafactory
 from topoplan.bundle.bundle import generate
 from topoplan.layout.layout import Recompute
-from topoplan.trainers.llamafactory.plain_keys import fixed_values
+from topoplan.trainers.llamafactory.plain import written_keys
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
-from topoplan.trainers.llamafactory.plain_yaml import written_keys
+from topoplan.trainers.llamafactory.user_keys import fixed_values
 
 pytestmark = pytest.mark.verify
 

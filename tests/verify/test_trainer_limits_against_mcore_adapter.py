@@ -15,8 +15,7 @@ from tests.bundle.samples import QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and
 from tests.verify.llamafactory import need_llamafactory
 from tests.verify.megatron import fake_world
 from topoplan.trainers.llamafactory.key_list import known_keys
-from topoplan.trainers.llamafactory.mca_facts import resumable
-from topoplan.trainers.llamafactory.mca_refusals import preferences
+from topoplan.trainers.llamafactory.mca_refusals import preferences, resumable
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)

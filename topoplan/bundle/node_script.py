@@ -14,7 +14,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.passed_on import HIJACKERS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
-from topoplan.trainers.model_directory import is_hub_id
+from topoplan.trainers.models import is_hub_id
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, TrainingPath
 

@@ -16,7 +16,7 @@ from topoplan.catalog.packages import PYTHON, in_words
 from topoplan.errors import listed
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.model_directory import is_hub_id
+from topoplan.trainers.models import is_hub_id
 from topoplan.trainers.templating import code_span, gigabytes, render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 

@@ -14,10 +14,10 @@ from topoplan.errors import InputError
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
-from topoplan.trainers.generated_samples import GENERATED, refuse_images
 from topoplan.trainers.log import ANSI, SEPARATORS
 from topoplan.trainers.registry import writer_of
 from topoplan.trainers.templating import render
+from topoplan.trainers.trials import GENERATED, refuse_images
 from topoplan.units import file_name
 
 TRIALS_SCRIPT = "trials.sbatch"

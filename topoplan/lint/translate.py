@@ -17,11 +17,10 @@ from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading
-from topoplan.trainers.configured_sharding import sharding_of
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.recognizers import codec_of, trainer_of
 from topoplan.trainers.registry import has_backend
-from topoplan.trainers.sharding import Sharding
+from topoplan.trainers.sharding import Sharding, sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from topoplan.specs.gpu_profile import WIDEST, profile_of
 from topoplan.specs.profile import Calibrated, MeasuredPlan, OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
-from topoplan.trainers.other_logs import WRITTEN_BY
+from topoplan.trainers.log import WRITTEN_BY
 from topoplan.trainers.registry import trainer_named, versions_of
 from topoplan.units import GIB
 

@@ -27,8 +27,7 @@ from typing import BinaryIO, Literal
 
 from topoplan.errors import InputError, SpecError, listed
 from topoplan.specs.source import read_text, shown_path
-from topoplan.trainers.log import Log, clock_s, elapsed_s, pieces, quantity
-from topoplan.trainers.other_logs import OTHER_LOGS
+from topoplan.trainers.log import OTHER_LOGS, Log, clock_s, elapsed_s, pieces, quantity
 from topoplan.trainers.registry import TRAINERS
 
 Why = Literal["first", "evaluation or checkpoint", "slow"]

@@ -20,10 +20,9 @@ from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
-from topoplan.trainers.refusal import refuse
+from topoplan.trainers.refusal import missing_precision, refuse
 from topoplan.trainers.registry import TrainerChoice, caveats_of, choose_trainer, training_path_of, unpredicted
 from topoplan.trainers.requirements import environment_warnings
-from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.trainer import Trainer
 from topoplan.units import GIB
 

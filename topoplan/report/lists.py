@@ -20,8 +20,8 @@ from topoplan.report.text import billions, counted, gib, significant
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.known import gpu, model
 from topoplan.specs.model import LatentAttention, LinearAttention, Model, Moe
+from topoplan.trainers.trinity.document import trained_positions
 from topoplan.trainers.trinity.recipes import Cell
-from topoplan.trainers.trinity.support import trained_positions
 from topoplan.units import gib as in_gib
 
 

@@ -14,8 +14,8 @@ from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import as_whole
 from topoplan.specs.facts import facts_of
 from topoplan.specs.source import at
-from topoplan.trainers.deepspeed_file import NAMED_STAGE, document_of
 from topoplan.trainers.models import model_at_hand
+from topoplan.trainers.sharding import NAMED_STAGE, document_of
 
 UNKNOWN = object()
 _OPEN_WORD = re.compile(r"\$(?:[@*]|\{(\w+)\[[@*]\]\})")
@@ -98,7 +98,6 @@ def _fsdp_states(setup: Setup, launch: Launch | None) -> str | None:
 
 
 def _cards(launch: Launch | None) -> Mapping[str, Any]:
-    """Return the type of GPU that a Slurm job requests, and its architecture."""
     asked = {one.lower() for one in _SLURM_GPU.findall(launch.part.text)} if launch else set()
     rows = ((name, row["architecture"]) for name, row in gpu_table().items())
     found = {(name.split("-")[0], architecture) for name, architecture in rows if asked & {name, name.split("-")[0]}}

@@ -1,8 +1,14 @@
-"""What a run writes to disk: the sizes of a checkpoint."""
+"""What a run writes to disk: the sizes of a checkpoint, and of those that transformers and its engines save."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from topoplan.layout.layout import Layout
+from topoplan.operators.finetuning import elements_of
+from topoplan.operators.params import parameter_count
+from topoplan.specs.spec import Spec
 
 
 class CheckpointSize(NamedTuple):
@@ -33,3 +39,31 @@ class CheckpointSize(NamedTuple):
     def total_bytes(self) -> int:
         """Bytes of one checkpoint."""
         return self.megatron_bytes + self.hf_bytes + self.optimizer_bytes
+
+
+_MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0}
+"""Bytes of Adam's two moments per trained parameter."""
+
+
+def plain_checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> CheckpointSize:
+    """Return the checkpoint sizes of a run with these trainer keys.
+
+    transformers (trainer.py, _save_checkpoint) saves Hugging Face weights, with LoRA only the adapters, in the dtype of
+    training, and optimizer states. DeepSpeed adds an fp32 copy of the trained parameters and its engine's weights
+    (runtime/engine.py, save_checkpoint). accelerate with FSDP adds a second copy of the weights (utils/fsdp_utils.py,
+    save_fsdp_model). Both use formats of their own.
+    """
+    job = spec.job
+    trained = elements_of(spec.model, job).trained
+    saved = trained if job.finetuning in ("lora", "qlora") else parameter_count(spec.model)
+    width = 2 if job.pure_bf16 or layout.backend == "deepspeed" else 4
+    moments = 4.0 if job.pure_bf16 and job.optimizer == "adamw" else _MOMENTS[job.optimizer]
+    copies = {"ddp": 0.0, "deepspeed": 4.0 * trained + 2.0 * saved, "fsdp2": float(width) * saved}
+    state = 0.0 if values.get("save_only_model") else moments * trained + copies[layout.backend]
+    limit = values.get("save_total_limit")
+    return CheckpointSize(
+        megatron_bytes=0,
+        hf_bytes=width * saved,
+        optimizer_bytes=round(state),
+        at_once=0 if values.get("save_strategy") == "no" else None if limit is None else max(1, int(limit)) + 1,
+    )

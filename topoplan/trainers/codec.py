@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from topoplan.layout.layout import Layout
+from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.carried import common
 from topoplan.trainers.models import model_of
-from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.refusal import Refusal, missing_precision
 from topoplan.trainers.sharding import Sharding
-from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.yaml_text import Entry
-
-if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration, Launch, Setup
-    from topoplan.reading.values import Keys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,6 +126,17 @@ def layout_of(rows: Rows, reading: Reading, **further: Any) -> Layout:
 def none(*_: object) -> Iterator[Any]:
     """Yield nothing."""
     return iter(())
+
+
+def common(keys: Keys, _: Job) -> Mapping[str, Any]:
+    """Return keys of a file that go along with its job whatever plan is chosen, in all trainers on transformers."""
+    names = keys.value("dataset")
+    found: dict[str, Any] = {
+        "dataset": ",".join(map(str, names)) if isinstance(names, list) else names,
+        "learning_rate": keys.number("learning_rate"),
+        "epochs": keys.number("num_train_epochs"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.reading.setup import Launch
+from topoplan.reading.values import Keys
 from topoplan.trainers.codec import Comment, Reading, Row, Rows, layout_of, nothing
-from topoplan.trainers.usual import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
+from topoplan.trainers.train_yaml import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
 from topoplan.units import shown
-
-if TYPE_CHECKING:
-    from topoplan.reading.setup import Launch
-    from topoplan.reading.values import Keys
 
 USUAL_SEQ_LEN = 2048
 """Assumed sequence length in tokens if none is given: LLaMA-Factory's default of cutoff_len."""
@@ -142,12 +140,9 @@ def refuse(keys: Keys, off: Mapping[str, Sequence[Any]]) -> None:
     """Raise NotPredictedError if any of these keys has a value that enables it; `off` lists the other values."""
     on = [key for key, values in off.items() if keys.given(key) is not None and keys.given(key) not in values]
     if on:
-        words = " and ".join(f"{key} {_word(keys.given(key))}" for key in on)
-        keys.not_predicted(on, words)
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else shown(value)
+        said = {key: keys.given(key) for key in on}
+        words = (f"{key} {str(one).lower() if isinstance(one, bool) else shown(one)}" for key, one in said.items())
+        keys.not_predicted(on, " and ".join(words))
 
 
 def expandable_segments(launch: Launch | None) -> bool | None:

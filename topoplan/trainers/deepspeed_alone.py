@@ -21,8 +21,8 @@ from topoplan.specs.model import Model
 from topoplan.specs.source import read_text
 from topoplan.trainers.codec import Codec, Reading, Row, by_key
 from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, zero_words
-from topoplan.trainers.deepspeed_file import of_document
 from topoplan.trainers.models import model_of
+from topoplan.trainers.sharding import sharding_of_document
 from topoplan.units import shown
 
 
@@ -56,7 +56,7 @@ ROWS = by_key(
 
 def _layout(reading: Reading) -> Layout:
     keys = reading.keys
-    sharding = of_document(keys.configuration.source.data, keys, "zero_optimization")
+    sharding = sharding_of_document(keys.configuration.source.data, keys, "zero_optimization")
     reading.sharding = replace(sharding, checkpoints=True)
     return read_layout(ROWS, reading)
 

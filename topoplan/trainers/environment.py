@@ -33,7 +33,7 @@ def node_environment(cluster: Cluster, trainer: tuple[EnvVar, ...], node: int) -
     chosen = {variable.name: variable for variable in (*trainer, *_processes(cluster), *_network(cluster, node))}
     for name, value in cluster.env.items():
         chosen.pop(name, None)
-        chosen[name] = EnvVar(name=name, value=value, reason="from env in the cluster spec")
+        chosen[name] = EnvVar(name, value, "from env in the cluster spec")
     return tuple(chosen.values())
 
 
@@ -43,16 +43,12 @@ def _processes(cluster: Cluster) -> Iterator[EnvVar]:
     else:
         threads = max(1, cluster.cpu_cores // cluster.gpus_per_node)
         reason = f"{cluster.cpu_cores} CPU cores / {cluster.gpus_per_node} GPUs; torchrun would set 1"
-    yield EnvVar(name="OMP_NUM_THREADS", value=str(threads), reason=reason)
-    yield EnvVar(
-        name="TOKENIZERS_PARALLELISM",
-        value="false",
-        reason="threads of tokenizers do not survive the fork of data workers",
-    )
+    yield EnvVar("OMP_NUM_THREADS", str(threads), reason)
+    yield EnvVar("TOKENIZERS_PARALLELISM", "false", "threads of tokenizers do not survive the fork of data workers")
 
 
 def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
-    yield EnvVar(name="NCCL_DEBUG", value="WARN", reason="only errors, with their cause")
+    yield EnvVar("NCCL_DEBUG", "WARN", "only errors, with their cause")
     if cluster.nodes == 1:
         return
     host = cluster.hosts[node] if cluster.hosts else None
@@ -63,24 +59,20 @@ def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
         return
     if interface:
         yield EnvVar(
-            name="NCCL_SOCKET_IFNAME",
-            value=f"={interface}",
-            reason="socket_interface in the spec; `=` keeps NCCL from matching it as a prefix",
+            "NCCL_SOCKET_IFNAME",
+            f"={interface}",
+            "socket_interface in the spec; `=` keeps NCCL from matching it as a prefix",
         )
-        yield EnvVar(name="GLOO_SOCKET_IFNAME", value=interface, reason="the same for Gloo, which expects plain names")
+        yield EnvVar("GLOO_SOCKET_IFNAME", interface, "the same for Gloo, which expects plain names")
     if cluster.fabric.kind == "ethernet":
-        yield EnvVar(name="NCCL_IB_DISABLE", value="1", reason="fabric kind in the spec is ethernet, without RDMA")
+        yield EnvVar("NCCL_IB_DISABLE", "1", "fabric kind in the spec is ethernet, without RDMA")
     elif cluster.fabric.uses_verbs:
         yield from _verbs(cluster.fabric, hcas)
 
 
 def _verbs(fabric: Fabric, hcas: str) -> Iterator[EnvVar]:
     if hcas:
-        yield EnvVar(
-            name="NCCL_IB_HCA",
-            value=f"={hcas}",
-            reason="hcas in the spec; without the `=`, mlx5_1 would match mlx5_10 too",
-        )
+        yield EnvVar("NCCL_IB_HCA", f"={hcas}", "hcas in the spec; without the `=`, mlx5_1 would match mlx5_10 too")
     if (traffic_class := fabric.traffic_class) is not None:
         reason = "traffic_class in the spec; NCCL's default is 0"
         if fabric.kind == "roce":
@@ -88,10 +80,10 @@ def _verbs(fabric: Fabric, hcas: str) -> Iterator[EnvVar]:
                 f"traffic_class in the spec, DSCP {traffic_class >> 2}: selects the lossless queue; NCCL's default, 0,"
                 " is a lossy queue where PFC follows DSCP"
             )
-        yield EnvVar(name="NCCL_IB_TC", value=str(traffic_class), reason=reason)
+        yield EnvVar("NCCL_IB_TC", str(traffic_class), reason)
     if fabric.service_level is not None:
         reason = "service_level in the spec; NCCL's default is 0"
-        yield EnvVar(name="NCCL_IB_SL", value=str(fabric.service_level), reason=reason)
+        yield EnvVar("NCCL_IB_SL", str(fabric.service_level), reason)
 
 
 def _tcpxo(interface: str | None, interfaces: str) -> Iterator[EnvVar]:
@@ -99,9 +91,9 @@ def _tcpxo(interface: str | None, interfaces: str) -> Iterator[EnvVar]:
     if interface:
         reason = "socket_interface in the spec: for NCCL, for Google's plugin, and for Gloo"
         for name in ("NCCL_SOCKET_IFNAME", "NCCL_FASTRAK_CTRL_DEV", "GLOO_SOCKET_IFNAME"):
-            yield EnvVar(name=name, value=interface, reason=reason)
+            yield EnvVar(name, interface, reason)
     if interfaces:
-        yield EnvVar(name="NCCL_FASTRAK_IFNAME", value=interfaces, reason="hcas in the spec: the GPUs' NICs")
+        yield EnvVar("NCCL_FASTRAK_IFNAME", interfaces, "hcas in the spec: the GPUs' NICs")
 
 
 def _hca_list(host: Host, node: int) -> str:

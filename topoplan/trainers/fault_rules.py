@@ -10,7 +10,7 @@ from topoplan.catalog.packages import allows
 from topoplan.layout.layout import Layout
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.rules import Rule
-from topoplan.reading.setup import Configuration, Pin, Setup
+from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.source import at
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault, faults_of_keys
@@ -36,37 +36,22 @@ def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layou
 
     If no version is pinned, only users' files are reported: bundles check the versions when they start.
     """
+    part = configuration.part
     for fault in faults_of_keys(spec, layout, configuration.source.data):
-        yield _of_keys(configuration, fault)
+        yield RULES[fault.name].found(part, key_line(configuration, (*fault.keys, "additional_configs")))
     pins = {pin.package: pin for pin in setup.pins}
+    of_deepspeed = [one.source.data for one in setup.of("deepspeed")]
     for fault in FAULTS:
-        if fault.keys or not fault.is_triggered(spec, layout, {}) or _is_spared(setup, fault):
+        is_spared = bool(fault.spared_by) and any(at(data, fault.spared_by) for data in of_deepspeed)
+        if fault.keys or not fault.is_triggered(spec, layout, {}) or is_spared:
             continue
         pin = pins.get(canonicalize_name(fault.package))
-        if pin is not None:
-            if allows(fault.versions, pin.version):
-                yield _of_version(fault, pin)
-        elif setup.bundle_of(configuration) is None:
-            yield _of_layout(configuration, fault)
-
-
-def _is_spared(setup: Setup, fault: Fault) -> bool:
-    return bool(fault.spared_by) and any(at(one.source.data, fault.spared_by) for one in setup.of("deepspeed"))
-
-
-def _of_keys(configuration: Configuration, fault: Fault) -> Finding:
-    line = key_line(configuration, (*fault.keys, "additional_configs"))
-    return RULES[fault.name].found(configuration.part, line)
-
-
-def _of_version(fault: Fault, pin: Pin) -> Finding:
-    level: Severity = "error" if fault.level == "stops" else "warning"
-    what = f"{fault.package} {pin.version} is installed here ({fault.when}): {fault.text}"
-    return RULES[fault.name].found(pin.part, pin.line, level=level, what=what)
-
-
-def _of_layout(configuration: Configuration, fault: Fault) -> Finding:
-    return RULES[fault.name].found(configuration.part, key_line(configuration, _KEYS[fault.layout_key]))
+        if pin is None and setup.bundle_of(configuration) is None:
+            yield RULES[fault.name].found(part, key_line(configuration, _KEYS[fault.layout_key]))
+        elif pin is not None and allows(fault.versions, pin.version):
+            level: Severity = "error" if fault.level == "stops" else "warning"
+            what = f"{fault.package} {pin.version} is installed here ({fault.when}): {fault.text}"
+            yield RULES[fault.name].found(pin.part, pin.line, level=level, what=what)
 
 
 def _rule_of(fault: Fault) -> Rule:

@@ -16,9 +16,9 @@ from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.rules import Rule
 from topoplan.reading.setup import Configuration
-from topoplan.reading.values import as_number, as_whole, at, range_missed
-from topoplan.specs.source import KeyPath, plain_scalar
-from topoplan.units import quote, shown
+from topoplan.reading.values import as_number, as_whole, range_missed, texts
+from topoplan.specs.source import KeyPath, at, path_of, plain_scalar
+from topoplan.units import named, quote, shown
 
 _MISSPELT = 0.85
 """Minimum similarity, from 0 to 1, at which a name counts as a misspelling of another."""
@@ -151,3 +151,29 @@ class KeyClasses:
         wanted = f"one of {', '.join(choices)}"
         close = f"; {close}" if close else ""
         return self.wrong.at(configuration, path, value=shown(value), wanted=wanted, close=close)
+
+
+def newer_keys(configuration: Configuration, since: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield per version: the first of its keys in a configuration, a phrase like `a, b and c need`, and the version."""
+    by_version: dict[str, list[str]] = {}
+    for key in configuration.source.data:
+        if key in since:
+            by_version.setdefault(since[key], []).append(key)
+    for version, keys in by_version.items():
+        yield keys[0], f"{named(keys, 4)} {'needs' if len(keys) == 1 else 'need'}", version
+
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+
+
+def undefined(configuration: Configuration, rule: Rule) -> Iterator[Finding]:
+    """Report OmegaConf references `${a.b}` to missing keys, except in a file composed of several (`defaults:`)."""
+    data = configuration.source.data
+    if "defaults" in data or configuration.part.is_excerpt:
+        return
+    for path, text in texts(data):
+        for name in _REFERENCE.findall(text):
+            *block, key = path_of(name)
+            held = at(data, tuple(block))
+            if not isinstance(held, dict) or key not in held:
+                yield rule.at(configuration, path, name=quote(name))

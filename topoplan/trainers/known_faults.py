@@ -103,23 +103,12 @@ def _experts(spec: Spec) -> bool:
 
 
 def _gathers_experts(spec: Spec, layout: Layout) -> bool:
-    """Whether the adapter gathers this model's experts for export.
-
-    Source: models/converter/model_converter.py, _needs_moe_allgather.
-    """
+    """Whether the adapter gathers this model's experts for export (models/converter/model_converter.py)."""
     return spec.model.model_type in ("qwen3_vl_moe", "qwen3_5_moe") and layout.ep > 1
 
 
 def _few_kv_heads(spec: Spec, layout: Layout) -> bool:
     return any(layout.tp > attention.kv_heads for attention in facts_of(spec.model).grouped)
-
-
-def _sinks(spec: Spec) -> bool:
-    return any(attention.sinks for attention in facts_of(spec.model).grouped)
-
-
-def _gates(spec: Spec) -> bool:
-    return any(attention.output_gate for attention in facts_of(spec.model).grouped)
 
 
 def _partial_norms(spec: Spec, layout: Layout) -> bool:
@@ -286,7 +275,9 @@ FAULTS = (
         versions="<0.17",
         cure=">=0.17",
         layout_key="tp",
-        affects=lambda spec, layout: _gates(spec) and _few_kv_heads(spec, layout),
+        affects=lambda spec, layout: (
+            any(one.output_gate for one in facts_of(spec.model).grouped) and _few_kv_heads(spec, layout)
+        ),
         when="tp above the number of KV heads, with an output gate",
         what="{package} does not split the gate as it splits the heads, and their shapes do not fit",
         remedy="lower tp",
@@ -307,7 +298,7 @@ FAULTS = (
         name="sink-gradient-norm",
         package="megatron-core",
         layout_key="tp",
-        affects=lambda spec, layout: _sinks(spec) and layout.tp > 1,
+        affects=lambda spec, layout: layout.tp > 1 and any(one.sinks for one in facts_of(spec.model).grouped),
         when="attention sinks with tp > 1",
         what="{package} counts those of one rank alone in the gradient norm",
         remedy="take a layout with tp 1",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from topoplan.reading.setup import Configuration
 from topoplan.trainers.megatron_keys import (
     CP,
     DISPATCHER,
@@ -20,9 +20,6 @@ from topoplan.trainers.megatron_keys import (
     TP,
     VPP,
 )
-
-if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration
 
 KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "overlap": ("overlap_param_gather",),

@@ -1,21 +1,19 @@
-"""Finds the model that a configuration names: a catalog entry, or a directory that may be on another machine."""
+"""Finds the model that a configuration names: a catalog entry, or a directory; and where the nodes have a model."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from topoplan import catalog
 from topoplan.errors import InputError
+from topoplan.reading.parts import Part
+from topoplan.reading.setup import Configuration
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.model_source import load_model
 from topoplan.specs.source import below
-
-if TYPE_CHECKING:
-    from topoplan.reading.parts import Part
-    from topoplan.reading.setup import Configuration
 
 _HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
 """A directory of the Hugging Face hub's cache."""
@@ -76,3 +74,19 @@ def _holds_model(path: Path) -> bool:
         return (path / "config.json").is_file() or (path.suffix == ".json" and path.is_file())
     except (OSError, ValueError):
         return False
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def model_directory(model: Model) -> str:
+    """Return the model's directory on every node: its own path, or for a hub id one below the working directory."""
+    if model.config_path is not None:
+        path = PurePosixPath(model.config_path)
+        return str(path.parent if path.name == "config.json" else path)
+    return str(PurePosixPath("models", model.name))
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is a hub id `org/name`, which no Megatron trainer loads by itself."""
+    return _HUB_ID.fullmatch(name) is not None

@@ -12,9 +12,8 @@ from topoplan.on_demand import OnDemand
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
-from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.refusal import Refusal, missing_precision
 from topoplan.trainers.requirements import environment_warnings
-from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.trainer import Trainer, TrainingPath
 from topoplan.trainers.traits import MEGATRON
 

@@ -67,6 +67,7 @@ def requirements_of(
     found, avoided = [], _avoided(spec, _met(spec, layout), trainer)
     for name, installs in wanted.items():
         faults = [fault for fault in avoided if fault.package == name]
+        avoids = tuple(fault.name for fault in faults)
         bound, why = trainer.bound(name)
         versions = narrowed((bound, *(fault.cure for fault in faults)))
         found.append(
@@ -75,13 +76,12 @@ def requirements_of(
                 versions=versions,
                 why=faults[0].text if faults else why,
                 installs="" if faults else installs,
-                avoids=tuple(fault.name for fault in faults),
+                avoids=avoids,
             )
         )
         for package_versions, python in packages()[name].python if faults else ():
             if allows(package_versions, _least(versions)):
                 package = Package(name=PYTHON, module="")
-                avoids = tuple(fault.name for fault in faults)
                 why = f"{name} {versions} needs it"
                 found.insert(0, Requirement(package=package, versions=python, why=why, avoids=avoids))
     return tuple(found)
@@ -144,19 +144,16 @@ def _avoided(spec: Spec, met: Iterable[Fault], trainer: Versions) -> list[Fault]
 
 
 def _curable(spec: Spec, fault: Fault, trainer: Versions) -> bool:
-    candidates = trainer.tried().get(fault.package)
+    candidates, python = trainer.tried().get(fault.package), spec.cluster.software.get(PYTHON)
+    of_pythons = packages()[fault.package].pythons
     return candidates is None or any(
-        allows(fault.cure, version) and _python_allows(spec, fault.package, version) for version in candidates
+        allows(fault.cure, version)
+        and (python is None or all(allows(wanted, python) for wanted in of_pythons(version)))
+        for version in candidates
     )
 
 
-def _python_allows(spec: Spec, package: str, version: str) -> bool:
-    python = spec.cluster.software.get(PYTHON)
-    return python is None or all(allows(wanted, python) for wanted in packages()[package].pythons(version))
-
-
 def _free(spec: Spec, fault: Fault, trainer: Versions, avoided: Iterable[Fault]) -> bool:
-    """Whether the environment that a run asks for is free of a fault."""
     if not fault.versions:
         return False
     if stated := spec.cluster.software.get(fault.package):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
+from topoplan.reading.recognizer import Recognizer
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -20,15 +21,11 @@ from topoplan.specs.traits import Traits
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.codec import Codec, none
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.generated_samples import is_generated
 from topoplan.trainers.log import Log
-from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.requirements import Requirement, Versions
-from topoplan.trainers.trials import Trial
-
-if TYPE_CHECKING:
-    from topoplan.reading.recognizer import Recognizer
+from topoplan.trainers.steps import Pauses
+from topoplan.trainers.trials import Trial, is_generated
 
 MAIN_FILE = "train.yaml"
 """The configuration file that the trainer reads first; every bundle has it."""
@@ -208,3 +205,18 @@ class Trainer:
     def training_path_for(self, backend: str) -> TrainingPath | None:
         """Return the training path for a backend; None if the trainer does not support it."""
         return next((way for way in self.training_paths if backend in way.traits), None)
+
+
+def torchrun_command(spec: Spec, node: int, words: str) -> str:
+    """Return the last command of a node's script: one process per GPU that runs `words`, which are quoted for bash.
+
+    The rendezvous is static, which keeps the planned node ranks (c10d sorts nodes by address).
+    """
+    cluster = spec.cluster
+    return f"""\
+exec "$python" -m torch.distributed.run \\
+  --nnodes {cluster.nodes} --node_rank {node} --nproc_per_node {cluster.gpus_per_node} \\
+  --master_addr "$master_addr" --master_port "$master_port" \\
+  --max_restarts 0 --log_dir "$log_dir" --tee 3 \\
+  {words}
+"""

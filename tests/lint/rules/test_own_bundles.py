@@ -39,7 +39,7 @@ from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec
 from topoplan.trainers import registry
 from topoplan.trainers.case import case_of
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.llamafactory.mca import trainer_file
 from topoplan.trainers.registry import trainer_refusal
 
 CLUSTERS = {

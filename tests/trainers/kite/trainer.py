@@ -15,9 +15,16 @@ from topoplan.trainers.codec import entries
 from topoplan.trainers.log import Log, loss_key
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.requirements import Requirement, Versions, install_commands
-from topoplan.trainers.torchrun import torchrun_command
 from topoplan.trainers.train_yaml import OUTPUT_TITLE, trainer_files
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerFiles, TrainerRun, TrainingPath
+from topoplan.trainers.trainer import (
+    DATASET_TO_FILL_IN,
+    ReadmeWords,
+    Trainer,
+    TrainerFiles,
+    TrainerRun,
+    TrainingPath,
+    torchrun_command,
+)
 from topoplan.trainers.traits import HUGGING_FACE
 from topoplan.trainers.yaml_text import Entry, Section
 

@@ -5,8 +5,7 @@ import pytest
 from tests.layout.specs import DENSE, LINEAR, VISION, make_spec
 from topoplan.errors import ModelError, SpecError
 from topoplan.trainers.llamafactory.mca_refusals import job_refusals
-from topoplan.trainers.refusal import refuse
-from topoplan.trainers.shared_refusals import FP8_RECIPES, missing_precision
+from topoplan.trainers.refusal import FP8_RECIPES, missing_precision, refuse
 from topoplan.trainers.traits import MCA, MEGATRON
 
 

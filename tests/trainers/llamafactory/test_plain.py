@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.bundle.samples import CLUSTER, HOSTS, QWEN3_8B, make_plan, make_spec_and_plan
+from tests.bundle.samples import CLUSTER, HOSTS, QWEN3_8B, QWEN3_VL_8B, make_plan, make_spec_and_plan
 from tests.bundle.shell_scripts import assert_sound
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.plan_file import RecordedPlan, recorded_plan, written_again
 from topoplan.errors import SpecError
 from topoplan.specs.json_source import parse_json
-from topoplan.trainers.llamafactory.plain import plain_run
-from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.llamafactory.key_list import plain_keys
+from topoplan.trainers.llamafactory.plain import plain_run, plain_trainer_files, written_keys
+from topoplan.trainers.llamafactory.user_keys import fixed_values
 from topoplan.trainers.trainer import TrainerRun
 
 WITH_HOSTS = replace(CLUSTER, hosts=HOSTS, host_memory_bytes=2**41)
@@ -153,3 +154,22 @@ def test_a_plan_json_with_another_trainer_keeps_it(monkeypatch: pytest.MonkeyPat
     assert read(None).trainer is None
     with pytest.raises(SpecError, match=r"trainer: 'axolotl'; expected llamafactory, swift, trinity, null"):
         read("axolotl")
+
+
+def test_every_key_that_the_plan_decides_is_one_of_the_trainer() -> None:
+    for backend in ("ddp", "deepspeed", "fsdp2"):
+        for finetuning in ("full", "freeze", "lora", "qlora"):
+            spec, plan = make_spec_and_plan(model=QWEN3_VL_8B, backend=backend, job={"finetuning": finetuning})
+            assert fixed_values(spec, written_keys(spec, plan.layout)).keys() <= plain_keys().keys()
+
+
+WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
+
+
+def test_what_stands_in_the_file_beside_is_a_part_of_the_runs_name() -> None:
+    def run(**what: Any) -> str:
+        spec, plan = make_spec_and_plan(model=QWEN3_8B, cluster=WITH_MEMORY, backend="deepspeed", **what)
+        return plain_trainer_files(spec, plan.layout).run_name.rpartition("-")[2]
+
+    assert run(zero_stage=3) == run(zero_stage=3) != run(zero_stage=2)
+    assert run(zero_stage=3, offload_optimizer=True) != run(zero_stage=3)

@@ -7,7 +7,7 @@ from tests.bundle.samples import ONE_NODE, make_spec_and_plan
 from topoplan.layout.layout import Recompute
 from topoplan.specs.known import model
 from topoplan.trainers.trainer import TrainerFiles
-from topoplan.trainers.trinity.document import output_directory
+from topoplan.trainers.trinity.document import output_directory, rope_scaling
 from topoplan.trainers.trinity.trainer import TRINITY_RFT
 
 CLUSTER = replace(ONE_NODE, host_memory_bytes=2**41)
@@ -34,3 +34,15 @@ def test_keys_of_the_user_are_put_into_their_blocks() -> None:
     assert found.values["trainer"]["grad_clip"] == 0.5
     assert found.values["log"] == {"level": "DEBUG"}
     assert found.run_name != files().run_name
+
+
+QWEN3 = model("Qwen3-8B")
+
+
+def test_positions_are_scaled_beyond_the_models_own_context() -> None:
+    own = QWEN3.max_position_embeddings
+    assert own is not None
+    assert rope_scaling(QWEN3, own) is None
+    scaled = rope_scaling(QWEN3, 2 * own)
+    assert (scaled["rope_type"], scaled["factor"], scaled["original_max_position_embeddings"]) == ("yarn", 2.5, 32768)
+    assert "ROPE_THETA" in scaled["rope_theta"], "of the model's directory, which this machine may not have"

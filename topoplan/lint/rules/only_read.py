@@ -10,9 +10,8 @@ from topoplan.reading.finding import Finding
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Setup
 from topoplan.trainers.around import context_of
-from topoplan.trainers.key_classes import KeyClasses
+from topoplan.trainers.key_classes import KeyClasses, undefined
 from topoplan.trainers.llamafactory.key_list import keys_for, plain_keys
-from topoplan.trainers.references import undefined
 from topoplan.trainers.relations import Relations, read_relations
 from topoplan.trainers.roll.role import devices
 

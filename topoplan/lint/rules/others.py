@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from topoplan.reading.finding import Finding
 from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Setup
-from topoplan.trainers.others import others
+from topoplan.trainers.recognizers import others
 
 RULES = read_rules(__package__, "others.toml")
 

@@ -15,7 +15,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag, layout_of, nothing
 from topoplan.trainers.data_parallel import refuse
-from topoplan.trainers.llamafactory.carried import carried
+from topoplan.trainers.llamafactory.common import carried
 from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_job import packs
 from topoplan.trainers.megatron_keys import DEGREES, MEMORY
@@ -42,7 +42,6 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys = reading.keys
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type") or "lora"
     if stage not in ("pt", "sft"):

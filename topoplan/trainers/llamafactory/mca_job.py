@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topoplan.layout.layout import Layout
+from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
-from topoplan.trainers.llamafactory.carried import carried
+from topoplan.trainers.llamafactory.common import carried
 from topoplan.trainers.llamafactory.key_list import defaults_of
-from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.mca_refusals import STAGES, job_refusals
+from topoplan.trainers.llamafactory.mca_refusals import FREEZABLE_MODEL_TYPES, STAGES, job_refusals
 from topoplan.trainers.megatron_keys import (
     DEGREES,
     ETP,
@@ -29,11 +29,8 @@ from topoplan.trainers.megatron_keys import (
     expert_tensor,
     with_comment,
 )
-from topoplan.trainers.usual import why_accumulation
+from topoplan.trainers.train_yaml import why_accumulation
 from topoplan.units import shown
-
-if TYPE_CHECKING:
-    from topoplan.reading.values import Keys
 
 
 def _why_method(_: Spec, layout: Layout) -> str:
@@ -117,7 +114,6 @@ def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises SpecError for what is not predicted."""
     keys, model = reading.keys, reading.model
     stage = keys.text("stage") or "sft"
     if stage not in STAGES:

@@ -28,7 +28,7 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
-from topoplan.trainers.llamafactory.carried import carried
+from topoplan.trainers.llamafactory.common import carried
 from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_job import of_stage
 from topoplan.trainers.llamafactory.mca_refusals import STAGES
@@ -110,7 +110,6 @@ def _assumptions(reading: Reading, _: Layout, __: Job) -> Iterator[str]:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys, sharding = reading.keys, reading.sharding
     refuse(keys, _OFF)
     if not keys.flag("do_train"):

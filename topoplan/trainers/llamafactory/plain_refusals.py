@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from topoplan.errors import LayoutError, ModelError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.common import usual_warnings
 from topoplan.trainers.llamafactory.mca_refusals import STAGES
-from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.shared_refusals import offload, pure_fp16, quantized_weights
+from topoplan.trainers.refusal import Refusal, offload, pure_fp16, quantized_weights
 
 FREEZABLE_MODEL_TYPES = frozenset(
     [
@@ -110,7 +110,6 @@ def _job(spec: Spec) -> Iterator[Refusal]:
 
 
 def _packed_weights(spec: Spec, layout: Layout) -> Iterator[Refusal]:
-    """Refuse QLoRA with a backend that cannot shard packed weights."""
     if spec.job.finetuning == "qlora" and layout.backend == "fsdp2":
         # accelerate utils/fsdp_utils.py, fsdp2_prepare_model: `model.to(torch.float32)` unless the model is fp32.
         yield Refusal(
@@ -156,3 +155,13 @@ def _liger(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if spec.model.model_type not in LIGER_MODEL_TYPES:
         what = f"LLaMA-Factory has no Liger kernels for {spec.model.model_type!r}, and trains without them"
         yield Refusal("liger", what, where=where, remedy=remedy, kind=ModelError)
+
+
+def support_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
+    """Warn about valid settings that may surprise the user."""
+    job = spec.job
+    yield from usual_warnings(spec)
+    if layout.backend == "fsdp2" and job.finetuning == "lora" and not job.pure_bf16:
+        yield "accelerate keeps FSDP2's shards in fp32, also those of frozen weights; pure_bf16 keeps them in bf16"
+    if layout.offload_optimizer and spec.cluster.nodes > 1:
+        yield "offload compiles DeepSpeed's CPU Adam at start-up: every node needs a compiler and a CUDA toolkit"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topoplan.reading.recognizer import SURE, Recognizer
+from topoplan.reading.setup import Configuration, Launch, Variable
 from topoplan.reading.words import is_open
 from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
-
-if TYPE_CHECKING:
-    from topoplan.reading.setup import Configuration, Launch, Variable
 
 MODEL_KEY = "model_name_or_path"
 

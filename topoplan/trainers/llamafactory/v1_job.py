@@ -15,10 +15,9 @@ from topoplan.reading.nested import flattened
 from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.job import Job
-from topoplan.trainers import deepspeed_file
 from topoplan.trainers.codec import Codec, Reading, Row, by_key
 from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, refuse
-from topoplan.trainers.sharding import Sharding
+from topoplan.trainers.sharding import Sharding, sharding_of_name
 
 _SURE_WITH_MODEL = frozenset(["train_dataset", "dist_config", "kernel_config", "model_class", "peft_config"])
 
@@ -62,7 +61,6 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
 
 
 def _flat(configuration: Configuration, setup: Setup) -> Configuration:
-    """Flatten the keys of blocks to `block.key`."""
     data = configuration.source.data
     names = [key for key, value in data.items() if not isinstance(value, Mapping)]
     names += [f"{block}.{key}" for block, held in data.items() if isinstance(held, Mapping) for key in held]
@@ -70,10 +68,7 @@ def _flat(configuration: Configuration, setup: Setup) -> Configuration:
 
 
 def _gradient_accumulation(reading: Reading, key: str) -> int:
-    """Read gradient accumulation: one micro-batch per step unless a batch size is given, which it must divide.
-
-    Source: `batching.py`, BatchGenerator.
-    """
+    """Read gradient accumulation: 1 unless a batch size is given, which it must divide (`batching.py`)."""
     batch = reading.keys.count(key)
     each: int = reading.parts["micro_batch_size"] * reading.replicas
     if batch is None:
@@ -107,7 +102,7 @@ def _layout(reading: Reading) -> Layout:
         keys.not_predicted(("bf16",), "training in fp32")
     file = keys.given("dist_config.config_file")
     if keys.given("dist_config.name") == "deepspeed":
-        reading.sharding = deepspeed_file.of_name(file, keys, Setup(parts=()), "dist_config.config_file")
+        reading.sharding = sharding_of_name(file, keys, Setup(parts=()), "dist_config.config_file")
         return read_layout(ROWS, reading)
     # fsdp2.py::get_mp_policy; loss.backward() without no_sync reduces after each micro-batch.
     reading.sharding = Sharding(backend="fsdp2", offload=keys.flag("dist_config.offload_params"))
@@ -115,7 +110,6 @@ def _layout(reading: Reading) -> Layout:
 
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
-    """Read the job. Raises NotPredictedError for what is not predicted."""
     keys, launch = reading.keys, reading.launch
     command = next(iter(launch.arguments), "") if launch else ""
     if command in ("dpo", "rm"):

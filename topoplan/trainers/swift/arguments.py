@@ -18,7 +18,7 @@ from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
 from topoplan.trainers.megatron_keys import EMBEDDING, FIRST, LAST, LOSS
-from topoplan.trainers.user_keys import check_user_keys
+from topoplan.trainers.train_yaml import check_user_keys
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
 """`swift pt` takes the arguments of `swift sft`; `megatron pt` and `megatron rlhf` take those of `megatron sft`."""
@@ -194,8 +194,8 @@ def _check_name(name: str, command: Command, where: str) -> None:
 
 
 def _checked(name: str, value: Any, command: Command, where: str) -> Any:
-    """Return `value` converted to the type of the argument."""
-    key = _key(name, command)
+    entry = arguments_of(command).types[name]
+    key = plain_keys().get(name) if entry is None else Key.of(name, entry, "ms-swift")
     if key is None:
         return value
     if key.types == ("list",) and isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -204,10 +204,3 @@ def _checked(name: str, value: Any, command: Command, where: str) -> Any:
     if verdict.trouble:
         raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
     return verdict.value
-
-
-def _key(name: str, command: Command) -> Key | None:
-    entry = arguments_of(command).types[name]
-    if entry is None:
-        return plain_keys().get(name)
-    return Key.of(name, entry, "ms-swift")

@@ -12,11 +12,10 @@ from topoplan.specs.source import plain_scalar
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
 from topoplan.trainers.codec import Reading
-from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers.models import model_directory
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
-from topoplan.trainers.train_yaml import head
-from topoplan.trainers.usual import loaders, workers
+from topoplan.trainers.train_yaml import head, loaders, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
 READ_AT = swift_versions()[-1]
@@ -48,7 +47,7 @@ def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:
 
 
 def model_entries(spec: Spec) -> list[Entry]:
-    """Return entries for the location of the model."""
+    """Return entries for the model's location."""
     return [
         Entry("model", model_directory(spec.model), "a directory on every node"),
         Entry("check_model", False, "otherwise ModelScope is asked for a newer version"),

@@ -17,7 +17,7 @@ from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
 from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title
-from topoplan.trainers.shared_refusals import FP8_RECIPES
+from topoplan.trainers.refusal import FP8_RECIPES
 from topoplan.trainers.steps import megatron_steps
 from topoplan.trainers.swift.arguments import DECIDED, user_arguments
 from topoplan.trainers.swift.common import (
@@ -29,11 +29,10 @@ from topoplan.trainers.swift.common import (
     swift_head,
 )
 from topoplan.trainers.swift.megatron_job import DTYPE_KEYS, LAYOUT_KEYS, ROWS
-from topoplan.trainers.swift.support import swift_warnings
-from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
+from topoplan.trainers.swift.refusals import swift_warnings
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, WARMUP_FRACTION, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.traits import FINE_TUNING, MCA
-from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
 _SPEED_KEYS = (

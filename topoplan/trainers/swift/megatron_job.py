@@ -34,9 +34,8 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
-from topoplan.trainers.swift import grpo
-from topoplan.trainers.swift.carried import carried
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
+from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
 from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
@@ -114,7 +113,6 @@ def _dtype(reading: Reading, key: str) -> str:
 
 
 def _low(key: str) -> Write:
-    """Return the value of a dtype key if it is not the default."""
     return lambda _, layout: None if (dtype := getattr(layout, key)) == "fp32" else dtype
 
 
@@ -252,19 +250,18 @@ LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch
 
 
 def _layout(reading: Reading) -> Layout:
-    """Read the layout. Raises SpecError for a wrong type, or for what is not predicted."""
     refuse(reading.keys, {"use_megatron_fsdp": (False,), "task_type": TASKS})
     return layout_of(ROWS, reading, backend="megatron")
 
 
 def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
     yield dispatcher_assumption(reading.keys, layout)
-    yield from grpo.assumptions(reading)
+    yield from rlhf_assumptions(reading)
 
 
 def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     """Read the job; the command determines pt, sft or rlhf. Raises SpecError for what is not predicted."""
-    keys, model, launch = reading.keys, reading.model, reading.launch
+    keys, model = reading.keys, reading.model
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or "full"
     if method not in ("full", "lora"):
@@ -272,9 +269,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     refuse(keys, _OFF if method == "lora" else dict.fromkeys(_ADAPTERS, ("",)))
     if (optimizer := keys.given("optimizer")) not in (None, "adam"):
         keys.fail("optimizer", f"optimizer {shown(optimizer)} is not predicted", expected="expected adam")
-    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
-    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
-    of_stage = grpo.job_of(keys) if stage == "rlhf" else {"stage": stage}
+    of_stage = stage_of(reading)
     dtype = "float16" if keys.flag("fp16") else keys.value("torch_dtype")
     if dtype not in ("bfloat16", "float16"):
         keys.fail("torch_dtype", f"torch_dtype {shown(dtype)} is not predicted")
@@ -313,7 +308,7 @@ CODEC = Codec(
     rows=ROWS,
     defaults=lambda: DEFAULTS,
     length="max_length",
-    view=grpo.with_answers,
+    view=with_answers,
     layout=_layout,
     job=_job,
     carries=lambda keys, job: carried(keys, job, rows=ROWS, commands=("megatron sft",)),

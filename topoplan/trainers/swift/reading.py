@@ -1,13 +1,19 @@
-"""Recognition of ms-swift's files and commands, for `swift sft` and `megatron sft`."""
+"""Recognition of ms-swift's files and commands, and what `swift sft` and `megatron sft` read in the same way."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from topoplan.reading.recognizer import Recognizer
-from topoplan.trainers.swift.arguments import arguments_of
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.values import Keys, as_whole, value_of
+from topoplan.specs.job import Job
+from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
+from topoplan.trainers.codec import Reading, common
+from topoplan.trainers.swift.arguments import DECIDED, OF_THE_JOB, Command, accepted, arguments_of
 
 _MARKS = frozenset(["train_type", "tuner_type", "torch_dtype", "max_length", "split_dataset_ratio", "model", "ENV"])
 _MARKS_OF_MEGATRON = frozenset(
@@ -72,3 +78,95 @@ MEGATRON = Recognizer(
     program_substring="megatron",
     text_keys=("system", "new_special_tokens"),
 )
+
+
+_OF_THE_RUN = frozenset(
+    [
+        *("model", "model_type", "check_model", "use_hf", "dataset", "output_dir", "ddp_timeout"),
+        *("resume_from_checkpoint", "mcore_model", "adapters", "mcore_adapter", "load", "save", "merge_lora"),
+        *("learning_rate", "lr", "num_train_epochs", "dataset_num_proc", "dataloader_num_workers"),
+        *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "attn_impl"),
+        *("rlhf_type", "task_type", "num_labels"),
+    ]
+)
+"""Arguments of a single run, which every plan sets itself, or which are read elsewhere."""
+
+_OF_MEGATRON = {"lr": "learning_rate", "max_epochs": "epochs"}
+"""Arguments of `megatron sft`, the latter until ms-swift 3, and the keys of a job that they are."""
+
+
+def carried(keys: Keys, job: Job, *, rows: Mapping[str, Any], commands: tuple[Command, ...]) -> Mapping[str, Any]:
+    """Return the keys of the job that no prediction reads.
+
+    Under `trainer` are arguments that all of the commands which may train the job accept. `rows` are the arguments that
+    express a layout.
+    """
+    of_plan = {name for command in commands for name in DECIDED[command]}
+    not_these = {*_OF_THE_RUN, *OF_THE_JOB, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT, *rows, *of_plan}
+    trainer = dict(job.trainer)
+    for key in keys.configuration.source.data:
+        name = arguments_of(commands[0]).renamed.get(key, key)
+        if name not in not_these:
+            values = [accepted(name, value_of(keys.configuration, key), command) for command in commands]
+            if None not in values:
+                trainer[name] = values[0]
+    of_megatron = {own: keys.number(name) for name, own in _OF_MEGATRON.items() if keys.given(name) is not None}
+    return {**common(keys, job), **of_megatron, **({"trainer": trainer} if trainer else {})}
+
+
+_ANSWER = 512
+"""Default of `max_completion_length` (rlhf_trainers/arguments.py)."""
+LENGTH = "max_length"
+_WITHOUT_REFERENCE = ("cpo", "simpo", "orpo", "rm")
+"""Methods on answer pairs whose loss needs no reference model (rlhf_trainers/, megatron/trainers/rlhf_mixin.py)."""
+
+
+def with_answers(configuration: Configuration, _: Setup) -> Configuration:
+    """Change max_length from the prompt alone, as GRPO counts it, to prompt and answer together."""
+    data = configuration.source.data
+    prompt = as_whole(data.get(LENGTH))
+    if data.get("rlhf_type") != "grpo" or prompt is None:
+        return configuration
+    whole = prompt + (as_whole(data.get("max_completion_length")) or _ANSWER)
+    return replace(configuration, source=replace(configuration.source, data={**data, LENGTH: whole}))
+
+
+def stage_of(reading: Reading) -> Mapping[str, Any]:
+    """Return the keys of the job that the command determines: pt, sft, or what `rlhf` is predicted as."""
+    launch = reading.launch
+    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
+    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
+    return _rlhf_job(reading.keys) if stage == "rlhf" else {"stage": stage}
+
+
+def _rlhf_job(keys: Keys) -> Mapping[str, Any]:
+    """Return the keys of the job that an `rlhf` configuration is predicted as.
+
+    GRPO's policy update equals supervised fine-tuning on samples of prompt and answer (ms-swift 4.6
+    `rlhf_trainers/grpo_trainer.py`, `megatron/trainers/grpo_trainer.py`), unless something else stays on the GPUs.
+    Raises NotPredictedError for other methods, and for anything that stays on the GPUs while the policy is trained.
+    """
+    kind = keys.given("rlhf_type")
+    if kind in _WITHOUT_REFERENCE:
+        return {"stage": "dpo", "reference_forwards": 0}
+    if keys.given("ref_model") not in (None, keys.given("model")):
+        keys.not_predicted(("ref_model",))
+    if kind in ("dpo", None):
+        return {"stage": "dpo"}
+    if kind == "kto":
+        # kto_trainer.py of both: policy and reference see the sample, and again with a mismatched answer.
+        return {"stage": "sft", "reference_forwards": 1 if keys.given("loss_type") == "apo_zero_unpaired" else 3}
+    if kind != "grpo":
+        keys.not_predicted(("rlhf_type",))
+    if keys.flag("use_vllm") and keys.given("vllm_mode") != "server" and not as_whole(keys.given("sleep_level")):
+        keys.not_predicted(("use_vllm",), "GRPO with vLLM awake on the GPUs that train (sleep_level 0)")
+    beta = keys.number("beta")
+    if keys.given("teacher_model") is not None:
+        keys.not_predicted(("teacher_model",))
+    return {"stage": "sft", "reference_forwards": 0 if beta == 0.0 else 1}
+
+
+def rlhf_assumptions(reading: Reading) -> Iterator[str]:
+    """State what is predicted of a step that generates, scores and trains."""
+    if reading.keys.given("rlhf_type") == "grpo":
+        yield "predicted is the update of the policy, on prompts and answers of full length: samples are made beside it"

@@ -1,4 +1,4 @@
-"""What ms-swift refuses, or trains differently from the plan."""
+"""What ms-swift refuses, or trains differently from the plan, and valid settings that may surprise the user."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from dataclasses import replace
 from topoplan.errors import LayoutError, ModelError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.operators.finetuning import target_names
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
-from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
+from topoplan.specs.model import Attention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
-from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.shared_refusals import (
+from topoplan.trainers.refusal import (
     FP8_RECIPES,
+    Refusal,
     mca_finetuning,
     megatron_optimizer,
     offload,
     pure_fp16,
     quantized_weights,
 )
+from topoplan.trainers.swift.samples import is_file, is_hub_name, samples_of
+from topoplan.trainers.train_yaml import slow_precision
+from topoplan.trainers.traits import SHARDED
 
 MEGATRON_MODEL_TYPES = frozenset(
     [
@@ -108,7 +112,6 @@ def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Refuse planned dtypes of weights and moments that ms-swift cannot produce."""
     yield from pure_fp16(job)
     if job.finetuning == "freeze" and layout.backend == "ddp" and not job.pure_bf16:
         # pipelines/train/tuner.py, prepare_model only sets requires_grad; all weights have torch_dtype.
@@ -148,7 +151,8 @@ def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
             what = f"ulysses {layout.ulysses}: {model.name} has linear attention, which is planned without"
             yield Refusal("sequence-split", what, where="layout.ulysses")
             continue
-        heads = _split_heads(layer.attention)
+        # num_key_value_heads of the config, which in latent attention equals the number of heads
+        heads = layer.attention.kv_heads if isinstance(layer.attention, Attention) else layer.attention.heads
         if heads % layout.ulysses:
             common = math.gcd(heads, layout.ulysses)
             yield Refusal(
@@ -168,11 +172,6 @@ def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
         )
 
 
-def _split_heads(attention: Attention | LatentAttention) -> int:
-    """Return `num_key_value_heads` of the config; in latent attention, it equals the number of heads."""
-    return attention.kv_heads if isinstance(attention, Attention) else attention.heads
-
-
 # Megatron ------------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +189,6 @@ def megatron_job_refusals(spec: Spec) -> Iterator[Refusal]:
 
 
 def _model_type(model: Model) -> Iterator[Refusal]:
-    """Refuse a model that `megatron sft` does not support."""
     if model.model_type not in MEGATRON_MODEL_TYPES:
         yield Refusal(
             "model-type",
@@ -293,11 +291,7 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 
 
 def _iterations(job: Job, layout: Layout) -> Iterator[Refusal]:
-    """Refuse a run whose number of steps ms-swift cannot derive.
-
-    megatron_args.py (init_iters): num_train_epochs is a whole number; otherwise train_iters is used, which may not be
-    0.
-    """
+    """Refuse a run whose steps ms-swift cannot derive: whole epochs, or train_iters above 0 (init_iters)."""
     if job.epochs != int(job.epochs) and job.samples is None:
         yield Refusal(
             "epochs",
@@ -313,3 +307,31 @@ def _iterations(job: Job, layout: Layout) -> Iterator[Refusal]:
             where="job.samples",
             remedy="lower global_batch_size, or repeat the samples in the data set",
         )
+
+
+def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
+    """Warn about valid settings that may surprise the user."""
+    job, model = spec.job, spec.model
+    if job.template is not None:
+        yield (
+            f"template {job.template} is a name of LLaMA-Factory's: ms-swift uses its own for the model; for another,"
+            " write template under job.trainer"
+        )
+    if model.config_path is not None and "template" not in job.trainer:
+        yield (
+            "ms-swift finds model_type and template by the name of the model's directory: where the hub has no such"
+            " name, write both under job.trainer"
+        )
+    for name in samples_of(job):
+        if not is_file(name) and not is_hub_name(name):
+            yield (
+                f"ms-swift knows no data set {name}: name a file of samples (.jsonl) or a hub id (org/name), which is"
+                " looked for on ModelScope, or with use_hf under job.trainer on Hugging Face"
+            )
+    adapts = job.finetuning in ("lora", "qlora") and layout.backend in SHARDED
+    if adapts and facts_of(model).is_moe and "all" in job.lora_target:
+        yield (
+            "experts get no adapters, as predicted: from transformers 5 on those of a layer are one tensor and no"
+            " linear layers; before, all-linear has them too, with more memory"
+        )
+    yield from slow_precision(spec)

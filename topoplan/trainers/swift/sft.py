@@ -5,6 +5,7 @@ Sources: ms-swift's swift/arguments/sft_args.py, base_args/, tuner_args.py and s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
+from topoplan.trainers.sharding_files import DEEPSPEED_FILE, deepspeed_text, fsdp_config
 from topoplan.trainers.steps import training_steps
 from topoplan.trainers.swift.arguments import DECIDED, user_arguments
 from topoplan.trainers.swift.common import (
@@ -22,12 +24,10 @@ from topoplan.trainers.swift.common import (
     output_section,
     swift_head,
 )
+from topoplan.trainers.swift.refusals import swift_warnings
 from topoplan.trainers.swift.sft_job import ROWS, trained_layers, trained_layers_regex
-from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
-from topoplan.trainers.swift.support import swift_warnings
-from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, WARMUP_FRACTION, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
-from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
 
@@ -99,7 +99,6 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
 
 
 def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
-    """Return entries for the dtypes of loaded weights and of computation."""
     half = "float16" if job.precision == "fp16" else "bfloat16"
     if job.pure_bf16:
         dtype, comment = half, "for weights, gradients and Adam's moments"
@@ -124,7 +123,6 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
 
 
 def _layer_entries(spec: Spec) -> list[Entry]:
-    """Return entries that freeze everything except some layers."""
     count, total = spec.job.freeze_trainable_layers, spec.model.num_layers
     layers = trained_layers(spec.model, count)
     which = f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers"
@@ -173,3 +171,17 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
         lines += entries(ROWS, ["accelerator_config"], spec, layout)
     shared = f" / ulysses {layout.ulysses}" if layout.ulysses > 1 else ""
     return Section(title=f"Layout: dp {layout.dp} = {layout.world_size} GPUs{shared}", entries=tuple(lines))
+
+
+FSDP_FILE = "fsdp.json"
+
+
+def sharding_files(job: Job, layout: Layout) -> dict[str, str]:
+    """Return the files' texts by name; none for ddp.
+
+    ms-swift's presets (`swift/config/`) depend on its version rather than on the plan: zero3_offload offloads
+    parameters along with the optimizer, fsdp2 always recomputes, and the others have bucket sizes other than predicted.
+    """
+    if layout.backend == "deepspeed":
+        return {DEEPSPEED_FILE: deepspeed_text(layout)}
+    return {FSDP_FILE: json.dumps(fsdp_config(job, layout), indent=2) + "\n"} if layout.backend == "fsdp2" else {}

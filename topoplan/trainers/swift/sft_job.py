@@ -28,13 +28,12 @@ from topoplan.trainers.data_parallel import (
     zero_preset,
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
-from topoplan.trainers.swift import grpo
 from topoplan.trainers.swift.arguments import Command
-from topoplan.trainers.swift.carried import carried
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.megatron_job import ROWS as MEGATRON_ROWS
+from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
-from topoplan.trainers.usual import why_accumulation
+from topoplan.trainers.train_yaml import why_accumulation
 
 DEFAULTS: Mapping[str, Any] = {
     "tuner_type": "lora",  # base_args/base_args.py
@@ -164,14 +163,12 @@ ROWS = by_key(
 
 def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     """Read the job; the command determines pt or sft. Raises NotPredictedError for what is not predicted."""
-    keys, model, launch = reading.keys, reading.model, reading.launch
+    keys, model = reading.keys, reading.model
     count = _layers_of(keys, model)
     refuse(keys, {key: values for key, values in _OFF.items() if count is None or key not in _FREEZING})
-    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
-    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or DEFAULTS["tuner_type"]
-    of_stage = grpo.job_of(keys) if stage == "rlhf" else {"stage": stage}
+    of_stage = stage_of(reading)
     if method not in ("full", "lora") or (count is not None and method != "full"):
         keys.not_predicted((kind_key,))
     bits = keys.count("quant_bits")
@@ -242,10 +239,10 @@ CODEC = Codec(
     length="max_length",
     needs_length=False,
     shards=True,
-    view=grpo.with_answers,
+    view=with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
     carries=_carried,
     tells_faults=True,
-    assumptions=lambda reading, *_: grpo.assumptions(reading),
+    assumptions=lambda reading, *_: rlhf_assumptions(reading),
 )

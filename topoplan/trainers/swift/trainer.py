@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.layers import mtp_layer
 from topoplan.operators.params import adapter_tensors, parameter_count
-from topoplan.specs.job import Job
+from topoplan.specs.case import case_with
 from topoplan.specs.spec import Spec
-from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.checkpoint_size import CheckpointSize, plain_checkpoint_size
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.hf_checkpoint_size import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
-from topoplan.trainers.pauses import pauses_of
-from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
-from topoplan.trainers.steps import megatron_steps, step_limit, steps
+from topoplan.trainers.requirements import Versions, install_commands, requirements_of
+from topoplan.trainers.sharding_files import DEEPSPEED_FILE
+from topoplan.trainers.steps import pauses_of, steps
 from topoplan.trainers.swift import megatron_job, sft_job
 from topoplan.trainers.swift.arguments import swift_versions
 from topoplan.trainers.swift.common import BRIDGE, READ_AT
 from topoplan.trainers.swift.megatron import TRAITS, megatron_files
 from topoplan.trainers.swift.reading import MEGATRON, SWIFT
 from topoplan.trainers.swift.refusals import megatron_job_refusals, megatron_refusals, sharded_refusals
-from topoplan.trainers.swift.samples import files_in
-from topoplan.trainers.swift.sft import sft_files
-from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
-from topoplan.trainers.swift.start import start, start_megatron
-from topoplan.trainers.swift.trial import MEGATRON_TRIAL, TRIAL
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, ReadmeWords, Trainer, TrainerRun, TrainingPath
-from topoplan.trainers.traits import PACKED_APART
-
-_ALLOCATOR = EnvVar(
-    name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", reason="less fragmentation, as predicted"
+from topoplan.trainers.swift.samples import MEGATRON_TRIAL, TRIAL, files_in, samples_argument
+from topoplan.trainers.swift.sft import FSDP_FILE, sft_files
+from topoplan.trainers.templating import render
+from topoplan.trainers.trainer import (
+    DATASET_TO_FILL_IN,
+    Checkpoints,
+    ReadmeWords,
+    Trainer,
+    TrainerRun,
+    TrainingPath,
+    torchrun_command,
 )
+from topoplan.trainers.traits import MCA, PACKED_APART
+
+_ALLOCATOR = EnvVar("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less fragmentation, as predicted")
 _PROGRESS = """\
 From then on every step prints a line with `loss`, `grad_norm` and
 `memory(GiB)`, and `logging.jsonl` in `output_dir` has them too, with the time that is left."""
@@ -63,75 +68,69 @@ _FLASH = "==2.8.3"
 
 
 def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """Return what a run of `swift sft` needs."""
-    job = spec.job
-    sharded = layout.backend
-    engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[sharded]
+    job, backend = spec.job, layout.backend
+    engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[backend]
     files = {
         "ddp": (),
         "deepspeed": ((DEEPSPEED_FILE, "what DeepSpeed reads; `auto` is filled in from `train.yaml`"),),
         "fsdp2": ((FSDP_FILE, "how FSDP2 shards"),),
-    }[sharded]
-    further = {
-        "deepspeed": sharded == "deepspeed",
-        "bitsandbytes": job.finetuning == "qlora" or job.optimizer == "adamw_8bit",
-        "flash-attn": values.get("attn_impl") in ("flash_attn", "flash_attention_2"),
-        "liger-kernel": bool(values.get("use_liger_kernel")),
+    }[backend]
+    wanted = {
+        "accelerate": ">=1.15" if backend == "fsdp2" else None,
+        "transformers": ">=5" if layout.experts_impl == "grouped_mm" else None,
+        "deepspeed": "" if backend == "deepspeed" else None,
+        "bitsandbytes": "" if job.finetuning == "qlora" or job.optimizer == "adamw_8bit" else None,
+        "flash-attn": _FLASH if values.get("attn_impl") in ("flash_attn", "flash_attention_2") else None,
+        "liger-kernel": "" if values.get("use_liger_kernel") else None,
     }
-    wanted = {"torch": "", "ms-swift": f"=={READ_AT}", "pyyaml": ""}
-    wanted |= {"accelerate": ">=1.15"} if sharded == "fsdp2" else {}
-    wanted |= {"transformers": ">=5"} if layout.experts_impl == "grouped_mm" else {}
-    wanted |= {name: _FLASH if name == "flash-attn" else "" for name, needed in further.items() if needed}
     return _trainer_run(
         spec,
+        layout,
         values,
-        requirements=requirements_of(spec, layout, _VERSIONS, wanted),
+        engine=f"ms-swift{engine}",
+        files=files,
+        wanted={name: versions for name, versions in wanted.items() if versions is not None},
         environment=(_ALLOCATOR,) if layout.expandable_segments else (),
         checkpoint=plain_checkpoint_size(spec, layout, values)._replace(saves_at_end=False),
         steps=steps(job, values),
-        words=_readme(spec, f"ms-swift{engine}", files=files),
-        checkpoints=Checkpoints(),
     )
 
 
 def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
-    """Return what a run of `megatron sft` needs."""
-    wanted = {
-        "torch": "",
-        "ms-swift": f"=={READ_AT}",
-        "pyyaml": "",
-        "mcore-bridge": f"=={BRIDGE}",
-        "megatron-core": f"=={_MEGATRON_CORE}",
-        "transformer-engine": "",
-    }
     return _trainer_run(
         spec,
+        layout,
         values,
-        requirements=requirements_of(spec, layout, _VERSIONS, wanted),
+        engine="ms-swift on Megatron-core (mcore_bridge)",
+        wanted={"mcore-bridge": f"=={BRIDGE}", "megatron-core": f"=={_MEGATRON_CORE}", "transformer-engine": ""},
+        also={"flash-attn": _FLASH},
         environment=(_ALLOCATOR,),
         checkpoint=_megatron_checkpoint(spec, values),
-        steps=_megatron_steps(spec.job, values),
-        words=_readme(spec, "ms-swift on Megatron-core (mcore_bridge)"),
         checkpoints=Checkpoints(whole="latest_checkpointed_iteration.txt"),
-        also={"flash-attn": _FLASH},
+        steps=_megatron_steps(spec.job, values),
     )
 
 
 def _trainer_run(
     spec: Spec,
+    layout: Layout,
     values: Mapping[str, Any],
     *,
-    requirements: tuple[Requirement, ...],
-    environment: tuple[EnvVar, ...],
-    checkpoint: CheckpointSize,
-    steps: int | None,
-    words: ReadmeWords,
-    checkpoints: Checkpoints,
+    engine: str,
+    wanted: Mapping[str, str],
+    files: tuple[tuple[str, str], ...] = (),
     also: Mapping[str, str] = MappingProxyType({}),
+    steps: int | None,
+    **further: Any,
 ) -> TrainerRun:
-    vision = {} if spec.model.vision is None else _VISION
+    """Return what both commands need: `wanted` beside ms-swift itself, `also` without being required."""
+    usual = {"torch": "", "ms-swift": f"=={READ_AT}", "pyyaml": ""}
+    requirements = requirements_of(spec, layout, _VERSIONS, {**usual, **wanted})
+    also = {**({} if spec.model.vision is None else _VISION), **also}
     samples = values.get("dataset")
     names = [samples] if isinstance(samples, str) else list(samples or [])
+    data = _DATA_PT if spec.job.stage == "pt" else _DATA
+    data += (_DATA_IMAGES if spec.model.vision is not None else "") + ". They are shuffled in every epoch."
     return TrainerRun(
         model_dir=str(values["model"]),
         output_dir=str(values["output_dir"]),
@@ -139,27 +138,19 @@ def _trainer_run(
         dataset_files=files_in(samples),
         to_fill_in="dataset",
         requirements=requirements,
-        environment=environment,
-        checkpoint=checkpoint,
-        checkpoints=checkpoints,
         steps=steps,
         pauses=pauses_of(values, spec.job, steps),
-        readme=words._replace(install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),
-    )
-
-
-def _readme(spec: Spec, engine: str, *, files: tuple[tuple[str, str], ...] = ()) -> ReadmeWords:
-    data = _DATA_PT if spec.job.stage == "pt" else _DATA
-    data += (_DATA_IMAGES if spec.model.vision is not None else "") + ". They are shuffled in every epoch."
-    return ReadmeWords(
-        engine=engine,
-        packages="ms-swift and what it runs on",
-        install=(),
-        data_note=data + (_DATA_ON_NODES if spec.cluster.nodes > 1 else ""),
-        dataset_words="to a file of samples (`.jsonl`) or to a hub id",
-        progress=_PROGRESS,
-        resume=_RESUME,
-        files=files,
+        readme=ReadmeWords(
+            engine=engine,
+            packages="ms-swift and what it runs on",
+            install=install_commands(requirements, brought=("pyyaml",), also=also),
+            data_note=data + (_DATA_ON_NODES if spec.cluster.nodes > 1 else ""),
+            dataset_words="to a file of samples (`.jsonl`) or to a hub id",
+            progress=_PROGRESS,
+            resume=_RESUME,
+            files=files,
+        ),
+        **further,
     )
 
 
@@ -172,7 +163,9 @@ def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSiz
 
     With LoRA, the weights are the adapters; with merge_lora, the Hugging Face weights are the whole merged model.
     """
-    total, trained = parameter_count(spec.model), megatron_trained_parameters(spec)
+    # Adapters are on the linear layers of Megatron's model, including experts.
+    parameters = stage_parameters(case_with(spec, MCA), Layout(), 0)
+    total, trained = parameter_count(spec.model), parameters.dense + parameters.expert
     to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
     limit, adapters = values.get("save_total_limit"), adapters_of(spec.job)
     merges = bool(values.get("merge_lora", to_hf))
@@ -203,6 +196,27 @@ def _peft_elements(spec: Spec, adapters: Adapters) -> int:
     return total
 
 
+# The end of a node's script ------------------------------------------------------------------------------------------
+
+# `swift sft FILE.yaml` (swift/cli/main.py) converts a YAML file's keys to arguments. It then starts torchrun if
+# NPROC_PER_NODE or NNODES is set, or else one more Python process per rank. `torchrun --no_python swift sft` therefore
+# starts every rank twice, or a torchrun in each rank if one of the two is set. Neither forwards signals nor reports how
+# a rank ended. The modules that it starts (ROUTE_MAPPING) accept arguments only, no YAML.
+
+_FILES = {"deepspeed": ("deepspeed", DEEPSPEED_FILE), "fsdp2": ("fsdp", FSDP_FILE)}
+"""Backend -> the option and the file that configure sharding; the script gives the file its absolute path."""
+
+
+def _start(spec: Spec, layout: Layout, node: int, *, megatron: bool) -> str:
+    """Return bash code, from a comment to `exec`: train.yaml converted to arguments, and one torchrun."""
+    job = spec.job
+    option, file = _FILES.get(layout.backend, ("", ""))
+    context = {"option": option, "file": file, "megatron": megatron, "samples": samples_argument(spec)}
+    text = render("swift/start.sh.j2", {**context, "stage": job.stage, "adapters": job.finetuning == "lora"})
+    module = f"swift.cli.{'_megatron.' if megatron else ''}{job.stage}"
+    return text + torchrun_command(spec, node, f'-m {module} "${{arguments[@]}}"')
+
+
 # The trainer ----------------------------------------------------------------------------------------------------------
 
 
@@ -210,10 +224,7 @@ def _versions() -> Mapping[str, Any]:
     return {"ms_swift": [swift_versions()[0], READ_AT]}
 
 
-def _megatron_steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    return megatron_steps(job, step_limit(keys, "train_iters"))
-
-
+_megatron_steps = partial(steps, key="train_iters", drops_last=True)
 _BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")
 _MEGATRON = TrainingPath(
     backends=("megatron",),
@@ -224,7 +235,7 @@ _MEGATRON = TrainingPath(
     steps=_megatron_steps,
     files=megatron_files,
     run=_run_megatron,
-    start=start_megatron,
+    start=partial(_start, megatron=True),
     versions=_versions,
     trial=MEGATRON_TRIAL,
     codec=megatron_job.CODEC,
@@ -237,7 +248,7 @@ _SFT = TrainingPath(
     steps=steps,
     files=sft_files,
     run=_run,
-    start=start,
+    start=partial(_start, megatron=False),
     versions=_versions,
     trial=TRIAL,
     codec=sft_job.CODEC,

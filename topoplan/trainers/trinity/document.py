@@ -1,4 +1,4 @@
-"""train.yaml for Trinity-RFT: the plan in its keys, each with its reason.
+"""train.yaml for Trinity-RFT: the plan in its keys, each with its reason; long contexts; trials.
 
 The job is Trinity-RFT's SFT (`mode: train`, which needs no explorer and gives the trainer all GPUs). The blocks `model`
 and `trainer` can also be used for reinforcement learning. Sources: Trinity-RFT 0.6.0 `common/config.py`,
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from topoplan.errors import SpecError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers import trials
+from topoplan.trainers.models import model_directory
+from topoplan.trainers.train_yaml import place_of, run_name, save_steps, warmup_steps
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.trainers.trinity.refusals import TRINITY, VERL
-from topoplan.trainers.trinity.support import rope_scaling
-from topoplan.trainers.trinity.trial import samples_path
-from topoplan.trainers.user_keys import place_of
-from topoplan.trainers.usual import run_name, save_steps, warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
 
 PROJECT = "topoplan"
@@ -86,6 +86,7 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
     model: dict[str, Any] = {"model_path": model_directory(spec.model), "max_model_len": job.seq_len}
     if rope is not None:
         model["rope_scaling"] = rope
+    generated = f"${{oc.env:{SAMPLES}}}" if trials.is_generated(job) else ""
     length = {"total_epochs": int(job.epochs)} if job.epochs % 1 == 0 else {"total_steps": steps}
     return {
         "mode": "train",
@@ -109,7 +110,7 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
                 "experience_buffer": {
                     "name": "samples",
                     "storage_type": "file",
-                    "path": samples_path(job) or job.dataset or DATASET_TO_FILL_IN,
+                    "path": generated or job.dataset or DATASET_TO_FILL_IN,
                     "split": "train",
                     "format": {"prompt_type": "messages", "messages_key": "messages"},
                 }
@@ -147,7 +148,6 @@ def _trainer(layout: Layout, job: Job, steps: int | None, gpus_per_node: int) ->
 
 
 def _reasons(spec: Spec, layout: Layout) -> dict[str, str]:
-    """Return the comment for each key, by path."""
     job, own = spec.job, spec.model.max_position_embeddings
     gpus = f"{layout.world_size} GPUs"
     return {
@@ -201,7 +201,6 @@ def _warnings(spec: Spec, layout: Layout) -> Iterator[str]:
 
 
 def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    """Return the document with the keys of job.trainer, which are blocks of Trinity-RFT's configuration."""
     for block, value in spec.job.trainer.items():
         if block not in _BLOCKS and block not in _OWN:
             raise SpecError(
@@ -214,7 +213,6 @@ def _merged(document: dict[str, Any], spec: Spec) -> dict[str, Any]:
 
 
 def _put(ours: Any, theirs: Any, path: str, spec: Spec) -> Any:
-    """Return `ours` overridden by `theirs`, key by key."""
     if path in _OWN:
         if theirs == ours:
             return ours
@@ -265,3 +263,64 @@ def _entry(key: str, value: Any, path: str, reasons: Mapping[str, str]) -> Entry
         below = tuple(_entry(inner, item, f"{path}.{inner}", reasons) for inner, item in value.items())
         return Entry(key=key, entries=below, comment=comment)
     return Entry(key=key, value=value, comment=comment)
+
+
+SAMPLES = "TOPOPLAN_SAMPLES"
+"""Variable with the directory of generated samples, which OmegaConf substitutes in Trinity-RFT's configuration
+(`common/config.py`, load_config)."""
+_EPOCHS = 10_000.0
+"""Epochs over the few generated samples; the reader treats all epochs as one sequence of samples."""
+_SPARE_TOKENS = 64
+"""Margin for a sample's length, because a sample longer than max_model_len stops the run."""
+
+
+def _job(spec: Spec, steps: int, output: str) -> Job:
+    """Return the trial's job, which has more epochs than needed: the trial is stopped once it has enough steps."""
+    job = spec.job
+    own: Mapping[str, Any] = job.trainer.get("trainer") or {}
+    block = {**own, "save_interval": trials.NEVER, "save_hf_checkpoint": "never"}
+    epochs = _EPOCHS if trials.is_generated(job) else job.epochs
+    return replace(job, epochs=epochs, trainer={**job.trainer, "trainer": block, "checkpoint_root_dir": output})
+
+
+def _samples(spec: Spec) -> dict[str, str]:
+    return {f"{trials.DIRECTORY}/samples.jsonl": trials.lines(trials.records(spec, shorter_by=_SPARE_TOKENS))}
+
+
+TRIAL = trials.Trial(job=_job, samples=_samples)
+
+
+ROPE_THETA = "ROPE_THETA"
+"""The environment variable that the node scripts set from the model's config.json."""
+
+
+def rope_scaling(model: Model, seq_len: int) -> dict[str, Any] | None:
+    """Return YaRN's settings for a sequence longer than the model's own context; None within it.
+
+    transformers 5 requires rope_theta with the factor (`modeling_rope_utils.py`). It is read on the nodes, since this
+    machine may not have the model's directory.
+    """
+    factor = yarn_factor(model, seq_len)
+    if factor is None:
+        return None
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": trained_positions(model),
+        "rope_theta": f"${{oc.decode:${{oc.env:{ROPE_THETA}}}}}",
+    }
+
+
+def trained_positions(model: Model) -> int:
+    """Return the number of positions that YaRN stretches: the model's own context.
+
+    For Qwen3 it is 32,768, as the model cards say for YaRN: config.json adds 8,192 for a prompt.
+    """
+    own = model.max_position_embeddings
+    return 32768 if model.model_type in ("qwen3", "qwen3_moe") and own == 40960 else own
+
+
+def yarn_factor(model: Model, seq_len: int) -> float | None:
+    """Return the length divided by the positions that YaRN stretches; None for a length within the model's own."""
+    own = model.max_position_embeddings
+    return seq_len / trained_positions(model) if own and seq_len > own else None

@@ -1,4 +1,4 @@
-"""Trinity-RFT's trainer (verl on FSDP): the job and the layout that its configuration describes.
+"""Trinity-RFT's trainer (verl on FSDP): its files are recognized, and read as the job and the layout.
 
 The prediction is for the trainer's step on its share of the GPUs, with samples of maximum length. Sources, at
 Trinity-RFT 0.6.0: `common/config.py`, `common/config_validator.py` (max_token_len_per_gpu, GPUs of explorer and
@@ -14,6 +14,7 @@ from typing import Any
 
 from topoplan.layout.layout import Layout
 from topoplan.reading.nested import flattened
+from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
@@ -168,4 +169,32 @@ CODEC = Codec(
     layout=_layout,
     job=_job,
     assumptions=_assumptions,
+)
+
+
+_BLOCKS = frozenset(["algorithm", "buffer", "cluster", "explorer", "model", "monitor", "synchronizer", "trainer"])
+
+
+def _claim(data: Mapping[str, Any], _known: int) -> float:
+    if "actor_rollout_ref" in data:
+        return 0.0  # a file of verl itself; Trinity-RFT has this key under trainer.trainer_config
+    model = data.get("model")
+    blocks = {key for key in _BLOCKS & data.keys() if isinstance(data[key], dict)}
+    return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0
+
+
+RECOGNIZED = Recognizer(
+    trainer="trinity",
+    package="trinity-rft",
+    claim=_claim,
+    model_keys=("model.model_path",),
+    names=("trinity",),
+    rule_name_of=lambda text, module: (
+        "trinity" if text == "trinity" or (module and text == "trinity.cli.launcher") else ""
+    ),
+    programs="trinity",
+    command="trinity",
+    methods="run",
+    file_options=("config",),
+    program_substring="trinity",
 )

@@ -18,8 +18,8 @@ from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.trainers.refusal import refuse
+from topoplan.trainers.trinity.document import yarn_factor
 from topoplan.trainers.trinity.refusals import model_refusals
-from topoplan.trainers.trinity.support import yarn_factor
 from topoplan.trainers.trinity.traits import TRINITY, TRINITY_FSDP1
 
 NONE_FITS = "-"

@@ -15,8 +15,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.shared_refusals import offload
+from topoplan.trainers.refusal import Refusal, offload
 
 TRINITY, VERL = "0.6.0", "0.7.1"
 """The versions that files are written for. Trinity-RFT's separate backend for verl 0.8 ignores rope_scaling in training

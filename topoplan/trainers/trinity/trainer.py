@@ -11,23 +11,29 @@ from topoplan.operators.params import parameter_count
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.generated_samples import DIRECTORY, is_generated
 from topoplan.trainers.log import Log, loss_key, value_of
-from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
+from topoplan.trainers.steps import Pauses
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import Checkpoints, ReadmeWords, Trainer, TrainerRun, TrainingPath
-from topoplan.trainers.trinity import reading, traits
-from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
-from topoplan.trainers.trinity.job import CODEC
+from topoplan.trainers.trials import DIRECTORY, is_generated
+from topoplan.trainers.trinity import traits
+from topoplan.trainers.trinity.document import (
+    ROPE_THETA,
+    SAMPLES,
+    TRIAL,
+    output_directory,
+    rope_scaling,
+    training_steps,
+    trinity_files,
+)
+from topoplan.trainers.trinity.job import CODEC, RECOGNIZED
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
-from topoplan.trainers.trinity.support import ROPE_THETA, rope_scaling
-from topoplan.trainers.trinity.trial import SAMPLES, TRIAL
 
 _EXPANDABLE = EnvVar(
-    name="PYTORCH_CUDA_ALLOC_CONF",
-    value="expandable_segments:True",
-    reason="less fragmentation; Ray's workers inherit it from here, so before ray start",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "expandable_segments:True",
+    "less fragmentation; Ray's workers inherit it from here, so before ray start",
 )
 _VERSIONS = Versions(title="Trinity-RFT")
 _DATA_NOTE = """\
@@ -120,10 +126,6 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
     return render("trinity/start.sh.j2", context)
 
 
-def _versions() -> Mapping[str, Any]:
-    return {"trinity-rft": TRINITY, "verl": VERL}
-
-
 _LOG = Log(
     loss=loss_key("actor/sft_loss"),
     steps=re.compile(r"\bStep (?P<step>[0-9]{1,12}): \{"),
@@ -144,7 +146,7 @@ _FSDP2 = TrainingPath(
     files=trinity_files,
     run=trinity_run,
     start=_start,
-    versions=_versions,
+    versions=lambda: {"trinity-rft": TRINITY, "verl": VERL},
     trial=TRIAL,
     codec=CODEC,
 )
@@ -154,6 +156,6 @@ TRINITY_RFT = Trainer(
     training_paths=(_FSDP2,),
     log=_LOG,
     versions=_VERSIONS,
-    recognizers=(reading.TRINITY,),
+    recognizers=(RECOGNIZED,),
     rules="topoplan.trainers.trinity.rules",
 )

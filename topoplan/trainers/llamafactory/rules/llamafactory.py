@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from topoplan.catalog.packages import releases
 from topoplan.errors import nearest
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
@@ -31,7 +32,6 @@ from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.data_sets import data_set_findings
 from topoplan.trainers.llamafactory.rules.keys import RENAMED
 from topoplan.trainers.llamafactory.rules.llamafactory_keys import key_findings
-from topoplan.trainers.llamafactory.rules.megatron_bridge import bridge_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.relations import read_relations
@@ -140,7 +140,6 @@ def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
 
 
 def _saving(configuration: Configuration) -> Iterator[Finding]:
-    """Report unwise settings of checkpoints and evaluation."""
     every, limit = number(configuration, "save_steps"), number(configuration, "max_steps")
     saves = _strategy(configuration, "save_strategy", "steps") == "steps"
     if saves and every is not None and 1 <= every < _FEWEST_SAVE_STEPS and not (limit and 0 < limit <= 10 * every):
@@ -158,7 +157,6 @@ def _learning_rate(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
-    """Report keys that belong to another fine-tuning method."""
     method = configuration.get("finetuning_type")
     for keys, reader, others in _KEYS_OF_A_METHOD:
         for key in keys if method in others else ():
@@ -188,7 +186,6 @@ def _with_overrides(setup: Setup, configuration: Configuration) -> Mapping[str, 
 
 
 def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    """Report keys that a complete job lacks."""
     have, trains = _with_overrides(setup, configuration), flag(configuration, "do_train")
     if have.get("model_name_or_path") is None:
         yield RULES["llamafactory-missing-key.model"].at(configuration, None)
@@ -217,3 +214,31 @@ def _strategy(configuration: Configuration, key: str, default: str) -> str | Non
     if value is False:
         return "no"  # the meaning of the bare word
     return value if value in ("no", "steps", "epoch", "best") else None
+
+
+def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
+    """Report on a configuration that Megatron Bridge trains (USE_MEGATRON_BRIDGE=1), or that asks for it.
+
+    Sources, at LLaMA-Factory main of August 2026 (0.9.6.dev0, ff6d4d12e): `hparams/parser.py`
+    (`_validate_megatron_bridge_parallel_args`, get_train_args), `hparams/megatron_bridge_args.py`,
+    `train/megatron_bridge/workflow.py` and `config_builder.py`.
+    """
+    switch = "use_megatron_bridge"
+    if setup.training_path(configuration) != "bridge":
+        if flag(configuration, switch) and setup.training_path(configuration) == "plain":
+            yield RULES["bridge-not-asked-for"].at(configuration, switch)
+        return
+    yield RULES["bridge-not-judged"].at(
+        configuration, switch if switch in configuration.source.data else None, release=releases()[-1].name
+    )
+    model = model_at_hand(configuration.get(MODEL_KEY), configuration.part)
+    if model is not None and model.model_type not in templates().bridge_model_types:
+        yield RULES["bridge-model-type"].at(
+            configuration,
+            "model_name_or_path",
+            model_type=model.model_type,
+            model_types=", ".join(templates().bridge_model_types),
+        )
+    target = configuration.get("lora_target")
+    if target not in (None, "all") and configuration.get("finetuning_type", "lora") == "lora":
+        yield RULES["bridge-lora-target"].at(configuration, "lora_target", target=shown(target))

@@ -12,6 +12,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import value_of
 from topoplan.reading.words import is_open
 from topoplan.specs.secrets import secrets_in
+from topoplan.trainers.key_classes import newer_keys
 from topoplan.trainers.llamafactory.key_list import (
     TrainerPath,
     bridge_keys,
@@ -28,7 +29,6 @@ from topoplan.trainers.llamafactory.key_list import (
 from topoplan.trainers.llamafactory.rules.keys import RENAMED, keys_of
 from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.llamafactory.rules.yaml_values import misread
-from topoplan.trainers.newer_keys import newer_keys
 from topoplan.units import shown
 
 _OF_EVALUATION = frozenset(["task", "task_dir", "batch_size", "lang", "n_shot", "save_dir", "download_mode"])

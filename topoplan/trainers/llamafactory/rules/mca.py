@@ -11,22 +11,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from topoplan.errors import nearest
-from topoplan.reading.edits import drop
+from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import flag, value_of, words
+from topoplan.reading.values import flag, is_complete, value_of, whole, words
+from topoplan.specs.facts import facts_of
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.model import Model
 from topoplan.trainers.llamafactory.key_list import judge_key, known_keys, megatron_settings, templates
-from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.llamafactory.mca_refusals import STAGES
+from topoplan.trainers.llamafactory.mca_refusals import FREEZABLE_MODEL_TYPES, STAGES
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
-from topoplan.trainers.llamafactory.rules.mca_layout import layout_findings, recompute_findings
+from topoplan.trainers.llamafactory.rules.keys import degree
 from topoplan.trainers.llamafactory.rules.mca_layouts import layouts_findings
-from topoplan.trainers.llamafactory.rules.mca_training import training_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
-from topoplan.trainers.model_directory import is_hub_id
-from topoplan.trainers.models import is_directory, model_at_hand
+from topoplan.trainers.megatron_keys import CP, DISPATCHER, EP, ETP, PP, SP, TP, VPP
+from topoplan.trainers.models import is_directory, is_hub_id, model_at_hand
+from topoplan.trainers.traits import MCA
 from topoplan.units import shown
 
 _MEANING = {
@@ -76,7 +77,6 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
-    """Report keys that are ignored."""
     for key in configuration.source.data:
         value = value_of(configuration, key)
         verdict = judge_key(key, value)
@@ -146,3 +146,160 @@ def _additional(configuration: Configuration) -> Iterator[Finding]:
         if name in declared and configuration.get(name) is not None:
             edits = drop(configuration, place) if len(additional) > 1 else ()
             yield RULES["mca-additional-twice"].at(configuration, place, edits=edits)
+
+
+_DEGREES = frozenset([TP, PP, CP, EP])
+
+
+def layout_findings(configuration: Configuration, model: Model | None, *, planned: bool) -> Iterator[Finding]:
+    """Report degrees and switches that conflict with each other or with the model.
+
+    `planned`: topoplan wrote the file and has weighed options that only cost memory.
+    """
+    tp, pp = degree(configuration, "tensor_model_parallel"), degree(configuration, "pipeline_model_parallel")
+    complete, have = is_complete(configuration), configuration.source.data
+    if value_of(configuration, VPP) is not None and pp == 1 and (complete or PP in have):
+        yield RULES["mca-interleaving-alone"].at(configuration, VPP)
+    sequence_parallel = flag(configuration, SP)
+    if tp is not None and tp > 1 and not sequence_parallel and (complete or SP in have) and not planned:
+        yield from _sequence_parallel_off(configuration, model, tp)
+    if sequence_parallel and tp == 1 and (complete or TP in have):
+        yield RULES["mca-sequence-parallel-alone"].at(configuration, SP)
+    key = "use_distributed_optimizer"
+    if (
+        complete
+        and have.keys() & _DEGREES
+        and not flag(configuration, key)
+        and not flag(configuration, "overlap_param_gather")
+    ):
+        yield RULES["mca-optimizer-not-split"].at(configuration, key if key in have else None)
+
+
+def _sequence_parallel_off(configuration: Configuration, model: Model | None, tp: int) -> Iterator[Finding]:
+    ep, given = degree(configuration, "expert_model_parallel") or 1, SP in configuration.source.data
+    if ep > 1:
+        if given:
+            yield RULES["mca-sequence-parallel-forced"].at(configuration, SP, tp=tp, ep=ep)
+    elif model is None or not facts_of(model).is_moe:  # with experts, the layout rules refuse it
+        yield RULES["mca-sequence-parallel-off"].at(configuration, SP if given else TP, tp=tp)
+
+
+# Recompute ------------------------------------------------------------------------------------------------------------
+
+
+def recompute_findings(configuration: Configuration) -> Iterator[Finding]:
+    """Report recomputation keys that contradict each other."""
+    granularity = configuration.get("recompute_granularity")
+    if granularity == "full":
+        yield from _full(configuration)
+    elif granularity == "selective":
+        yield from _selective(configuration)
+    have = configuration.source.data
+    unused: list[str] = []
+    if granularity is None and (is_complete(configuration) or "recompute_granularity" in have):
+        unused = [key for key in ("recompute_method", "recompute_num_layers", "recompute_modules") if have.get(key)]
+    elif granularity == "full" and words(configuration, "recompute_modules") is not None:
+        unused = ["recompute_modules"]
+    for key in unused:
+        yield RULES["mca-recompute-unused"].at(configuration, key, granularity=granularity or "not set")
+
+
+def _full(configuration: Configuration) -> Iterator[Finding]:
+    defaults = {"recompute_method": "uniform", "recompute_num_layers": 1}
+    missing = [key for key in defaults if value_of(configuration, key) is None]
+    if len(missing) == 1:
+        (given,), value = defaults.keys() - missing, defaults[missing[0]]
+        yield RULES["mca-recompute-incomplete"].at(configuration, given, missing=missing[0], value=value)
+    if flag(configuration, "moe_layer_recompute"):
+        yield RULES["mca-recompute-contradiction.full"].at(configuration, "moe_layer_recompute")
+
+
+def _selective(configuration: Configuration) -> Iterator[Finding]:
+    if value_of(configuration, "recompute_num_layers") is not None:
+        yield RULES["mca-recompute-contradiction.selective"].at(configuration, "recompute_num_layers")
+    modules = words(configuration, "recompute_modules") or ""
+    tidy = ",".join(module.strip() for module in modules.split(","))
+    if tidy != modules and all(module in RECOMPUTE_MODULES for module in tidy.split(",")):
+        edits = change(configuration, ("recompute_modules",), value=tidy)
+        rule = RULES["mca-recompute-spaces"]
+        yield rule.at(configuration, "recompute_modules", modules=shown(modules), tidy=tidy, edits=edits)
+
+
+_GROUPED = "moe_grouped_gemm"
+
+
+def training_findings(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
+    """Report faults in how a legal layout is trained."""
+    yield from _dispatcher(configuration, model)
+    yield from _experts(configuration, model)
+    yield from _packing(configuration)
+    yield from _length(configuration)
+    yield from _fusions(configuration, model)
+
+
+# Experts --------------------------------------------------------------------------------------------------------------
+
+
+def _has_experts(configuration: Configuration, model: Model | None) -> bool:
+    return facts_of(model).is_moe if model else (degree(configuration, "expert_model_parallel") or 1) > 1
+
+
+def _dispatcher(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
+    ep, dispatcher = degree(configuration, "expert_model_parallel") or 1, value_of(configuration, DISPATCHER)
+    if dispatcher not in (None, "allgather"):
+        return
+    if flag(configuration, "variable_seq_lengths"):
+        yield RULES["mca-variable-lengths"].at(configuration, "variable_seq_lengths")
+    elif ep > 1 and _has_experts(configuration, model):
+        place = DISPATCHER if DISPATCHER in configuration.source.data else EP
+        yield RULES["mca-allgather-dispatcher"].at(
+            configuration, place, default="" if dispatcher else "default ", ep=ep
+        )
+
+
+def _experts(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
+    if not _has_experts(configuration, model):
+        return
+    tp, ep = degree(configuration, "tensor_model_parallel") or 1, degree(configuration, "expert_model_parallel") or 1
+    if tp > 1 and ep > 1 and value_of(configuration, ETP) is None:
+        yield RULES["mca-expert-tensor-unset"].at(configuration, EP, tp=tp, ep=ep)
+    if model is not None and value_of(configuration, _GROUPED) is None and is_complete(configuration):
+        yield RULES["mca-experts-one-by-one"].at(configuration, "model_name_or_path")
+
+
+# Packing and lengths --------------------------------------------------------------------------------------------------
+
+
+def _packing(configuration: Configuration) -> Iterator[Finding]:
+    cp, stage = degree(configuration, "context_parallel") or 1, configuration.get("stage", "sft")
+    for key in ("neat_packing", "sequence_packing"):
+        if not flag(configuration, key):
+            continue
+        if cp > 1:
+            yield RULES["mca-packing-with-context-parallel"].at(configuration, key, cp=cp, multiple=2 * cp)
+        elif stage == "dpo" and key == "sequence_packing":
+            yield RULES["mca-packing-in-dpo.sequence"].at(configuration, key)
+        elif configuration.get("transformer_impl") == "local":
+            yield RULES["mca-packing-without-te"].at(configuration, key)
+    if stage == "dpo" and flag(configuration, "packing"):
+        yield RULES["mca-packing-in-dpo"].at(configuration, "packing")
+
+
+def _length(configuration: Configuration) -> Iterator[Finding]:
+    length, multiple = whole(configuration, "cutoff_len"), MCA.padding.multiple
+    if length and length > 0 and configuration.get("stage", "sft") in ("sft", "dpo") and length % multiple:
+        padded = -(-length // multiple) * multiple
+        rule = RULES["mca-length-padded"]
+        yield rule.at(configuration, "cutoff_len", length=length, multiple=multiple, padded=padded)
+
+
+# Speed ----------------------------------------------------------------------------------------------------------------
+
+
+def _fusions(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
+    micro_batch, tp = degree(configuration, "per_device_train_batch"), degree(configuration, "tensor_model_parallel")
+    fuses_rope = flag(configuration, "apply_rope_fusion")
+    if fuses_rope and model is not None and model.vision is not None and micro_batch is not None and micro_batch > 1:
+        yield RULES["mca-rope-fusion"].at(configuration, "apply_rope_fusion", model=model.name)
+    if flag(configuration, "cross_entropy_loss_fusion") and tp is not None and tp > 1:
+        yield RULES["mca-cross-entropy-fusion"].at(configuration, "cross_entropy_loss_fusion", tp=tp)

@@ -19,7 +19,7 @@ from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, range_missed
 from topoplan.specs.secrets import secrets_in
-from topoplan.trainers.newer_keys import newer_keys
+from topoplan.trainers.key_classes import newer_keys
 from topoplan.trainers.swift.arguments import COMMANDS, Command, arguments_of, swift_versions
 from topoplan.trainers.swift.rules.table import RULES
 from topoplan.units import quote, shown

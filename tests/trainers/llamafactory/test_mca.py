@@ -8,8 +8,8 @@ from tests.bundle.samples import (
     make_spec_and_layout,
     make_spec_and_plan,
 )
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
-from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers.llamafactory.mca import trainer_file
+from topoplan.trainers.models import model_directory
 from topoplan.trainers.steps import megatron_steps
 
 

@@ -10,8 +10,7 @@ import pytest
 from tests.reading.setups import all_of, configuration, launch, swift_zero2
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
-from topoplan.trainers.configured_sharding import sharding_of
-from topoplan.trainers.sharding import Sharding
+from topoplan.trainers.sharding import Sharding, sharding_of
 
 FULL = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\n"
 

@@ -4,7 +4,7 @@ from tests.reading.setups import MEGATRON, MOE, make_setup, with_lines
 from topoplan.layout.layout import Layout
 from topoplan.specs import known
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
+from topoplan.trainers.llamafactory.rules.mca_layouts import UNKNOWN_MODEL, spec_and_layout
 
 DENSE, EXPERTS = known.model("Qwen/Qwen3-8B"), known.model("Qwen/Qwen3-30B-A3B")
 

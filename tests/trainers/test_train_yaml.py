@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.bundle.samples import CLUSTER
-from topoplan.trainers.usual import loaders, save_steps, warmup_steps, workers
+from topoplan.trainers.train_yaml import loaders, save_steps, warmup_steps, workers
 
 
 @pytest.mark.parametrize(("steps", "warmup", "saves"), [(None, 20, 200), (1, 1, 1), (12, 1, 3), (1000, 30, 200)])

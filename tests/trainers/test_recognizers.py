@@ -7,8 +7,7 @@ import pytest
 from topoplan.errors import InputError
 from topoplan.lint.check import check
 from topoplan.reading.setup import Setup
-from topoplan.trainers.others import others
-from topoplan.trainers.recognizers import codec_of
+from topoplan.trainers.recognizers import codec_of, others
 
 AXOLOTL = """\
 base_model: NousResearch/Llama-3.2-1B
