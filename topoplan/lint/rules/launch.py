@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from topoplan.catalog import key_list
 from topoplan.errors import nearest
 from topoplan.lint.rules.launch_facts import (
     RULES,
@@ -47,6 +48,7 @@ _ALLOCATOR_OPTIONS = (
     *("release_lock_on_cudamalloc", "roundup_power2_divisions", "use_cuda_host_register"),
 )
 """Options that torch 2.13 parses in c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp."""
+_NUMBERS = {"int": re.compile(r"[+-]?\d+"), "float": re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")}
 _OF_V1 = ("sft", "dpo", "rm", "merge")
 _OF_LLAMAFACTORY = ("api", "chat", "env", "eval", "export", "help", "train", "version", "webchat", "webui", *_OF_V1)
 _METHODS = {
@@ -141,6 +143,37 @@ def _unknown_option(setup: Setup, launch: Launch) -> Iterator[Finding]:
         remedy = nearest(name, known)
         if not is_known and not is_open(name) and (remedy or launch.starter == "torchrun"):
             yield RULES["launch-unknown-option"].on(launch, option, name=name, starter=launch.starter, remedy=remedy)
+
+
+def _option_values(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Report values that argparse refuses for a launcher's option."""
+    known = key_list("launchers").get(launch.starter, {}) if launch.starter else {}
+    for name, takes in known.items():
+        option = launch.options.get(name)
+        value = certain_text(option)
+        if value is None or (value in takes if isinstance(takes, list) else _NUMBERS[takes].fullmatch(value)):
+            continue
+        wanted = f"one of {', '.join(takes)}" if isinstance(takes, list) else "a number"
+        yield RULES["launch-option-value"].on(launch, option, name=name, value=value or "''", wanted=wanted)
+
+
+def _repeated(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Report an option of the trainer given twice with different values, of which argparse takes the last."""
+    if launch.configuration is None:
+        return
+    given: list[tuple[str, list[str]]] = []
+    for text in launch.arguments:
+        name, equals, value = text.partition("=")
+        if text.startswith("--"):
+            given.append((name[2:].replace("-", "_"), [value] if equals else []))
+        elif given:
+            given[-1][1].append(text)
+    first: dict[str, list[str]] = {}
+    for name, values in given:
+        before = first.setdefault(name, values)
+        if before != values and not any(map(is_open, (*before, *values))):
+            said = {"name": name, "first": " ".join(before), "last": " ".join(values)}
+            yield RULES["launch-option-twice"].on(launch, launch.configuration.line(name), **said)
 
 
 def _deprecated(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -378,6 +411,8 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _nested,
     _run_by_python,
     _unknown_option,
+    _option_values,
+    _repeated,
     _deprecated,
     _train_word,
     _file_behind,
