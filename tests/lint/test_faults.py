@@ -24,29 +24,7 @@ FAULTS: list[dict[str, Any]] = [
 ]
 CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
-MISSED: set[str] = {  # faults that are not found yet
-    "users-acc-precision-of-torch",
-    "users-acc-type-in-small-letters",
-    "users-ds-decay-without-an-end",
-    "users-ds-rates-of-another-scheduler",
-    "users-env-no-threads",
-    "users-env-timeout-that-is-none",
-    "users-env-true-in-small-letters",
-    "users-lf-comma-behind-the-last-data-set",
-    "users-lf-conversations-of-plain-columns",
-    "users-lf-exports-to-nowhere",
-    "users-lf-formatting-unknown",
-    "users-mlm-two-activations",
-    "users-roll-group-of-one",
-    "users-shell-option-twice",
-    "users-shell-quote-left-open",
-    "users-slurm-cores-of-no-one",
-    "users-slurm-gpus-of-the-job",
-    "users-swift-engine-shorter-than-its-answers",
-    "users-swift-nothing-left-to-train",
-    "users-swift-temperature-of-nothing",
-    "users-trinity-workflow-misspelled",
-}
+MISSED: set[str] = set()  # faults that are not found yet
 FALSE: set[str] = set()  # sound, and found fault with
 # What is true of a sound set of files with versions that it does not name.
 TRUE_WARNINGS = {"fault-checkpoint-plan"}
