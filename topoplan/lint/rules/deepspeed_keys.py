@@ -66,7 +66,9 @@ def _parameters(document: Document) -> Iterator[Finding]:
             if key not in known:
                 path: KeyPath = (block, "params", key)
                 name = f"{block} {document.get(block, 'type')}"
-                yield document.finding("unknown-key.block", path, block=name, name=shown(key), remedy=nearest(key, known))
+                yield document.finding(
+                    "unknown-key.block", path, block=name, name=shown(key), remedy=nearest(key, known)
+                )
 
 
 def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, str], value: Any) -> Iterator[Finding]:

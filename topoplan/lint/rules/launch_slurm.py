@@ -35,16 +35,24 @@ _GPUS = re.compile(r"(?:(?!gpus?:)[A-Za-z][\w.-]*:)?\d+")
 _TAKES = {
     "time": re.compile(r"\d+(?::\d+){0,2}|\d+-\d+(?::\d+){0,2}|(?i:infinite|unlimited)|-1"),
     "nodes": re.compile(r"\d[\d\-,:kKmM]*"),
-    "gres": re.compile(r"(?!gpus\b)[A-Za-z].*"),
+    "gres": re.compile(r"(?!gpus\b)[A-Za-z](?:.*[\w)])?"),
     "exclusive": re.compile(r"user|mcs|topo"),
     "mem": re.compile(r"\d+(?i:[KMGT]B?)?"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu"), _COUNT),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _GPUS),
 }
 """Option -> pattern of the values that sbatch accepts."""
-_TAKE_A_VALUE = {*_TAKES, "mem-per-gpu", "mem-per-cpu", "job-name", "output", "error", "partition", "account", "qos"} - {
-    "exclusive"
-}
+_TAKE_A_VALUE = {
+    *_TAKES,
+    "mem-per-gpu",
+    "mem-per-cpu",
+    "job-name",
+    "output",
+    "error",
+    "partition",
+    "account",
+    "qos",
+} - {"exclusive"}
 _MISSPELT = 0.85
 """Minimum similarity of a misspelt option; it is high because plugins of a cluster add options of their own."""
 _NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")

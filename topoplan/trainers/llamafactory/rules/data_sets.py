@@ -53,7 +53,9 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
     info = find(configuration.part, f"{directory}/{INFO}")
     known = None if info is None else _read(info)
     if isinstance(known, str) and info is not None:
-        yield RULES["llamafactory-undefined-dataset.unreadable"].at(configuration, "dataset", info=str(info), error=known)
+        yield RULES["llamafactory-undefined-dataset.unreadable"].at(
+            configuration, "dataset", info=str(info), error=known
+        )
         return
     if info is None or not isinstance(known, dict):
         yield from _not_here(configuration, directory, is_there=info is not None)
@@ -121,7 +123,9 @@ def _keys(configuration: Configuration, key: str, name: str, entry: Mapping[str,
     tags = entry.get("tags")
     for one in tags if isinstance(tags, Mapping) else ():
         if one not in _TAGS:
-            yield rule.at(configuration, key, name=shown(name), what=f"the tag {shown(one)}", remedy=nearest(one, _TAGS))
+            yield rule.at(
+                configuration, key, name=shown(name), what=f"the tag {shown(one)}", remedy=nearest(one, _TAGS)
+            )
 
 
 def _columns(

@@ -24,9 +24,9 @@ from topoplan.trainers.swift.arguments import COMMANDS, Command, arguments_of, s
 from topoplan.trainers.swift.rules.table import RULES
 from topoplan.units import quote, shown
 
-
 _OWN_RANGE = ("eval_steps", "warmup_ratio")
 """Arguments whose range is ms-swift's own: eval_steps -1 disables evaluation, and warmup_ratio has a rule."""
+
 
 def command_of(setup: Setup, configuration: Configuration) -> Command:
     """Return the command that reads a configuration; one with an rlhf_type is for `swift rlhf`."""
