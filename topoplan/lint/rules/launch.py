@@ -80,7 +80,9 @@ def _unknown_methods(script: Script) -> Iterator[Finding]:
         first = command.words[:2]
         program, method = [word.text for word in first] if len(first) > 1 else ("", "")
         methods = _METHODS.get(program.rpartition("/")[2], ())
-        if methods and method not in methods and (close := nearest(method, methods)):
+        is_of_swift = program in ("swift", "megatron") and any(word.text == "--model" for word in command.words)
+        close = nearest(method, methods) or (f"it has {', '.join(methods)}" if is_of_swift else "")
+        if methods and method not in methods and close:
             yield RULES["launch-unknown-method"].found(
                 script.part, first[-1].line, program=program, method=method, close=close
             )
