@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def mpi_of(launch: Launch) -> MpiProcesses | None:
         return None
     count: int | None = None
     per_node: int | None = None
-    for word, value in zip(words, (*words[1:], ""), strict=True):
+    for word, value in zip_longest(words, words[1:], fillvalue=""):
         if word in _COUNTS:
             count = _whole(value)
         elif word in _PER_NODE:

@@ -19,13 +19,14 @@ _OPTIONS = {
     **dict.fromkeys(("--ntasks-per-node", "--tasks-per-node"), "tasks_per_node"),
     **dict.fromkeys(("--gpus-per-node", "--gres"), "gpus_per_node"),
     "--gpus-per-task": "gpus_per_task",
+    **dict.fromkeys(("--gpus", "-G"), "gpus"),
 }
 _TASKS_BY_OTHERS = frozenset(["--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core"])
-_SHORT = re.compile(r"(-[Nn])=?(\S+)")
+_SHORT = re.compile(r"(-[NnG])=?(\S+)")
 _COUNTS = {
     "nodes": re.compile(r"(\d+)(?:-\1)?"),
     "gpus_per_node": re.compile(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)"),
-    "gpus_per_task": re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)"),
+    **dict.fromkeys(("gpus_per_task", "gpus"), re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)")),
 }
 _COUNT = re.compile(r"(\d+)")
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^#\n]*)", re.MULTILINE)
@@ -43,6 +44,8 @@ class SlurmRequest:
     tasks_per_node: int | None = None
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
+    gpus: int | None = None
+    """GPUs on all nodes together."""
     is_asked: bool = False
     """True if any options are given to Slurm here."""
 
@@ -84,6 +87,9 @@ def step_of(launch: Launch) -> SlurmRequest:
 
 
 def _given(said: Mapping[str, int | None], *, is_asked: bool) -> SlurmRequest:
+    nodes, gpus = said.get("nodes"), said.get("gpus")
+    if nodes and gpus and "gpus_per_node" not in said and gpus % nodes == 0:
+        said = {**said, "gpus_per_node": gpus // nodes}
     return SlurmRequest(**said, is_asked=is_asked)
 
 

@@ -209,6 +209,11 @@ def check_option(name: object, value: object) -> tuple[str, str | bool]:
     return option, text
 
 
+def output_variables() -> frozenset[str]:
+    """Return the environment variables that Slurm sets for a job and its steps."""
+    return frozenset(_document()["variables"])
+
+
 def unknown_option(option: str) -> str:
     """Return a warning about an option unknown to sbatch itself (a cluster's plugin may add it), or an empty string."""
     document = _document()

@@ -22,6 +22,8 @@ from topoplan.units import named, quote, shown
 
 _MISSPELT = 0.85
 """Minimum similarity, from 0 to 1, at which a name counts as a misspelling of another."""
+_ONE_LETTER = 0.93
+"""Minimum similarity to a registered name for names that users may register too."""
 _OFF_AT_MINUS_ONE = ("eval_steps", "save_steps", "logging_steps", "top_k")
 _YES_OR_NO = frozenset(["true", "false", "yes", "no", "on", "off", "y", "n", "1", "0"])
 
@@ -145,8 +147,12 @@ class KeyClasses:
     ) -> Finding | None:
         listed = choices if configuration.from_command else [choice.lower() for choice in choices]
         close = nearest(str(value), choices)
-        is_open = name in key_list(self.listed)["open"]
-        if str(value) in listed or str(value).lower() in listed or (is_open and not close):
+        document = key_list(self.listed)
+        if name in document.get("registered", ()):
+            is_meant = not get_close_matches(str(value), choices, cutoff=_ONE_LETTER)
+        else:
+            is_meant = name in document["open"] and not close
+        if str(value) in listed or str(value).lower() in listed or is_meant:
             return None
         wanted = f"one of {', '.join(choices)}"
         close = f"; {close}" if close else ""

@@ -399,6 +399,7 @@ _FUNCTIONS: Functions = {
     "items": _items,
     "keys": _keys,
     "has_word": lambda value, words: any(word in str(value).lower() for word in words),
+    "has_whole_word": lambda value, words: str(value).lower() in words,
     "items_in": lambda items, among: any(one in among for one in items),
     "others": lambda items, known: [one for one in items if one not in known],
     "ends_in": lambda items, names: [one for one in items if str(one).rpartition(".")[2] in names],

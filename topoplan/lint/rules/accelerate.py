@@ -29,6 +29,8 @@ RULES = read_rules(__package__, "accelerate.toml")
 _RELATIONS = read_relations("topoplan.trainers", "accelerate.toml")
 _KINDS = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 
+_EXACT = ("distributed_type",)
+"""Keys whose value has to be written as it is listed: config_args.py looks it up as it stands."""
 _FSDP, _DEEPSPEED = "fsdp_config", "deepspeed_config"
 _CLIPPING = "max_grad_norm"
 _BLOCK_OF = {_FSDP: "FSDP", _DEEPSPEED: "DEEPSPEED"}
@@ -105,7 +107,7 @@ def _choice(configuration: Configuration, place: str) -> Iterator[Finding]:
     text = str(value)
     if value is None or (isinstance(value, bool) and name == "mixed_precision"):
         return  # a bare `no` is read as False
-    if text.upper() not in [choice.upper() for choice in choices]:
+    if text not in choices if name in _EXACT else text.upper() not in [choice.upper() for choice in choices]:
         close = nearest(text.upper(), choices) or nearest(text.lower(), choices)
         yield RULES["accelerate-wrong-value"].at(
             configuration, path, value=shown(value), choices=", ".join(choices), close=f"; {close}" if close else ""
@@ -129,6 +131,11 @@ def _setting(configuration: Configuration, block: str, name: str) -> tuple[KeyPa
 def _machines(configuration: Configuration, launches: list[Launch]) -> Iterator[Finding]:
     machines, processes = (_count(configuration, launches, key) for key in ("num_machines", "num_processes"))
     port = configuration.get("main_process_port")
+    address = str(configuration.get("main_process_ip") or "")
+    if ":" in address and address.count(":") < 2:
+        yield RULES["accelerate-wrong-value"].at(
+            configuration, "main_process_ip", value=shown(address), choices="an address without a port", close=""
+        )
     if port is not None and not is_port(str(port)):
         yield RULES["accelerate-wrong-value"].at(
             configuration, "main_process_port", value=shown(port), choices=f"0 to {LAST_PORT}", close=""

@@ -104,11 +104,12 @@ def _batch(document: Document) -> Iterator[Finding]:
 
 
 def _world_size(document: Document) -> int | None:
-    """Return the number of GPUs that the setup's only launch starts, if known."""
-    if len(document.launches) != 1:
-        return None
-    started = processes_of(document.launches[0])
-    return started.nodes * started.gpus_per_node if started.nodes and started.gpus_per_node else None
+    """Return the number of GPUs that the setup's launches start, if it is known and the same for all."""
+    worlds = set()
+    for launch in document.launches:
+        started = processes_of(launch)
+        worlds.add(started.nodes * started.gpus_per_node if started.nodes and started.gpus_per_node else None)
+    return worlds.pop() if len(worlds) == 1 else None
 
 
 # The trainer's own values ---------------------------------------------------------------------------------------------

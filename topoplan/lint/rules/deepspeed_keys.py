@@ -19,6 +19,8 @@ from topoplan.specs.source import KeyPath, plain_scalar
 from topoplan.units import shown
 
 _DEVICES = ("none", "cpu", "nvme")
+_READ_BY_HAND = ("activation_checkpointing", "flops_profiler", "aio")
+"""Blocks from which DeepSpeed takes what it knows, of any type."""
 _BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "0", "1"})
 """Strings that pydantic accepts as booleans."""
 
@@ -42,6 +44,7 @@ def key_findings(document: Document) -> Iterator[Finding]:
             yield document.finding(
                 "wrong-value", path, block=block or "the document", value=shown(value), expected=expected
             )
+    yield from _parameters(document)
     for name, fields in known["blocks"].items():
         path = tuple(name.split("."))
         block = document.get(*path)
@@ -55,8 +58,21 @@ def key_findings(document: Document) -> Iterator[Finding]:
             yield document.finding("wrong-value.block", path, name=name, value=shown(block), example=example)
 
 
+def _parameters(document: Document) -> Iterator[Finding]:
+    """Report parameters that the optimizer or the scheduler does not take, which Python refuses."""
+    for block, takes in key_list("deepspeed")["params"].items():
+        known, given = takes.get(str(document.get(block, "type"))), document.get(block, "params")
+        for key in given if known and isinstance(given, Mapping) else ():
+            if key not in known:
+                path: KeyPath = (block, "params", key)
+                name = f"{block} {document.get(block, 'type')}"
+                yield document.finding(
+                    "unknown-key.block", path, block=name, name=shown(key), remedy=nearest(key, known)
+                )
+
+
 def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, str], value: Any) -> Iterator[Finding]:
-    key, is_checked = str(path[-1]), block != "activation_checkpointing"
+    key, is_checked = str(path[-1]), block not in _READ_BY_HAND
     if key not in fields:
         rule = "unknown-key.block" if is_checked else "unknown-key.activations"
         yield document.finding(rule, path, block=block, name=shown(key), remedy=nearest(key, fields))

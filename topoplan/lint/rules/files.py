@@ -58,7 +58,7 @@ def _of_trainers(setup: Setup) -> Iterator[Finding]:
             continue
         if has_other:
             close = close_name(launch.part, name) if is_relative(name) and find(launch.part, name) is None else ""
-            if PurePath(name).suffix in close:
+            if PurePath(name).suffix in close or re.search(rf"\b{re.escape(PurePath(name).stem)}\.ya?ml\b", close):
                 line = line_of(launch, re.compile(re.escape(name)))
                 yield RULES["file-missing"].on(launch, line, key="the command", name=name, remedy=close)
             continue

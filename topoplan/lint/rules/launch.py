@@ -6,12 +6,14 @@ Facts from torch 2.13 (distributed/run.py) and DeepSpeed 0.18 (launcher/runner.p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
+from topoplan.catalog import key_list
 from topoplan.errors import nearest
 from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
 from topoplan.reading.launch_facts import certain_count, certain_text, line_of, lines_of, replaced
+from topoplan.reading.recognizer import Recognizer
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Setup
 from topoplan.reading.starters import options_of
@@ -25,6 +27,7 @@ _ALLOCATOR_OPTIONS = (
     *("release_lock_on_cudamalloc", "roundup_power2_divisions", "use_cuda_host_register"),
 )
 """Options that torch 2.13 parses in c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp."""
+_NUMBERS = {"int": re.compile(r"[+-]?\d+"), "float": re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")}
 _DEEPSPEED_COUNTS, _FILTERS = ("num_gpus", "num_nodes"), ("include", "exclude")
 
 
@@ -33,18 +36,22 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for launch in setup.launches:
         for rule in _RULES:
             yield from rule(setup, launch)
-    subcommands = {name: one.subcommands for one in setup.recognizers for name in one.names}
+    commands = {name: one for one in setup.recognizers for name in one.names}
     for script in setup.scripts:
-        yield from _unknown_methods(script, subcommands)
+        yield from _unknown_methods(script, commands)
 
 
-def _unknown_methods(script: Script, subcommands: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+def _unknown_methods(script: Script, commands: Mapping[str, Recognizer]) -> Iterator[Finding]:
     """Report an unknown subcommand of a trainer's program: `swift sftt`."""
     for command in script.commands:
         first = command.words[:2]
         program, method = [word.text for word in first] if len(first) > 1 else ("", "")
-        methods = subcommands.get(program.rpartition("/")[2], ())
-        if methods and method not in methods and (close := nearest(method, methods)):
+        if (trainer := commands.get(program.rpartition("/")[2])) is None:
+            continue
+        methods = trainer.subcommands
+        is_of_training = method.isalpha() and any(word.text[2:] in trainer.model_keys for word in command.words)
+        close = nearest(method, methods) or (f"it has {', '.join(methods)}" if is_of_training else "")
+        if methods and method not in methods and close:
             yield RULES["launch-unknown-method"].found(
                 script.part, first[-1].line, program=program, method=method, close=close
             )
@@ -68,6 +75,37 @@ def _unknown_option(setup: Setup, launch: Launch) -> Iterator[Finding]:
         remedy = nearest(name, known)
         if not is_known and not is_open(name) and (remedy or launch.starter == "torchrun"):
             yield RULES["launch-unknown-option"].on(launch, option, name=name, starter=launch.starter, remedy=remedy)
+
+
+def _option_values(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Report values that argparse refuses for a launcher's option."""
+    known = key_list("launchers").get(launch.starter, {}) if launch.starter else {}
+    for name, takes in known.items():
+        option = launch.options.get(name)
+        value = certain_text(option)
+        if value is None or (value in takes if isinstance(takes, list) else _NUMBERS[takes].fullmatch(value)):
+            continue
+        wanted = f"one of {', '.join(takes)}" if isinstance(takes, list) else "a number"
+        yield RULES["launch-option-value"].on(launch, option, name=name, value=value or "''", wanted=wanted)
+
+
+def _repeated(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """Report an option of the trainer given twice with different values, of which argparse takes the last."""
+    if launch.configuration is None:
+        return
+    given: list[tuple[str, list[str]]] = []
+    for text in launch.arguments:
+        name, equals, value = text.partition("=")
+        if text.startswith("--"):
+            given.append((name[2:].replace("-", "_"), [value] if equals else []))
+        elif given:
+            given[-1][1].append(text)
+    first: dict[str, list[str]] = {}
+    for name, values in given:
+        before = first.setdefault(name, values)
+        if before != values and not any(map(is_open, (*before, *values))):
+            said = {"name": name, "first": " ".join(before), "last": " ".join(values)}
+            yield RULES["launch-option-twice"].on(launch, launch.configuration.line(name), **said)
 
 
 def _deprecated(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -169,6 +207,8 @@ def _allocator_options(setup: Setup, launch: Launch) -> Iterator[Finding]:
 _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _module,
     _unknown_option,
+    _option_values,
+    _repeated,
     _deprecated,
     _file_behind,
     _early_option,

@@ -24,16 +24,28 @@ _IN_SINGLE_QUOTES = re.compile(r"'[^']*(?:'|$)")
 _OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID|LOCALID)\b")
 _RANK = re.compile(rf"(?i:rank|rdzv[_-]id)[= ]\"?({_OF_A_TASK.pattern})")
 _COUNT = re.compile(r"\d+[kKmM]?")
-_GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d+")
+_GPUS = re.compile(r"(?:(?!gpus?:)[A-Za-z][\w.-]*:)?\d+")
 _TAKES = {
     "time": re.compile(r"\d+(?::\d+){0,2}|\d+-\d+(?::\d+){0,2}|(?i:infinite|unlimited)|-1"),
     "nodes": re.compile(r"\d[\d\-,:kKmM]*"),
-    "gres": re.compile(r"(?!gpus\b).*"),
+    "gres": re.compile(r"(?!gpus\b)[A-Za-z](?:.*[\w)])?"),
+    "exclusive": re.compile(r"user|mcs|topo"),
     "mem": re.compile(r"\d+(?i:[KMGT]B?)?"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu"), _COUNT),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _GPUS),
 }
 """Option -> pattern of the values that sbatch accepts."""
+_TAKE_A_VALUE = {
+    *_TAKES,
+    "mem-per-gpu",
+    "mem-per-cpu",
+    "job-name",
+    "output",
+    "error",
+    "partition",
+    "account",
+    "qos",
+} - {"exclusive"}
 _MISSPELT = 0.85
 """Minimum similarity of a misspelt option; it is high because plugins of a cluster add options of their own."""
 _NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")
@@ -71,12 +83,18 @@ def _directives(script: Script) -> Iterator[Finding]:
 
 def _of_sbatch(script: Script, number: int, line: str) -> Iterator[Finding]:
     """Report options that sbatch does not have, and values that it does not accept."""
+    if (match := re.search(r"(?<=\s)-([a-z][a-z-]{2,})(?=[= ]|$)", line)) and not unknown_option(match[1]):
+        wrong = f"-{match[1]} has one dash: sbatch reads -{match[1][0]} with the value {match[1][1:]}..."
+        yield RULES["launch-slurm-option"].found(script.part, number, wrong=wrong)
     for match in re.finditer(r"(?<=\s)--([a-z][\w-]*)(?:[= ]([^\s#-]\S*))?", line):
         option, value = match[1], match[2] or ""
         wrong = unknown_option(option)
         meant = re.findall(r"[\w-]+", wrong.partition("did you mean")[2])
         takes = _TAKES.get(option)
         if get_close_matches(option, meant, cutoff=_MISSPELT):
+            yield RULES["launch-slurm-option"].found(script.part, number, wrong=wrong)
+        elif not value and option in _TAKE_A_VALUE and match.end() == len(line.rstrip()):
+            wrong = f"--{option} has no value"
             yield RULES["launch-slurm-option"].found(script.part, number, wrong=wrong)
         elif takes is not None and value and not is_open(value) and not takes.fullmatch(value):
             yield RULES["launch-slurm-option.value"].found(script.part, number, option=option, value=value)
@@ -113,6 +131,9 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     if "srun" not in launch.wrappers or (backend is not None and backend.value != "static"):
         return  # c10d assigns the node ranks itself
     setting = setting_of(launch, "node_rank")
+    if setting is not None and "SLURM_LOCALID" in setting.value:
+        yield RULES["launch-slurm-node-rank.local"].on(launch, setting)
+        return
     if setting is None:
         for number, line in lines_of(launch):
             if found := _RANK.search(_IN_SINGLE_QUOTES.sub("", line)):

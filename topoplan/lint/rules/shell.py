@@ -13,6 +13,7 @@ from topoplan.reading.parts import Part
 from topoplan.reading.rules import read_rules
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Setup, Variable
+from topoplan.specs.passed_on import output_variables
 from topoplan.units import shown
 
 RULES = read_rules(__package__, "shell.toml")
@@ -29,6 +30,7 @@ _SET = re.compile(
     r"(?:^|[\s;(&|])(?:for\s+|(?:read|mapfile)\s+(?:-\S+\s+)*)?([A-Za-z_]\w*)(?=\+?=|\s+in\b|\[|\s*$)", re.MULTILINE
 )
 _PLAIN_USE = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w{3,})(?:\}|(?![\w:]))")
+_OF_SLURM = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)(?:\}|(?![\w:]))")
 _SOURCES = re.compile(
     r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda\.sh|\.bashrc|profile|setvars\.sh|/init/\w+)\b)\S", re.MULTILINE
 )
@@ -102,6 +104,11 @@ def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[F
     """Report `$NAME` in a launch command when the script only sets a very similar name."""
     names = set(_SET.findall(script.part.text)) | {one.name for one in script.variables}
     lines = script.part.text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        for match in _OF_SLURM.finditer(line):
+            close = get_close_matches(match[1], output_variables() - {match[1]}, n=1, cutoff=_MISSPELT)
+            if match[1] not in output_variables() | names and close:
+                yield RULES["shell-misspelt-variable"].found(script.part, number, name=match[1], close=close[0])
     if _SOURCES.search(script.part.text):
         return
     for number in sorted(_lines(started)):

@@ -29,6 +29,8 @@ _COLUMNS = frozenset(
     ]
 )
 """Keys of `columns` that DatasetAttr.join reads."""
+_FORMATTINGS = ("alpaca", "sharegpt", "openai")
+_TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
 _IN_PAIRS = ("rm", "dpo")
 _OWN = {
     True: (
@@ -50,7 +52,12 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
         return
     info = find(configuration.part, f"{directory}/{INFO}")
     known = None if info is None else _read(info)
-    if info is None or known is None:
+    if isinstance(known, str) and info is not None:
+        yield RULES["llamafactory-undefined-dataset.unreadable"].at(
+            configuration, "dataset", info=str(info), error=known
+        )
+        return
+    if info is None or not isinstance(known, dict):
         yield from _not_here(configuration, directory, is_there=info is not None)
         return
     for key in ("dataset", "eval_dataset"):
@@ -76,12 +83,15 @@ def _not_here(configuration: Configuration, directory: str, *, is_there: bool) -
                 yield from _of_stage(configuration, "dataset", name, ranked=ranked)
 
 
-def _read(info: Path) -> Mapping[str, Any] | None:
+def _read(info: Path) -> Mapping[str, Any] | str | None:
+    """Return the list, what is wrong with its JSON, or None if it is not readable here."""
     try:
         found = json.loads(read_text(info))
+    except json.JSONDecodeError as error:
+        return f"line {error.lineno}: {error.msg}"
     except (InputError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else "not a mapping"
 
 
 def _entry(configuration: Configuration, key: str, name: str, entry: Any, info: Path) -> Iterator[Finding]:
@@ -91,11 +101,60 @@ def _entry(configuration: Configuration, key: str, name: str, entry: Any, info: 
     if isinstance(columns, dict) and (unknown := [one for one in columns if one not in _COLUMNS]):
         rule = RULES["llamafactory-undefined-dataset.columns"]
         yield rule.at(configuration, key, name=shown(name), info=str(info), unknown=listed([*map(shown, unknown)]))
+    yield from _keys(configuration, key, name, entry)
     file, is_elsewhere = entry.get("file_name"), any(place in entry for place in _PLACES)
     if isinstance(file, str) and not is_elsewhere and not is_there(below(directory, file)):
         rule = RULES["llamafactory-undefined-dataset.file"]
         yield rule.at(configuration, key, name=shown(name), file=file, directory=str(directory))
+    elif isinstance(file, str) and not is_elsewhere:
+        yield from _columns(configuration, key, name, entry, below(directory, file))
     yield from _of_stage(configuration, key, name, ranked=bool(entry.get("ranking")))
+
+
+def _keys(configuration: Configuration, key: str, name: str, entry: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report keys and values of an entry that LLaMA-Factory does not know: DatasetAttr.join, get_dataset_converter."""
+    rule = RULES["llamafactory-undefined-dataset.entry"]
+    if not any(place in entry for place in ("file_name", *_PLACES)):
+        what = "neither file_name nor the address of a hub"
+        yield rule.at(configuration, key, name=shown(name), what=what)
+    if (formatting := entry.get("formatting", "alpaca")) not in _FORMATTINGS:
+        remedy = nearest(str(formatting), _FORMATTINGS)
+        yield rule.at(configuration, key, name=shown(name), what=f"formatting {shown(formatting)}", remedy=remedy)
+    tags = entry.get("tags")
+    for one in tags if isinstance(tags, Mapping) else ():
+        if one not in _TAGS:
+            yield rule.at(
+                configuration, key, name=shown(name), what=f"the tag {shown(one)}", remedy=nearest(one, _TAGS)
+            )
+
+
+def _columns(
+    configuration: Configuration, key: str, name: str, entry: Mapping[str, Any], file: Path
+) -> Iterator[Finding]:
+    """Report columns that no record of the file has: data/converter.py, 'KeyError'."""
+    has_messages, columns = entry.get("formatting") in ("sharegpt", "openai"), entry.get("columns")
+    usual = {"messages": "conversations"} if has_messages else {"prompt": "instruction", "query": "input"}
+    read = columns if isinstance(columns, Mapping) else usual
+    if has_messages and not read.get("messages"):
+        what = "conversations, and no column for messages"
+        yield RULES["llamafactory-undefined-dataset.entry"].at(configuration, key, name=shown(name), what=what)
+    held = _fields(file)
+    for column in read.values() if held else ():
+        if isinstance(column, str) and column not in held:
+            rule, close = RULES["llamafactory-undefined-dataset.field"], nearest(column, held)
+            yield rule.at(configuration, key, name=shown(name), column=shown(column), file=file.name, remedy=close)
+
+
+def _fields(file: Path) -> frozenset[str]:
+    """Return the keys of all records of a JSON file; empty if it is large, or of another kind."""
+    if file.suffix not in (".json", ".jsonl") or not file.is_file():
+        return frozenset()
+    try:
+        text = read_text(file)
+        records = json.loads(text) if text.lstrip().startswith("[") else [*map(json.loads, text.splitlines())]
+    except (InputError, ValueError, RecursionError):
+        return frozenset()
+    return frozenset(key for record in records if isinstance(record, dict) for key in record)
 
 
 def _of_stage(configuration: Configuration, key: str, name: str, *, ranked: bool) -> Iterator[Finding]:

@@ -24,6 +24,9 @@ from topoplan.trainers.swift.arguments import COMMANDS, Command, arguments_of, s
 from topoplan.trainers.swift.rules.table import RULES
 from topoplan.units import quote, shown
 
+_OWN_RANGE = ("eval_steps", "warmup_ratio")
+"""Arguments whose range is ms-swift's own: eval_steps -1 disables evaluation, and warmup_ratio has a rule."""
+
 
 def command_of(setup: Setup, configuration: Configuration) -> Command:
     """Return the command that reads a configuration; one with an rlhf_type is for `swift rlhf`."""
@@ -81,7 +84,7 @@ def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any
     """Report values that argparse refuses: invalid choices, or text in place of a number."""
     value = configuration.get(key)
     found = _number(value) if isinstance(value, str) else as_number(value)
-    bounds = key_list("ranges")["ranges"].get(key) if key != "eval_steps" else None  # -1 disables evaluation
+    bounds = key_list("ranges")["ranges"].get(key) if key not in _OWN_RANGE else None
     if missed := range_missed(bounds, found):
         return RULES["swift-wrong-value.range"].at(configuration, key, value=shown(value), missed=missed)
     if entry is None or "list" in entry["types"] or "dict" in entry["types"] or not isinstance(value, str | float):
