@@ -18,24 +18,20 @@ pytest_plugins = ["tests.bed.fixtures"]
 
 WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
-    *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
+    *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_node", "test_connection"),
     "preflight/test_preflight",
     *(
         "hosts/test_measure",
         "hosts/test_probe",
         "run/test_tune",
         "test_torchrun_for_real",
-        "test_run",
         "test_watch",
         "test_stopping",
         *("test_supervise", "test_attempts", "test_stop_program"),
         "run/test_attach",
     ),
     *(
-        "cli/test_attach",
-        "cli/test_logs",
-        "cli/test_stop",
-        "cli/test_status",
+        "cli/test_runs",
         "test_hostile_hosts",
         "test_collect",
         "remote/test_upload",
@@ -98,8 +94,19 @@ def _shipped(name: str) -> "Cluster":
     return load_cluster(str(Path(__file__).parents[1] / "cluster_specs" / f"{name}.yaml"))
 
 
+def _names(path: Path) -> set[str]:
+    return {path.stem, f"{path.parent.name}/{path.stem}"}
+
+
 def _is_on_hosts(path: Path) -> bool:
-    return bool({path.stem, f"{path.parent.name}/{path.stem}"} & ON_HOSTS)
+    return bool(_names(path) & ON_HOSTS)
+
+
+def pytest_configure() -> None:
+    """Refuse a list that names no module any more: its tests would run as if they started nothing."""
+    gone = ON_HOSTS.difference(*map(_names, Path(__file__).parent.rglob("test_*.py")))
+    if gone:
+        raise pytest.UsageError(f"ON_HOSTS names no module: {', '.join(sorted(gone))}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
