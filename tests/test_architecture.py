@@ -145,9 +145,6 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
     assert asked == []
 
 
-STILL_ASKS_AN_ENGINE = {"lint/offload.py", "lint/prediction_findings.py", "run/bundle_reader.py"}
-
-
 def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:
     """Differences between trainers are values in their wings; data may be keyed by a trainer's name."""
     names = {*trainer_names(), "swift-megatron"}
@@ -173,7 +170,7 @@ def test_only_engines_and_layouts_know_which_backends_are_megatrons() -> None:
     words = {"is_megatron", "MEGATRON_BACKENDS", "SHARDED_BACKENDS"}
     asked = set()
     for path in MODULES:
-        if room(path) in ("engines", "layout", "specs") or ids(path) in STILL_ASKS_AN_ENGINE:
+        if room(path) in ("engines", "layout", "specs"):
             continue
         for node in nodes(path):
             word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -31,7 +31,7 @@ def test_what_another_backend_gains_is_told_beside_the_own_one(a100s: Cluster) -
     finding = found["plan-slower"]
 
     assert prediction.best.layout.backend == "mca"
-    assert f"{prediction.best.id} (Megatron) instead of zero3-dp8-mbs1-full" in finding.why
+    assert f"{prediction.best.id} (backend mca) instead of zero3-dp8-mbs1-full" in finding.why
     assert f"the best with deepspeed is {prediction.best_of_backend.id}" in finding.why
     assert "set deepspeed: ds_z" in finding.remedy
     assert "`topoplan generate --pin backend=mca`" in finding.remedy
@@ -56,7 +56,7 @@ def test_what_does_not_fit_has_its_parts_and_the_keys_that_do(a100s: Cluster) ->
     assert ": with 8,192 a GPU needs " in finding.what
     # ZeRO-3 on 8 cards: 2, 2 and 12 bytes for each of 8.19e9 parameters
     assert "1.9 GiB weights, 1.9 GiB gradients, 11.4 GiB optimizer" in finding.why
-    assert "on these GPUs fits zero" in finding.remedy
+    assert " fits on these GPUs: set deepspeed: ds_z2_config.json" in finding.remedy
     assert "plan-slower" not in found
 
 

@@ -185,7 +185,7 @@ class TestChoosingHosts:
         read = read_bundle(bundle)
         message = refused(lambda: choose_nodes(read, exclude=["10.0.0.3"]))
         assert "--exclude: 3 of 4 hosts (without 10.0.0.3): the layout is for 32 GPUs on 4 nodes" in message
-        assert "tp 2, pp 1, cp 1, ep 1 would fit 2 nodes with dp 8" in message
+        assert "tp 2 would fit 2 nodes with dp 8" in message
         assert "set `nodes: 2` and keep so many of the hosts in the spec; for another layout, set `nodes: 3`" in message
         message = refused(lambda: choose_nodes(read, nodes=["1-2"]))
         assert "--nodes: 2 of 4 hosts (without 10.0.0.1, 10.0.0.4)" in message

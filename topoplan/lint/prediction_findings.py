@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.lint.best import NOTHING_FITS, sentence
 from topoplan.lint.offload import offload_findings
@@ -114,8 +115,10 @@ def prediction_findings(prediction: Prediction) -> Iterator[Finding]:
 
 
 def _named(plan: Plan, layout: Layout) -> str:
-    """Return a plan's id, followed by `(Megatron)` if Megatron trains it but not `layout`."""
-    return f"{plan.id} (Megatron)" if plan.layout.is_megatron and not layout.is_megatron else plan.id
+    """Return a plan's id, with its backend if that differs from the layout's and ids of its engine do not name it."""
+    backend = plan.layout.backend
+    says_it = backend == layout.backend or engine_of(backend).ids_name_backend
+    return plan.id if says_it else f"{plan.id} (backend {backend})"
 
 
 def _of_own_backend(prediction: Prediction) -> str:
@@ -142,22 +145,19 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
     above = f" above {length:,} tokens per sample" if length else ""
     at_length = f"with {spec.job.seq_len:,} " if length else ""
     lengths = ", and nothing says how long the samples are" if length else ""
-    parts = "" if layout.is_megatron else f": {_parts(plan)}"
     target = prediction.best_of_backend or prediction.best
     if target is None:
         nothing = "nothing else fits" if prediction.no_best == NOTHING_FITS else prediction.no_best
         as_is = "" if spec.cluster.host_memory_bytes else ", whose spec states no host_memory to offload to"
         remedies = [f"{nothing} on these GPUs{as_is}", sentence(prediction.fixes)]
-    elif layout.is_megatron:
-        remedies = [out.fix, _towards_best(prediction)]
     else:
-        remedies = [f"on these GPUs fits {_named(target, layout)}: {_towards_best(prediction)}"]
+        remedies = [out.fix, f"{_named(target, layout)} fits on these GPUs: {_towards_best(prediction)}"]
     yield RULES["plan-does-not-fit"].found(
         translation.configuration.part,
-        key_line(translation.configuration, ("deepspeed", "fsdp")) if not layout.is_megatron else None,
+        key_line(translation.configuration, ("deepspeed", "fsdp")),
         level="warning" if is_close else "error",
         what=f"{'may not fit' if is_close else 'does not fit'}{above}: {at_length}{out.reason}",
-        why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}{parts}{lengths}",
+        why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}: {_parts(plan)}{lengths}",
         remedy="; ".join(filter(None, remedies)),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -290,16 +290,15 @@ def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
     return found
 
 
+_FOLLOW_THE_NODES = ("dp", "gradient_accumulation_steps")
+
+
 def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> tuple[int, str]:
     """Return how many of the hosts the same splits would fit on, 0 for none, and a phrase that says so."""
     spec, layout = bundle.draft.spec, bundle.draft.plan.layout
-    degrees = ("tp", "pp", "cp", "ep") if layout.is_megatron else ("cp", "ulysses")
-    given = layout_to_dict(layout)
-    if layout.is_megatron:
-        form = {key: given[key] for key in ("backend", *degrees, "etp", "micro_batch_size")}
-    else:
-        form = {key: given[key] for key in given if key not in ("dp", "gradient_accumulation_steps")}
-    splits = ", ".join(f"{key} {getattr(layout, key)}" for key in degrees)
+    form = {key: value for key, value in layout_to_dict(layout).items() if key not in _FOLLOW_THE_NODES}
+    degrees = {key: degree for key, degree in asdict(layout.degrees).items() if key != "dp" and degree not in (1, None)}
+    splits = ", ".join(f"{key} {degree}" for key, degree in degrees.items()) or "this layout"
     for count in range(len(hosts), 0, -1):
         cluster: Cluster = replace(spec.cluster, nodes=count, hosts=tuple(hosts[:count]))
         try:

@@ -18,6 +18,7 @@ from topoplan.operators.vision import vision_activation_bytes, vision_kept_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.model import Layer, layer_kind
 from topoplan.terms import Term, source_of, sum_of
+from topoplan.units import GIB
 
 
 def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
@@ -70,8 +71,28 @@ def _host(case: Case, layout: Layout, states: tuple[State, ...]) -> Term | None:
         for one in states
         if one.on_host
     ]
-    host = sum_of("host", rows, _source("host"), "bytes", facts={"processes": processes})
-    return host if rows else None
+    if not rows:
+        return None
+    # PyTorch's CachingHostAllocator (aten/src/ATen/core/CachingHostAllocator.h, PowerOf2Ceil; pytorch issue 95823).
+    what = f"with pin_memory each buffer is rounded up to a power of two on top{_deepspeed_estimate(case, layout)}"
+    return sum_of("host", rows, _source("host"), "bytes", what=what, facts={"processes": processes})
+
+
+def _deepspeed_estimate(case: Case, layout: Layout) -> str:
+    """Return DeepSpeed's own estimate of it (`runtime/zero/stage3.py::estimate_zero3_model_states_mem_needs`; stages 1
+    and 2 have a counterpart).
+
+    The estimate adds room for buffers and omits the 16-bit gradients.
+    """
+    if layout.backend != "deepspeed" or case.job.finetuning != "full":
+        return ""
+    each = 18 if layout.offload_param else 16
+    nodes = case.cluster.nodes if layout.zero_stage == 3 else 1
+    needed = each * elements_of(case.model, case.job).total / nodes
+    return (
+        f"; DeepSpeed's own estimate is {each} bytes per parameter ({needed / GIB:,.0f} GiB), and half as much again"
+        " to be safe"
+    )
 
 
 def _activations(case: Case, layers: tuple[LayerMemory, ...]) -> Term:

@@ -271,4 +271,6 @@ def _host(case: Case, layout: Layout, memory: Memory) -> Term:
         Term(name, gpus * size, "bytes", source, times=gpus)
         for name, size in host_optimizer_parts(layout, states).items()
     ]
-    return sum_of("host", rows, source, "bytes", what="for the offloaded optimizer", facts={"processes": gpus})
+    return sum_of(
+        "host", rows, source, "bytes", what="kept by Megatron's HybridDeviceOptimizer", facts={"processes": gpus}
+    )
