@@ -47,7 +47,7 @@ from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.run.watch import Watch
-from topoplan.run.watched import Watched
+from topoplan.run.watched import WatchedNode
 given = json.load(sys.stdin)
 paths = {"identity_files", "user_known_hosts_files"}
 targets = {
@@ -59,7 +59,7 @@ before = resource.getrusage(resource.RUSAGE_SELF)
 with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "shown", "w") as sys.stdout:
     output = EventOutput(None)
     nodes = [
-        Watched(
+        WatchedNode(
             node=node, name=name, address=name, run_dir=given["run_dirs"][name], connection=one, log=Path(folder) / name
         )
         for node, (name, one) in enumerate(connections.items())

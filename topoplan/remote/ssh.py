@@ -170,6 +170,8 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
     options = transport.get_security_options()
     wanted = [name for kind in known.kinds for name in _ALGORITHMS.get(kind, (kind,)) if name in options.key_types]
     options.key_types = (*wanted, *(name for name in options.key_types if name not in wanted))
+    # Ciphers that authenticate come first, as with ssh: paramiko compares a separate MAC byte by byte in Python.
+    options.ciphers = tuple(sorted(options.ciphers, key=lambda name: "gcm" not in name))
     limit_s = min(deadline.left_s, target.connect_timeout_s or deadline.left_s)
     transport.banner_timeout = limit_s + 1.0
     error: BaseException | None = None

@@ -41,6 +41,9 @@ _PROBE_S = 1
 _WAKE_S = 0.5
 _SENDING_S = 0.1
 _FIRST_BYTES = 80
+_AHEAD_BYTES = 64 * 1024
+"""Received at once. paramiko asks for the head and the rest of each packet, and asking the system is what costs."""
+_NOTHING = memoryview(b"")
 _PROXY_ENDS_S = 1.0
 _ADDRESS_AT_MOST_S = 5.0
 """Time limit per address if a name has several."""
@@ -59,18 +62,28 @@ class Wire:
         """Whether the system has given up the connection. What follows looks as if the other side had closed it."""
         self.first = b""
         """The first bytes received; if the other side is not an SSH server, they tell what it is."""
+        self._ahead = _NOTHING
+        """Received, but not asked for yet."""
         self._closed = False  # paramiko reads this name
         self._closing = threading.Lock()
 
     def recv(self, most: int) -> bytes:
         """Receive like a socket."""
+        if not self._ahead:
+            data = self.receive()
+            self.heard_s = time.monotonic()
+            if len(self.first) < _FIRST_BYTES:
+                self.first += data[: _FIRST_BYTES - len(self.first)]
+            self.hung_up |= not data and not self._closed and not self.broke
+            self._ahead = memoryview(data)
+        found, rest = bytes(self._ahead[:most]), self._ahead[most:]
+        self._ahead = rest if rest else _NOTHING  # an empty view would hold on to the whole
+        return found
+
+    def receive(self) -> bytes:
+        """Return what has arrived, as much as there is."""
         with self._noticing():
-            data = self._pipe.recv(most)
-        self.heard_s = time.monotonic()
-        if len(self.first) < _FIRST_BYTES:
-            self.first += data[: _FIRST_BYTES - len(self.first)]
-        self.hung_up |= not data and not self._closed and not self.broke
-        return data
+            return self._pipe.recv(_AHEAD_BYTES)
 
     def send(self, data: bytes) -> int:
         """Send like a socket."""
@@ -128,13 +141,13 @@ class TcpWire(Wire):
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def recv(self, most: int) -> bytes:
-        """Receive like a socket, and acknowledge immediately.
+    def receive(self) -> bytes:
+        """Return what has arrived, and acknowledge it immediately.
 
         sshd waits for an acknowledgement before it sends its next small packet, and the kernel would delay it by 40 ms;
         the option lasts for one packet only.
         """
-        data = super().recv(most)
+        data = super().receive()
         if hasattr(socket, "TCP_QUICKACK"):
             with contextlib.suppress(OSError):
                 self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

@@ -72,16 +72,21 @@ class Tail:
         self._size = len(text)
 
     def add(self, text: str) -> None:
-        """Append complete lines."""
-        begin = text.rfind("\n", 0, max(0, len(text) - _KEEP_CHARACTERS)) + 1
-        self._parts.append("\n".join(map(both_ends, text[begin:].split("\n"))))
+        """Append complete lines. They are split and shortened only if somebody asks for them."""
+        self._parts.append(text[_last_lines(text) :])
         self._size += len(self._parts[-1])
         while self._size - len(self._parts[0]) > _KEEP_CHARACTERS:
             self._size -= len(self._parts.popleft())
 
     def lines(self) -> list[str]:
         """Return the current lines, without line ends."""
-        return "".join(self._parts).split("\n")[:-1][-KEEP_LINES:]
+        text = "".join(self._parts)
+        return [both_ends(line) for line in text[_last_lines(text) :].split("\n")[:-1][-KEEP_LINES:]]
+
+
+def _last_lines(text: str) -> int:
+    """Return the index of the first line of the end that is kept."""
+    return text.rfind("\n", 0, max(0, len(text) - _KEEP_CHARACTERS)) + 1
 
 
 LONGEST_BYTES = 64 * 1024

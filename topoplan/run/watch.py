@@ -34,6 +34,8 @@ _WRITES_BYTES_PER_S = 2**18
 """A job that writes more than this but makes no steps is saving a checkpoint or loading its data: it does not hang."""
 _LOOK_S = 0.1
 """Interval at which to check whether the user wants to stop; output and ends are noticed immediately."""
+_STREAMS_BYTES, _GATHER_S = 16 * 1024, 0.005
+"""Output that comes in at this rate or faster is left to gather: one large piece costs less than many small ones."""
 _BAR_S = 5.0
 """Interval at which to show a progress bar that has moved."""
 
@@ -80,6 +82,8 @@ class Watch:
         self._bell = Bell()
         self._reconnect = reconnect
         self._finder = JobFinder(reconnect, self._bell, is_raw=on_data is not None)
+        self._taken_bytes = 0
+        """Of all nodes, since the last look."""
         self._bar_at = time.monotonic()
         self._note_after_s = note_after_s
         self._closed = False
@@ -95,12 +99,15 @@ class Watch:
         """Watch until `done`, until all nodes are over, or until the deadline; return whether it was `done`."""
         deadline = Deadline(deadline_s) if deadline_s is not None else None
         while True:
+            self._taken_bytes = 0
             self._look()
             if done():
                 return True
             if all(node.is_over for node in self.nodes) or (deadline and deadline.left_s <= 0):
                 return False
             self._bell.listen(min(_LOOK_S, deadline.left_s) if deadline else _LOOK_S)
+            if self._taken_bytes >= _STREAMS_BYTES:
+                time.sleep(_GATHER_S)
 
     @property
     def is_offline(self) -> bool:
@@ -247,6 +254,7 @@ class Watch:
     def _take(self, one: FollowedLog, data: bytes) -> None:
         one.empty_streams = 0
         one.heard_at = time.monotonic()
+        self._taken_bytes += len(data)
         if one.copy is not None:
             try:
                 one.copy.add(data)
