@@ -73,7 +73,7 @@ def test_the_command_says_how_many_machines_there_are(cli: Cli, too_large: list[
 def test_what_does_not_fit_is_told_the_least_change_and_the_next_command(cli: Cli, too_large: list[Path]) -> None:
     shown = cli("check", *too_large, "--gpu", "a100-sxm-80gb").out
     found = " ".join(shown.split())
-    assert "fits zero3-dp16-mbs1-full-liger: set per_device_train_batch_size: 1" in found
+    assert "zero3-dp16-mbs1-full-liger fits on these GPUs: set per_device_train_batch_size: 1" in found
     assert "enable_liger_kernel: true" in found
     (following,) = [line for line in shown.splitlines() if line.startswith("Next  topoplan generate ")]
     assert "--gpu a100-sxm-80gb --nodes 2 --job" in following
