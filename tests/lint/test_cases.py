@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from tests.tables import LOADER
 from topoplan.lint.check import Checked, check, fix
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.registry import all_rules
@@ -31,7 +32,7 @@ from topoplan.reading.edits import applied
 CASES = Path(__file__).parent / "cases"
 
 
-class Texts(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+class Texts(LOADER):
     """Loads every value as text, exactly as written."""
 
     yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # only for `<<`
@@ -77,7 +78,7 @@ def written(base: dict[str, Any], changes: dict[str, Any]) -> str:
     if "command" in base:
         return " \\\n".join([base["command"], *(f"    --{key} {value}" for key, value in keys.items())])
     text = "\n".join(lines_of(keys))
-    return json.dumps(yaml.safe_load(text), indent=2) if base["file"].endswith(".json") else text
+    return json.dumps(yaml.load(text, Loader=LOADER), indent=2) if base["file"].endswith(".json") else text
 
 
 def files_of(case: dict[str, Any]) -> dict[str, str]:

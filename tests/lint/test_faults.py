@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.tables import table
 from topoplan.errors import InputError
 from topoplan.lint.check import check
 from topoplan.lint.prediction_target import PredictionTarget
@@ -19,9 +19,7 @@ Found = dict[str, Any]  # a finding in its JSON form
 
 SETS = Path(__file__).parents[1] / "data" / "faults"
 CLUSTERS = Path(__file__).parents[2] / "cluster_specs"
-FAULTS: list[dict[str, Any]] = [
-    fault for table in sorted(SETS.glob("*.yaml")) for fault in yaml.safe_load(table.read_text(encoding="utf-8"))
-]
+FAULTS: list[dict[str, Any]] = [fault for path in sorted(SETS.glob("*.yaml")) for fault in table(path)]
 CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
 MISSED: set[str] = set()  # faults that are not found yet

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tables import table
 from topoplan.errors import InputError
 from topoplan.lint.translate import Translation, translate
 from topoplan.reading.read_setup import read_setup
@@ -32,7 +33,7 @@ from topoplan.trainers.recognizers import recognizers
 CASES = [
     pytest.param(section, case, id=f"{path.stem}, {name}: {number}")
     for path in sorted((Path(__file__).parent / "jobs").glob("*.yaml"))
-    for name, section in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    for name, section in table(path).items()
     for number, case in enumerate(section["cases"])
 ]
 

@@ -26,6 +26,7 @@ import pytest
 import yaml
 
 from tests.bundle.samples import B200, CLUSTER, DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, V100, make_spec_and_layout
+from tests.tables import table
 from topoplan import errors
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.specs import known
@@ -39,7 +40,7 @@ CARDS = {"b200": B200, "v100": V100}
 SECTIONS = {
     f"{path.stem} {name}": section
     for path in sorted((Path(__file__).parent / "written").glob("*.yaml"))
-    for name, section in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    for name, section in table(path).items()
 }
 CASES = [
     pytest.param(name, case, id=f"{name}, {number}")
