@@ -94,11 +94,12 @@ class Client:
             self.process.wait()
             return None
 
-    def begun(self) -> bool:
-        """Wait until the job runs on all hosts; return False if the client ended first."""
+    def begun(self, *, detached: bool = False) -> bool:
+        """Wait until the job runs on all hosts; return False if the client ended first and did not detach."""
         marks = [self.hosts.root / name / "does.begun" for name in NAMES]
         while not all(mark.exists() for mark in marks):
-            if self.process.poll() is not None or time.monotonic() > self.started_s + LIMIT_S:
+            has_ended = self.process.poll() is not None and not detached
+            if has_ended or time.monotonic() > self.started_s + LIMIT_S:
                 return False
             time.sleep(0.01)
         return True
@@ -405,7 +406,10 @@ def watcher_killed(draw: Draw) -> None:
         client.wait()
     time.sleep(draw.chance.uniform(0, 1))
     if draw.chance.random() < 0.3:
-        kill_supervisor(draw, NAMES[0])  # to which all other supervisors are connected
+        # All others are connected to it once the job runs. Killed earlier, it cannot be told from a node that is ended
+        # before its script began.
+        draw.result.check("what had begun", client.begun(detached=how == "launch detached"), True)
+        kill_supervisor(draw, NAMES[0])
     if how == "all killed":
         kill_all(draw.hosts, name)
     trigger.touch()
