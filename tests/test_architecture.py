@@ -1,10 +1,12 @@
 """Architectural decisions that every module must respect: one-way imports, light planning, a small public surface."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,20 @@ def test_only_engines_and_layouts_know_which_backends_are_megatrons() -> None:
             word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             asked |= {f"{ids(path)}:{node.lineno} {word}"} if word in words else set()
     assert not asked
+
+
+@pytest.mark.parametrize("folder", ["bench", "soak", "verify"])
+def test_scripts_that_make_test_does_not_run_import_only_what_exists(folder: str) -> None:
+    missing = []
+    for path in sorted((Path(__file__).parent / folder).glob("*.py")):
+        for node in nodes(path):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("topoplan"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    is_module = hasattr(module, "__path__") and find_spec(f"{node.module}.{alias.name}")
+                    is_there = hasattr(module, alias.name) or is_module
+                    missing += [] if is_there else [f"{path.name}:{node.lineno} {node.module}.{alias.name}"]
+    assert not missing
 
 
 def test_no_module_imports_a_trainer() -> None:

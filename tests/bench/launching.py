@@ -39,45 +39,7 @@ LIMIT_S = 60.0
 SCRIPT = "job.sh"
 LINES, EVERY_S = 300, 0.01
 
-FOLLOWER = """
-import json, os, resource, sys, tempfile
-from pathlib import Path
-from topoplan.cli.live_output import EventOutput
-from topoplan.remote.fanout import connect_all
-from topoplan.remote.identities import Access
-from topoplan.remote.ssh_config import Target
-from topoplan.run.watch import Watch
-from topoplan.run.watched import WatchedNode
-given = json.load(sys.stdin)
-paths = {"identity_files", "user_known_hosts_files"}
-targets = {
-    one["name"]: Target(**{key: tuple(map(Path, value)) if key in paths else value for key, value in one.items()})
-    for one in given["targets"]
-}
-connections = connect_all(targets, Access(), deadline_s=60)
-before = resource.getrusage(resource.RUSAGE_SELF)
-with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "shown", "w") as sys.stdout:
-    output = EventOutput(None)
-    nodes = [
-        WatchedNode(
-            node=node, name=name, address=name, run_dir=given["run_dirs"][name], connection=one, log=Path(folder) / name
-        )
-        for node, (name, one) in enumerate(connections.items())
-    ]
-    watch = Watch(nodes, tell=output.tell, reconnect=None)
-    watch.until(lambda: False)
-    watch.close()
-    output._output.close(60)
-used = resource.getrusage(resource.RUSAGE_SELF)
-found = {
-    "bytes": sum(node.offset for node in nodes),
-    "cpu_s": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
-    "peak_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-}
-print(json.dumps(found), file=sys.__stdout__)
-os._exit(0)
-"""
-"""What a launch does with the logs of its hosts: a copy, and lines in a file. Says what that took."""
+FOLLOWER = Path(__file__).with_name("follower.py")
 
 SPEC = """
 name: many
@@ -234,7 +196,7 @@ def followed(bed: Bed, count: int, each_bytes: int) -> dict[str, float]:
         for one in wanted.values()
     ]
     done = subprocess.run(
-        [sys.executable, "-c", FOLLOWER],
+        [sys.executable, str(FOLLOWER)],
         input=json.dumps({"targets": given, "run_dirs": run_dirs}).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
