@@ -7,12 +7,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
 
 from tests.bed.bed import Bed, new_key
 from tests.bed.logins import log_in, refused
+from tests.waiting import LIMIT_S
 from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 
@@ -95,6 +100,23 @@ class TestWhoWeAre:
         self.give(agent, bed.key)
         public = shutil.copy(bed.key.with_suffix(".pub"), tmp_path / "only-public.pub")
         log_in(replace(target, identity_files=(Path(public),))).close()
+
+    def test_a_connection_that_ends_during_the_login_is_lost_and_tried_again(
+        self, bed: Bed, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        really, cuts = paramiko.Transport.auth_publickey, iter((True, True, False))
+
+        def cut(transport: paramiko.Transport, *arguments: Any) -> Any:
+            if next(cuts):
+                bed.end_sessions("alpha")
+            return really(transport, *arguments)
+
+        monkeypatch.setattr(paramiko.Transport, "auth_publickey", cut)
+        error = refused(bed.target("alpha"))
+        assert (error.problem, error.what) == ("lost", "the connection was lost while logging in")
+        connection = connect_all({"alpha": bed.target("alpha")}, Access(), deadline_s=LIMIT_S)["alpha"]
+        assert isinstance(connection, Connection)
+        connection.close()
 
     def test_an_agent_that_is_not_there_is_named(self, bed: Bed, tmp_path: Path) -> None:
         log_in(bed.target("alpha", agent=tmp_path / "gone")).close()

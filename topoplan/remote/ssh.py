@@ -220,7 +220,7 @@ def _lost(target: Target) -> HostError:
     return target.error(
         "lost",
         "the connection was lost while logging in",
-        "the network may be losing packets: see `ping` and `ip -s link`",
+        f"the network may be losing packets: see `ping` and `ip -s link`; if it happens each time, try `{target.ssh}`",
     )
 
 
@@ -304,7 +304,7 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
             )
         if not transport.is_active():
             # An sshd that has seen too many keys says so before it disconnects: then this side ends the connection.
-            if wire.broke:
+            if wire.broke or wire.hung_up:
                 raise _lost(target)
             break
     offered_keys = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
