@@ -49,7 +49,7 @@ def told_of(one: Configuration, **keys: str) -> list[Finding]:
     cluster = load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides)
     translation = translate(one, all_of(one), cluster)
     case = case_of(translation.spec, translation.layout.backend)
-    plan = plan_of(translation.spec, case, translation.layout, memory_of(case, translation.layout))
+    plan = plan_of(translation.spec, case, translation.layout, memory_of(case, translation.layout, all_stages=True))
     return list(offload_findings(translation, plan))
 
 

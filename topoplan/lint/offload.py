@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.engines.registry import engine_of
-from topoplan.layout.layout import Layout, changed
+from topoplan.layout.layout import changed
 from topoplan.lint.translate import Translation
+from topoplan.planner.account import memory_account
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of
 from topoplan.reading.finding import Finding
-from topoplan.specs.case import Case
+from topoplan.terms import Term
 from topoplan.trainers.case import case_of
 from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.units import GIB
@@ -39,15 +39,13 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
         part=translation.configuration.part,
         line=key_line(translation.configuration, KEYS_OF_RULE["host-memory"]),
         what=what,
-        why=_made_of(case_of(spec, plan.layout.backend), plan.layout),
+        why=_made_of(memory_account(spec, plan).host),
         remedy=_remedy(translation, plan),
     )
 
 
-def _made_of(case: Case, layout: Layout) -> str:
+def _made_of(host: Term | None) -> str:
     """Return `872 GB of optimizer: fp32 weights and moments (12 bytes x 72.7B elements), 177 GB of ...`."""
-    engine = engine_of(layout.backend)
-    host = engine.memory_account(case, layout, engine.memory(case, layout, all_stages=True)).host
     if host is None:
         return ""
     rows = []

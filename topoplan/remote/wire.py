@@ -77,7 +77,7 @@ class Wire:
             self.hung_up |= not data and not self._closed and not self.broke
             self._ahead = memoryview(data)
         found, rest = bytes(self._ahead[:most]), self._ahead[most:]
-        self._ahead = rest if rest else _NOTHING  # an empty view would hold on to the whole
+        self._ahead = rest or _NOTHING  # an empty view would hold on to the whole
         return found
 
     def receive(self) -> bytes:

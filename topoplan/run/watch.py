@@ -35,7 +35,7 @@ _WRITES_BYTES_PER_S = 2**18
 _LOOK_S = 0.1
 """Interval at which to check whether the user wants to stop; output and ends are noticed immediately."""
 _STREAMS_BYTES, _GATHER_S = 16 * 1024, 0.005
-"""Output that comes in at this rate or faster is left to gather: one large piece costs less than many small ones."""
+"""After a look that took this much, output is left to gather: one large piece costs less than many small ones."""
 _BAR_S = 5.0
 """Interval at which to show a progress bar that has moved."""
 
@@ -82,8 +82,6 @@ class Watch:
         self._bell = Bell()
         self._reconnect = reconnect
         self._finder = JobFinder(reconnect, self._bell, is_raw=on_data is not None)
-        self._taken_bytes = 0
-        """Of all nodes, since the last look."""
         self._bar_at = time.monotonic()
         self._note_after_s = note_after_s
         self._closed = False
@@ -99,14 +97,13 @@ class Watch:
         """Watch until `done`, until all nodes are over, or until the deadline; return whether it was `done`."""
         deadline = Deadline(deadline_s) if deadline_s is not None else None
         while True:
-            self._taken_bytes = 0
-            self._look()
+            taken_bytes = self._look()
             if done():
                 return True
             if all(node.is_over for node in self.nodes) or (deadline and deadline.left_s <= 0):
                 return False
             self._bell.listen(min(_LOOK_S, deadline.left_s) if deadline else _LOOK_S)
-            if self._taken_bytes >= _STREAMS_BYTES:
+            if taken_bytes >= _STREAMS_BYTES:
                 time.sleep(_GATHER_S)
 
     @property
@@ -144,8 +141,9 @@ class Watch:
                 one.copy.close()
                 one.copy = None
 
-    def _look(self) -> None:
-        now = time.monotonic()
+    def _look(self) -> int:
+        """Take what has come, and look after all else; return the bytes of output."""
+        now, taken_bytes = time.monotonic(), 0
         bars = now - self._bar_at > _BAR_S
         if bars:
             self._bar_at = now
@@ -155,6 +153,7 @@ class Watch:
                     one.stream = None
                     self._stream_ended(one, item)
                 elif item.source == "stdout":
+                    taken_bytes += len(item.data)
                     self._take(one, item.data)
             while one.answers:
                 self._answered(one, one.answers.popleft())
@@ -168,6 +167,7 @@ class Watch:
             self._drift.look(
                 {node.name: node.connection for node in self.nodes if node.connection and not node.is_over}
             )
+        return taken_bytes
 
     def _look_for_the_unseen(self, now: float) -> None:
         """Report the hosts that cannot be seen, and give up on those whose time has run out."""
@@ -254,7 +254,6 @@ class Watch:
     def _take(self, one: FollowedLog, data: bytes) -> None:
         one.empty_streams = 0
         one.heard_at = time.monotonic()
-        self._taken_bytes += len(data)
         if one.copy is not None:
             try:
                 one.copy.add(data)
