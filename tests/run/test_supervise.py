@@ -146,8 +146,9 @@ def supervisor(host: Host) -> int:
     def is_found() -> bool:
         found.clear()
         for pid in host.state().get("pids", "").split():
-            with contextlib.suppress(OSError):  # one that lived for a moment
-                if b"python3\0-I\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            with contextlib.suppress(OSError, ValueError):  # one that lived for a moment
+                python, option, *_ = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if python.endswith(b"python3") and option == b"-I":
                     found.append(int(pid))
         return len(found) == 1  # a holder that is about to be one looks like its parent
 
@@ -172,12 +173,22 @@ def test_they_start_without_one_that_does_not_come_and_end_it_by_name(run: Run) 
     assert "not all nodes connected to each other in time" in run.log(0)
 
 
-def test_one_that_is_stopped_while_it_waits_for_the_others_never_begins(run: Run) -> None:
+@pytest.mark.parametrize(("grace_s", "code"), [(LIMIT_S, "143"), (0, "137")])
+def test_one_that_is_stopped_while_it_waits_for_the_others_never_begins(run: Run, grace_s: float, code: str) -> None:
     host = run.hosts[0]
     host.start("echo begun", lines=run.peers.lines(0, str(host.run_dir)))
-    assert host.stop()["left"] == ""
-    assert run.ends(0) == ("143", "")
+    assert host.stop(grace_s)["left"] == ""
+    assert run.ends(0) == (code, "")
     assert "begun" not in run.log(0)
+
+
+def test_a_node_whose_supervisor_is_killed_before_it_met_the_others_begins_without_one(run: Run) -> None:
+    host = run.hosts[0]
+    host.start("echo begun; exit 7", lines=run.peers.lines(0, str(host.run_dir)))
+    os.kill(supervisor(host), signal.SIGKILL)
+    assert run.ends(0) == ("7", "")
+    assert "supervisor ended with code 137" in run.log(0)
+    assert "begun" in run.log(0)
 
 
 def test_who_does_not_know_the_token_is_not_heard(run: Run) -> None:

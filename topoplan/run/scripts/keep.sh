@@ -4,12 +4,14 @@
 # and reports that on its outputs, which are the starter's until then; then it runs the script and waits for it. A
 # signal to the whole session ends the script but not this process: a trap with a command is not inherited, unlike an
 # ignored signal. The exit code goes into a file whose disk space is already allocated.
-script=$1 run=$2 python=$3 supervisor=
+script=$1 run=$2 python=$3 supervisor= signaled=
 IFS= read -r supervise
 IFS= read -r peers
 environment=$(timeout 60 cat)
 case $environment in *"$WHOLE") ;; *) exit 1 ;; esac
-trap : HUP INT QUIT TERM USR1 USR2 ALRM
+trap : HUP INT QUIT USR1 USR2 ALRM
+# `stop` ends all but this process with SIGTERM, or with SIGKILL, after which it lets this process continue.
+trap signaled=yes TERM CONT
 look_at $$ && IFS= read -r boot </proc/sys/kernel/random/boot_id || exit 1
 # Not the shell's own printf: dash's does not say why it cannot write.
 env printf '%30s\n' '' >.topoplan/ending &&
@@ -28,8 +30,10 @@ if [ "$peers" ] && command -v "$python" >/dev/null; then
     )
 fi
 code=$?
-# 143, 137: it was ended before the script began.
-if [ "$code" -ne 143 ] && [ "$code" -ne 137 ]; then
+# 143, 137: the job was ended before the script began, unless only the supervisor was, by hand or for its memory.
+if [ ! "$signaled" ] || { [ "$code" -ne 143 ] && [ "$code" -ne 137 ]; }; then
+    [ "$code" -eq 0 ] ||
+        echo "topoplan: the supervisor ended with code $code; if a node fails, the others may not notice by themselves"
     (
         eval "$environment"
         unset environment
