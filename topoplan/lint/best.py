@@ -98,13 +98,16 @@ def any_samples(spec: Spec) -> Spec:
 
 
 def _pinned_specs(translation: Translation, spec: Spec, backends: Sequence[str]) -> Iterator[tuple[str, Spec]]:
-    """Yield the spec for a search of each backend, and one with Liger's kernels for where the own backend has no plan.
+    """Yield the spec for a search of each backend, then those for where this one has no plan.
 
-    They are one key of the file, which often saves more memory than any other, but take a package that may be missing.
+    A backend may refuse `pure_bf16`: DeepSpeed's optimizer keeps fp32 weights whatever dtype was loaded. Liger's kernels
+    are one key of the file, which often saves more memory than any other, but take a package that may be missing.
     """
     for backend in backends:
         pinned = _pinned(translation, spec, backend)
         yield backend, pinned
+        if pinned.job.pure_bf16:
+            yield backend, replace(pinned, job=replace(pinned.job, pure_bf16=False))
         if backend == translation.layout.backend and pinned.job.pin.get("fused_linear_cross_entropy") is False:
             pin = {**pinned.job.pin, "fused_linear_cross_entropy": True}
             yield backend, replace(pinned, job=replace(pinned.job, pin=pin))
@@ -122,9 +125,7 @@ def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
     }
     if _trainer(translation, backend) is None or all(row.part != "ulysses" for row in translation.codec.rows.values()):
         pin["ulysses"] = 1
-    # DeepSpeed's optimizer keeps fp32 weights whatever dtype was loaded.
-    pure = job.pure_bf16 and backend != "deepspeed"
-    return replace(spec, job=replace(job, pin=pin, pure_bf16=pure))
+    return replace(spec, job=replace(job, pin=pin))
 
 
 # What would fit ------------------------------------------------------------------------------------------------------
