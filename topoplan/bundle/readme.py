@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -61,8 +62,14 @@ def readme(draft: Draft) -> str:
         "log_dir": f"logs/{draft.trainer.run_name}",
         "network_needs": [need.what for need in fabric_needs(cluster)],
         "lossless_note": lossless_note(cluster),
+        "larger_margin": _larger_margin(draft.view["memory"]),
     }
     return render("README.md.j2", context)
+
+
+def _larger_margin(memory: Mapping[str, Any]) -> str:
+    """Return a margin for the next plan if this one runs out of memory: 5% of the card more, as `--margin` takes it."""
+    return f"{100 * memory['margin_gib'] / memory['capacity_gib'] + 5:.0f}%"
 
 
 def _checkpoint_parts(checkpoint: CheckpointSize) -> str:
