@@ -26,7 +26,9 @@ def test_the_first_plan_goes_to_a_directory_named_after_the_cluster(cli: Cli, sp
     assert max(map(len, result.out.splitlines())) <= 100
 
 
-def test_the_command_for_a_run_out_of_memory_leaves_more_free(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+def test_the_command_for_a_run_out_of_memory_leaves_more_free(
+    cli: Cli, spec_file: Path, fake_search: list[Any]
+) -> None:
     assert cli("generate", spec_file).code == 0
     written = Path("generated/test-2x8/README.md").read_text()
     (margin,) = re.findall(r"`topoplan generate SPEC --margin (\S+)`", written)

@@ -151,7 +151,7 @@ class Cluster:
     )
     software: Software = key(
         "What the hosts have: the version of python, and of packages as pip lists them. Plans then say what these "
-        "versions cannot do, and what cannot be had on this Python.",
+        "versions cannot do, and what cannot be had on this Python; memory and speed follow them.",
         {"python": "3.12", "torch": "2.11.0"},
         default=dict,
     )

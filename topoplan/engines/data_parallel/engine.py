@@ -132,13 +132,18 @@ class DataParallel(Engine):
         ]
 
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
-        """Return the assumption about how experts run."""
-        if not facts_of(case.model).is_moe or layout.experts_impl:
+        """Return the assumption about how experts run, unless the layout or the stated software decides it."""
+        decided = "transformers" in case.cluster.software and case.job.finetuning not in ("lora", "qlora")
+        if not facts_of(case.model).is_moe or layout.experts_impl or decided:
             return []
-        looped, other = "one by one, as transformers 4 runs them", "grouped_mm for transformers 5 with torch 2.9"
-        if not loops_experts(case, layout):
-            looped, other = "in grouped products, as transformers 5 runs them", "eager for transformers 4"
-        return [f"assumes that experts run {looped} (experts_impl: {other})"]
+        if loops_experts(case, layout):
+            return [
+                "assumes that experts run one by one, as in transformers 4; state what the hosts have, "
+                "`software: {transformers: '5.6'}`, or experts_impl: grouped_mm, for the faster products of version 5"
+            ]
+        return [
+            "assumes that experts run in grouped products, as in transformers 5 (experts_impl: eager for version 4)"
+        ]
 
     def defaults_not_in_ids(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return the dtype in which gradients are reduced, which ids with a sharding do not mention."""

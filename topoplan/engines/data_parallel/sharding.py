@@ -34,6 +34,8 @@ class Sharding:
     """Whether states are sharded in a process group separate from the default one."""
 
 
+LOOPING = "<5"
+"""Versions of transformers that run experts one by one; later ones have grouped products, with torch 2.9 or later."""
 DDP = Sharding(unit="gradients", autocasts=True)
 ZERO = {
     stage: Sharding(
@@ -60,9 +62,12 @@ def sharding_of(layout: Layout) -> Sharding:
 
 
 def loops_experts(case: Case, layout: Layout) -> bool:
-    """Return whether experts run one by one: as the layout says, or as the trainer's versions of transformers do.
+    """Return whether experts run one by one: as the layout says, or as the versions of transformers that are meant.
 
-    With adapters it is as in transformers 5, since experts are predicted without adapters of their own.
+    Those are the version that the spec's `software` states, or else the oldest ones that the trainer supports. With
+    adapters it is version 5, since experts are predicted without adapters of their own.
     """
+    if layout.experts_impl is not None:
+        return layout.experts_impl == "eager"
     adapts = case.job.finetuning in ("lora", "qlora")
-    return (layout.experts_impl or ("grouped_mm" if adapts else case.traits.experts_impl)) == "eager"
+    return not adapts and case.traits.experts_impl == "eager" and case.cluster.may_run("transformers", LOOPING)
