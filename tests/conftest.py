@@ -19,26 +19,15 @@ pytest_plugins = ["tests.bed.fixtures"]
 WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
     *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_node", "test_connection"),
+    *("remote/test_fanout", "remote/test_identities", "remote/test_ssh", "remote/test_upload", "remote/test_wire"),
     "preflight/test_preflight",
-    *(
-        "hosts/test_measure",
-        "hosts/test_probe",
-        "run/test_tune",
-        "test_torchrun_for_real",
-        "test_watch",
-        "test_stopping",
-        *("test_supervise", "test_attempts", "test_stop_program"),
-        "run/test_attach",
-    ),
-    *(
-        "cli/test_runs",
-        "test_hostile_hosts",
-        "test_collect",
-        "remote/test_upload",
-    ),
+    *("hosts/test_measure", "hosts/test_probe", "test_collect"),
+    *("run/test_tune", "test_torchrun_for_real", "test_watch", "test_stopping", "run/test_attach"),
+    *("test_supervise", "test_attempts", "run/test_programs", "test_stop_program"),
+    *("cli/test_runs", "test_hostile_hosts"),
 }
-"""Modules, each with its room, that start complete launches, jobs and torchruns and mostly wait for them: marked
-`hosts`."""
+"""Modules, each with its room, that log in to hosts or start complete launches, jobs and torchruns, and mostly wait for
+them: marked `hosts`."""
 
 # Restore signals ignored by a background shell or nohup, which programs started by tests would otherwise inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -62,23 +62,26 @@ def too_large(tmp_path: Path) -> list[Path]:
     return [tmp_path / name for name in ("run.sh", "zero.yaml", "z3.json")]
 
 
-def test_the_command_says_how_many_machines_there_are(cli: Cli, too_large: list[Path]) -> None:
-    found = cli("check", *too_large, "--gpu", "a100-sxm-80gb").out
-    assert "on a100-sxm-80gb-2x8, 2 x 8 a100-sxm-80gb" in " ".join(found.split())
-    assert "launch-other-cluster" not in found
-    one = cli("check", *too_large, "--gpu", "a100-sxm-80gb", "--nodes", "1").out
-    assert "[launch-other-cluster]" in one
-
-
 def test_what_does_not_fit_is_told_the_least_change_and_the_next_command(cli: Cli, too_large: list[Path]) -> None:
     shown = cli("check", *too_large, "--gpu", "a100-sxm-80gb").out
     found = " ".join(shown.split())
+    # The command says how many machines there are.
+    assert "on a100-sxm-80gb-2x8, 2 x 8 a100-sxm-80gb" in found
+    assert "launch-other-cluster" not in found
     assert "zero3-dp16-mbs1-full-liger fits on these GPUs: set per_device_train_batch_size: 1" in found
     assert "enable_liger_kernel: true" in found
     (following,) = [line for line in shown.splitlines() if line.startswith("Next  topoplan generate ")]
     assert "--gpu a100-sxm-80gb --nodes 2 --job" in following
     words = following.split()[2:]
     assert cli(*words, "-o", too_large[0].parent / "bundle").code == 0
+
+
+def test_a_command_for_other_machines_than_the_options_name_is_found(cli: Cli, train: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"NNODES=2 NODE_RANK=0 MASTER_ADDR=a MASTER_PORT=29500 FORCE_TORCHRUN=1 llamafactory-cli train {train.name}\n"
+    )
+    assert "[launch-other-cluster]" in cli("check", script, train, "--gpu", "h100", "--nodes", "4").out
 
 
 def test_without_a_cluster_it_says_how_to_learn_whether_a_job_fits(cli: Cli, train: Path) -> None:

@@ -42,6 +42,8 @@ def test_interleaving_asks_for_a_megatron_that_does_not_free_early_and_its_pytho
     assert wanted["python"] == ">=3.12"
     commands = install_commands(requirements_of(*case(**INTERLEAVED), LLAMA_FACTORY, WANTED))
     assert commands[1] == "pip install llamafactory==0.9.5 'megatron-core>=0.18,<0.19'"
+    wanted = asked(*case(**INTERLEAVED), MS_SWIFT)
+    assert (wanted["megatron-core"], wanted["python"]) == (">=0.18,<0.20", ">=3.12")
 
 
 def test_where_it_cannot_be_had_nothing_is_asked_and_the_plan_warns() -> None:
@@ -51,8 +53,9 @@ def test_where_it_cannot_be_had_nothing_is_asked_and_the_plan_warns() -> None:
     warning = next(one for one in environment_warnings(spec, layout, LLAMA_FACTORY) if one.startswith("vpp > 1"))
     assert "frees the output of a stage" in warning
     assert "needs Python 3.12 or newer, and `software` of the spec has 3.11" in warning
-    assert "megatron-core" not in asked(*case(**INTERLEAVED), MS_SWIFT)
-    warning = next(one for one in environment_warnings(*case(**INTERLEAVED), MS_SWIFT) if one.startswith("vpp > 1"))
+    one_version = MS_SWIFT._replace(tried=lambda: {"megatron-core": ("0.16.1",)})
+    assert asked(*case(**INTERLEAVED), one_version)["megatron-core"] == ">=0.16,<0.20"
+    warning = next(one for one in environment_warnings(*case(**INTERLEAVED), one_version) if one.startswith("vpp > 1"))
     assert warning.endswith("; files for ms-swift are written for megatron-core 0.16.1")
 
 

@@ -48,11 +48,13 @@ def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
                 calculate_per_token_loss=False,
                 config_logger_dir="",
                 use_mup=False,
+                mtp_detach_heads=False,
             ),
             training=False,  # otherwise it logs over the data-parallel group
             post_process=True,
             share_embeddings_and_output_weights=False,
             cp_group=None,
+            tp_group=None,
             pg_collection=SimpleNamespace(cp=None),  # and _scale_logits, which megatron-core 0.18 needs
             _scale_logits=lambda logits: logits,
             output_layer=lambda hidden_states, **keys: (torch.matmul(hidden_states, weight.t()), None),

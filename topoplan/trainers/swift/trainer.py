@@ -60,9 +60,14 @@ _DATA_ON_NODES = """
    all nodes share, it is done once."""
 _VISION = {"qwen_vl_utils": ">=0.0.14", "decord": "", "torchvision": ""}
 """What `requires` lists for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
-_MEGATRON_CORE = "0.16.1"
-"""The version of megatron-core that files were tested with."""
-_VERSIONS = Versions(title="ms-swift", tried=lambda: {"megatron-core": (_MEGATRON_CORE,)})
+_MEGATRON_CORE = "0.16.1", "0.19.2"
+"""The versions of megatron-core that files were tested with, the usual one first."""
+_VERSIONS = Versions(
+    title="ms-swift",
+    # mcore-bridge 1.6.5, its requirement in the wheel
+    bounds={"megatron-core": (">=0.16,<0.20", f"mcore-bridge {BRIDGE} supports megatron-core 0.16 to 0.19")},
+    tried=lambda: {"megatron-core": _MEGATRON_CORE},
+)
 _FLASH = "==2.8.3"
 """The newest version that Transformer Engine supports (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
 
@@ -102,7 +107,7 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
         layout,
         values,
         engine="ms-swift on Megatron-core (mcore_bridge)",
-        wanted={"mcore-bridge": f"=={BRIDGE}", "megatron-core": f"=={_MEGATRON_CORE}", "transformer-engine": ""},
+        wanted={"mcore-bridge": f"=={BRIDGE}", "megatron-core": f"=={_MEGATRON_CORE[0]}", "transformer-engine": ""},
         also={"flash-attn": _FLASH},
         environment=(_ALLOCATOR,),
         checkpoint=_megatron_checkpoint(spec, values),
