@@ -41,6 +41,12 @@ def test_a_log_becomes_a_profile_that_rank_takes(cli: Cli, spec_file: Path, tmp_
     ranked = json.loads(cli("rank", spec_file, "--profile", profile, *PINS, "--json").out)
     assert any("constants from 1 run on this cluster" in text for text in ranked["plans"][0]["warnings"])
     assert "calibrated" in ranked["notes"][0]
+    shown = cli("rank", spec_file, "--profile", profile, *PINS).out
+    assert "\nCalibrated profile:\n- the calibrated constants leave the best plan as it was\n" in shown
+    assert "memory is predicted as before" in result.out
+    before = json.loads(cli("rank", spec_file, *PINS, "--json").out)
+    assert "widened" not in shown
+    assert [plan["memory"] for plan in ranked["plans"]] == [plan["memory"] for plan in before["plans"]]
     assert "calibrated" in cli("show", "profile", "h100-sxm-80gb", "--profile", profile).out
 
 

@@ -95,7 +95,7 @@ def answered(
     if read.profile is not None:
         from topoplan.planner.learn import reordered
 
-        ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
+        ranking = replace(ranking, profile_notes=reordered(ranking))
     if ranking.plans and not has_ways_out:
         return ranking
     return with_ways_out(ranking, spec, options, partial(best, with_room=bool(ranking.plans)))

@@ -40,7 +40,7 @@ def ranking_to_dict(
         else [],
         **answer_to_dict(answer),
         "assumed": [note for note in (*assumed, machine_note(ranking.spec.cluster)) if note],
-        "notes": list(ranking.notes),
+        "notes": [*ranking.profile_notes, *ranking.notes],
         "crossings": list(ranking.crossings),
     }
     view["ways_out"] = [way_out_to_dict(way) for way in ranking.ways_out]

@@ -54,6 +54,9 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     if ranking.data_notes:
         console.print("\nData, as plan 1 reads it:")
         bullets(console, ranking.data_notes)
+    if ranking.profile_notes:
+        console.print("\nCalibrated profile:")
+        bullets(console, ranking.profile_notes)
     _print_warnings(console, answer)
     most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all if backends were requested
     _print_some(console, "Other backends and trainers, compared with plan 1", ranking.crossings, most)
