@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,18 +51,33 @@ def what_if(
         outcomes = [
             outcome_of(keys, changed, old.best, search) for keys, changed in zip(combinations, specs, strict=True)
         ]
-    show(as_json, outcomes_to_dict, print_outcomes, before, old, outcomes)
+    stuck = (
+        keys for keys, one in zip(combinations, outcomes, strict=True) if not one.found.best and one.found.is_legal
+    )
+    ways_out = "".join(_ways_out(before, options, spec, keys) for keys in islice(stuck, 1))
+    show(as_json, outcomes_to_dict, partial(print_outcomes, ways_out=ways_out), before, old, outcomes)
     if not any(outcome.found.best for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def read_changed(before: Spec, options: SpecOptions, spec: str | None, keys: Iterable[str]) -> Spec | LayoutError:
-    """Return the spec with `key=value` changes, or the error of a pin that it cannot meet."""
-    # A list of hosts would fix the number of nodes, and the addresses do not matter here.
+def _ways_out(before: Spec, options: SpecOptions, spec: str | None, keys: Iterable[str]) -> str:
+    """Return the command that shows the ways out of a case in which nothing fits."""
+    sets = (word for change in _whole(before, keys) for word in ("--set", change))
+    return join(["topoplan", "rank", *options.words(spec), *sets])
+
+
+def _whole(before: Spec, keys: Iterable[str]) -> list[str]:
+    """Return `key=value` changes, without the hosts if the number of nodes changes: a list of hosts would fix it, and
+    the addresses do not matter here."""
     names = {_key_and_value(key)[0] for key in keys}
     without_hosts = before.cluster.hosts and "nodes" in names and "hosts" not in names
+    return [*keys, *(["hosts=null"] if without_hosts else [])]
+
+
+def read_changed(before: Spec, options: SpecOptions, spec: str | None, keys: Iterable[str]) -> Spec | LayoutError:
+    """Return the spec with `key=value` changes, or the error of a pin that it cannot meet."""
     try:
-        return options.read(spec, *keys, *(["hosts=null"] if without_hosts else []))
+        return options.read(spec, *_whole(before, keys))
     except LayoutError as error:
         return error
 

@@ -79,6 +79,7 @@ def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
         return Found(spec=spec, best=ranking.plans[0], counts=ranking.counts), ranking
     misses = [out for out in ranking.rejected if out.rule == "memory"]
     nearest = f"; the nearest, {misses[0].layout.id}: {misses[0].reason}" if misses else ""
+    nearest += f"; {misses[0].fix}" if misses and misses[0].fix else ""
     return Found(spec=spec, counts=ranking.counts, reason=f"no layout fits{nearest}"), ranking
 
 

@@ -78,8 +78,11 @@ def _fate_to_dict(fate: Fate) -> dict[str, Any]:
     }
 
 
-def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> None:
-    """Print the spec, then before and after for a single case, or a row per case."""
+def print_outcomes(
+    console: Console, spec: Spec, before: Found, outcomes: Sequence[Outcome], ways_out: str = ""
+) -> None:
+    """Print the spec, then before and after for a single case, or a row per case. `ways_out` is the command that shows
+    what would make the first case fit in which nothing does; empty if there is none."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     if len(outcomes) == 1:
         _print_one(console, before, outcomes[0])
@@ -87,6 +90,9 @@ def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequen
         _print_many(console, before, outcomes)
     if note := _batch_note(before, outcomes):
         apart(console, note)
+    if ways_out:
+        console.print("\nThis shows what would fit:")
+        console.print(Text(ways_out), soft_wrap=True)
 
 
 def _print_one(console: Console, before: Found, case: Outcome) -> None:
