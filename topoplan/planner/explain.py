@@ -5,7 +5,7 @@ Alternatives are other choices of the layout, another trainer or backend, and Li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -98,7 +98,7 @@ def speed_difference(best: Ranked, other: Ranked) -> str:
 def alternatives(order: Sequence[Ranked], trainer_of: Callable[[Layout], Trainer | None]) -> list[str]:
     """Return, for every choice of the best plan, what the best plan with a different choice gains and loses.
 
-    The other choices of that plan may differ too, and are named; then follow the caveats that the best plan lacks.
+    The other choices of that plan may differ too, and are named. A caveat that the best plan lacks is told once.
     Plans recompute in order to fit, so recomputation counts as a choice only if the best plan recomputes.
     `trainer_of` returns the trainer of a layout.
     """
@@ -114,7 +114,7 @@ def alternatives(order: Sequence[Ranked], trainer_of: Callable[[Layout], Trainer
         if other is not None and mine != "none":
             found.setdefault(other.id, (name, other))
     shown = sorted(found.values(), key=lambda pair: -pair[1].tokens_per_s_per_gpu)[:MAX_NOTES]
-    notes = []
+    notes, told = [], {*best.caveats}
     for name, other in shown:
         theirs = {
             key: f"{key} {of(other.layout)}" for key, of in choices.items() if of(other.layout) != of(best.layout)
@@ -123,10 +123,10 @@ def alternatives(order: Sequence[Ranked], trainer_of: Callable[[Layout], Trainer
         further = [*theirs.values(), *_other_means(best, other, trainer_of)]
         notes.append(
             f"{change}{f', with {listed(further)}' if further else ''}: {speed_difference(best, other)},"
-            f" {memory_difference(best, other)} ({other.id}){_why_behind(best, other)}"
+            f" {memory_difference(best, other)} ({other.id}){_why_behind(best, other, told)}"
         )
-    caveats = dict.fromkeys(caveat for _, other in shown for caveat in other.caveats if caveat not in best.caveats)
-    return [*notes, *(f"caveat of these: {caveat}" for caveat in caveats)]
+        told |= {*other.caveats}
+    return notes
 
 
 def _other_means(best: Ranked, other: Ranked, trainer_of: Callable[[Layout], Trainer | None]) -> Iterator[str]:
@@ -138,11 +138,14 @@ def _other_means(best: Ranked, other: Ranked, trainer_of: Callable[[Layout], Tra
         yield theirs.title
 
 
-def _why_behind(best: Ranked, other: Ranked) -> str:
-    """Return a remark on a plan with a caveat, or that is behind the best one though faster and smaller."""
+def _why_behind(best: Ranked, other: Ranked, told: Container[str]) -> str:
+    """Return a remark on a plan with caveats, of which some are `told`, or that is behind the best one though faster
+    and smaller."""
     is_faster = other.tokens_per_s_per_gpu > best.tokens_per_s_per_gpu
     if other.caveats:
-        return "; caveat" + (f", ranked as if {CAVEAT_COST:.0%} slower" if is_faster and not best.caveats else "")
+        cost = f", ranked as if {CAVEAT_COST:.0%} slower" if is_faster and not best.caveats else ""
+        new = "; ".join(caveat for caveat in other.caveats if caveat not in told)
+        return f"; caveat{cost}{f': {new}' if new else ''}"
     # Within a tie, whole GiB come before complexity, and complexity before speed (`planner.rank.ranked`).
     is_better = is_faster and other.memory.device_bytes < best.memory.device_bytes
     return f"; within {TIE:.0%} of plan 1, which is simpler" if is_better else ""
