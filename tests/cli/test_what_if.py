@@ -73,6 +73,16 @@ def test_where_nothing_fits_the_way_out_is_named_and_a_command_that_shows_all(cl
     assert "This shows" not in cli("what-if", *words, "--set", "seq_len=1k,2k").out
 
 
+def test_the_longest_sequences_that_fit_can_be_asked_for(cli: Cli) -> None:
+    options = "--gpu rtx4090 --gpus-per-node 4 --model Qwen/Qwen3-32B --finetuning qlora --seq-len 2048 --batch 16"
+    words = [*options.split(), "--trainer", "llamafactory"]
+    view = json.loads(cli("what-if", *words, "--set", "seq_len=2k,max", "--json").out)
+    longest = int(view["cases"][1]["set"]["seq_len"])
+    assert (longest % 1024, view["cases"][1]["plan"] is None) == (0, False)
+    beyond = json.loads(cli("what-if", *words, "--set", f"job.seq_len={longest + 1024}", "--json").out)
+    assert beyond["cases"][0]["plan"] is None
+
+
 def test_the_command_for_ways_out_leaves_the_hosts_out(cli: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "hosts.yaml"
     spec.write_text(SPEC + "hosts: [{address: a}, {address: b}, {address: c}, {address: d}]\n")
