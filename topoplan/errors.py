@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import Literal
 
 from topoplan.terminal import plain
@@ -109,6 +110,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def nearest_file_name(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` for the closest name of a file that is alike without its suffix, or an empty string:
+    a common `.yaml` makes any two short names close."""
+    return nearest(name, [other for other in known if nearest(PurePath(name).stem, [PurePath(other).stem])])
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:

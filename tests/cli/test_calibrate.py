@@ -41,12 +41,25 @@ def test_a_log_becomes_a_profile_that_rank_takes(cli: Cli, spec_file: Path, tmp_
     ranked = json.loads(cli("rank", spec_file, "--profile", profile, *PINS, "--json").out)
     assert any("constants from 1 run on this cluster" in text for text in ranked["plans"][0]["warnings"])
     assert "calibrated" in ranked["notes"][0]
+    shown = cli("rank", spec_file, "--profile", profile, *PINS).out
+    assert "\nCalibrated profile:\n- the calibrated constants leave the best plan as it was\n" in shown
+    assert "memory is predicted as before" in result.out
+    before = json.loads(cli("rank", spec_file, *PINS, "--json").out)
+    assert "widened" not in shown
+    assert [plan["memory"] for plan in ranked["plans"]] == [plan["memory"] for plan in before["plans"]]
     assert "calibrated" in cli("show", "profile", "h100-sxm-80gb", "--profile", profile).out
+
+
+def test_what_ran_may_be_said_by_its_rank(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    first = json.loads(cli("rank", spec_file, *PINS, "--json").out)["plans"][0]
+    given = ("calibrate", log(tmp_path, first["time"]["step_s"]), "--spec", spec_file, "--plan", "1", *PINS)
+    assert json.loads(cli(*given, "--json").out)["logs"][0]["plan"] == first["id"]
+    assert cli("calibrate", log(tmp_path), "--spec", spec_file, "--plan", "99", *PINS).is_refused("there is no plan 99")
 
 
 def test_what_ran_has_to_be_said(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
     path = log(tmp_path)
-    assert cli("calibrate", path, "--spec", spec_file).is_refused("does not say which plan ran; give --plan ID, or")
+    assert cli("calibrate", path, "--spec", spec_file).is_refused("does not say which plan ran; give --plan N|ID, or")
     two = ("--plan", "tp8-pp1-dp4-mbs1", "--plan", "tp4-pp1-dp8-mbs1")
     assert cli("calibrate", path, "--spec", spec_file, *two).is_refused("--plan: 2 for 1 logs; expected one for all")
     assert cli("calibrate", tmp_path / "none", "--spec", spec_file, *PLAN).code == 2

@@ -128,7 +128,9 @@ def test_in_a_terminal_only_what_is_open_is_asked(cli: Cli, monkeypatch: pytest.
     assert "Machines" not in result.err
     assert "Model" not in result.err
     monkeypatch.setattr("sys.stdin", Terminal(""))
-    assert cli("init").code == 130
+    result = cli("init")
+    assert result.code == 130
+    assert result.err.endswith("\ntopoplan: interrupted; nothing was written\n")
     assert not Path("cluster.yaml").exists()
 
 

@@ -21,7 +21,7 @@ import jsonschema
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.samples import make_ranking, make_rejection
+from tests.samples import make_plan, make_ranking, make_rejection
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.rank import changed
 from topoplan.planner.plan import Change, Counts
@@ -96,10 +96,16 @@ def test_what_is_assumed_without_a_spec_is_said(cli: Cli, fake_search: list[Any]
     )
 
 
-def test_csv_has_one_row_a_plan(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+def test_csv_has_one_row_for_every_plan_and_the_others_have_ten(
+    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = make_ranking(*(make_plan(step_s=3.0 + number) for number in range(12)))
+    monkeypatch.setattr("topoplan.planner.search.rank", lambda spec, **_: replace(many, spec=spec))
     rows = list(csv.reader(io.StringIO(cli("rank", spec_file, "--csv").out)))
     assert tuple(rows[0]) == COLUMNS
-    assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4", "5"]
+    assert [int(row[0]) for row in rows[1:]] == [*range(1, 13)]
+    assert len(cli("rank", spec_file, "--csv", "--top", "4").out.splitlines()) == 1 + 4
+    assert len(json.loads(cli("rank", spec_file, "--json").out)["plans"]) == 10
 
 
 def test_options_change_the_spec(cli: Cli, spec_file: Path, fake_search: list[Any], tmp_path: Path) -> None:

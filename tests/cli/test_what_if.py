@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,38 @@ def test_a_pin_that_a_case_cannot_meet_is_told_and_the_others_go_on(cli: Cli, sp
     assert result.code == 0
     assert "nothing legal" in result.out
     assert "24 GPUs" in result.out
+
+
+def test_where_nothing_fits_the_way_out_is_named_and_a_command_that_shows_all(cli: Cli, tmp_path: Path) -> None:
+    options = "--gpu rtx4090 --gpus-per-node 4 --model Qwen/Qwen3-32B --finetuning qlora --seq-len 2048 --batch 16"
+    words = [*options.split(), "--trainer", "llamafactory"]
+    result = cli("what-if", *words, "--set", "seq_len=2k,8k,12k")
+    flat = " ".join(result.out.split())
+    assert result.code == 0
+    assert flat.count("GiB); fused_linear_cross_entropy would fit (") == 2
+    *_, title, command = result.out.splitlines()
+    assert title == "This shows what would fit:"
+    verb, *rest = shlex.split(command)[1:]
+    assert (verb, rest[-2:]) == ("rank", ["--set", "seq_len=8k"])
+    assert "with Liger kernels" in cli(verb, *rest).err
+    assert "This shows" not in cli("what-if", *words, "--set", "seq_len=1k,2k").out
+
+
+def test_the_longest_sequences_that_fit_can_be_asked_for(cli: Cli) -> None:
+    options = "--gpu rtx4090 --gpus-per-node 4 --model Qwen/Qwen3-32B --finetuning qlora --seq-len 2048 --batch 16"
+    words = [*options.split(), "--trainer", "llamafactory"]
+    view = json.loads(cli("what-if", *words, "--set", "seq_len=2k,max", "--json").out)
+    longest = int(view["cases"][1]["set"]["seq_len"])
+    assert (longest % 1024, view["cases"][1]["plan"] is None) == (0, False)
+    beyond = json.loads(cli("what-if", *words, "--set", f"job.seq_len={longest + 1024}", "--json").out)
+    assert beyond["cases"][0]["plan"] is None
+
+
+def test_the_command_for_ways_out_leaves_the_hosts_out(cli: Cli, tmp_path: Path) -> None:
+    spec = tmp_path / "hosts.yaml"
+    spec.write_text(SPEC + "hosts: [{address: a}, {address: b}, {address: c}, {address: d}]\n")
+    result = cli("what-if", spec, "--set", "model=Qwen/Qwen2.5-72B", "--set", "nodes=1", "--pin", "cp=1")
+    assert result.out.splitlines()[-1].endswith("--set nodes=1 --set hosts=null")
 
 
 def test_where_nothing_fits_the_exit_code_is_1(cli: Cli, spec_file: Path) -> None:

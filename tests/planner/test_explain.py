@@ -13,9 +13,11 @@ from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.explain import alternatives, liger_note, memory_rejection
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict
+from topoplan.planner.rank import ranked
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
+from topoplan.trainers.registry import TRAINERS
 
 GIB = 2**30
 
@@ -101,9 +103,13 @@ def plan(speed: float, gib: float, **degrees: object) -> Plan:
     return replace(make_plan(device_gib=gib, **degrees), tokens_per_s_per_gpu=speed)  # type: ignore[arg-type]
 
 
+def told(order: list[Plan]) -> list[str]:
+    return alternatives(order, lambda layout: TRAINERS[layout.ulysses > 1])
+
+
 def test_an_alternative_says_what_it_gains_and_loses() -> None:
     best = plan(1000.0, 60.0, tp=2)
-    notes = alternatives([best, plan(950.0, 50.0, tp=4), plan(900.0, 65.0, tp=2, pp=2)])
+    notes = told([best, plan(950.0, 50.0, tp=4), plan(900.0, 65.0, tp=2, pp=2)])
     assert notes == [
         "tp 4 instead of 2: 5% slower, 10.0 GiB less (tp4-pp1-dp8-mbs1)",
         "pp 2 instead of 1: 10% slower, 5.0 GiB more (tp2-pp2-dp8-mbs1)",
@@ -113,21 +119,45 @@ def test_an_alternative_says_what_it_gains_and_loses() -> None:
 def test_alternatives_are_told_once_each_and_the_fastest_first() -> None:
     best = plan(1000.0, 60.0, tp=2)
     both = plan(900.0, 40.0, tp=2, pp=2, micro_batch_size=2)
-    assert len(alternatives([best, both])) == 1
-    notes = alternatives([best, both, plan(800.0, 70.0, tp=4)])
-    assert [note.partition(":")[0] for note in notes] == ["pp 2 instead of 1", "tp 4 instead of 2"]
-
-
-def test_recomputation_is_a_choice_only_where_the_best_plan_has_it() -> None:
-    without, full = plan(1000.0, 60.0, tp=2), plan(990.0, 60.04, tp=2, recompute=FULL)
-    assert alternatives([without, full]) == []
-    assert alternatives([full, without]) == [
-        "recompute none instead of full: 1% faster, as much memory (tp2-pp1-dp16-mbs1)"
+    assert len(told([best, both])) == 1
+    notes = told([best, both, plan(800.0, 70.0, tp=4)])
+    assert [note.partition(":")[0] for note in notes] == [
+        "pp 2 instead of 1, with micro batch 2",
+        "tp 4 instead of 2",
     ]
 
 
+def test_recomputation_is_a_choice_only_where_the_best_plan_has_it() -> None:
+    without, full = plan(1000.0, 60.04, tp=2), plan(990.0, 60.0, tp=2, recompute=FULL)
+    assert told([without, full]) == []
+    assert told([full, without]) == ["recompute none instead of full: 1% faster, as much memory (tp2-pp1-dp16-mbs1)"]
+
+
+def test_an_alternative_names_every_choice_that_differs_its_trainer_and_offload() -> None:
+    zero: dict[str, Any] = {"backend": "deepspeed", "zero_stage": 3}
+    best = plan(1000.0, 60.0, **zero, micro_batch_size=2, recompute=FULL)
+    other = plan(860.0, 66.5, **zero, ulysses=4, offload_optimizer=True)
+    (note,) = told([best, replace(other, memory=replace(other.memory, host_bytes=GIB))])
+    change, rest = note.split(": ")
+    assert change == f"ulysses 4 instead of 1, with micro batch 1, recompute none, offload and {TRAINERS[1].title}"
+    assert rest.startswith("14% slower, 6.5 GiB more (")
+
+
+def test_a_faster_and_smaller_alternative_says_why_it_is_not_the_best() -> None:
+    best = plan(1000.0, 60.0, tp=1)
+    risky = replace(plan(1030.0, 50.0, tp=2), caveats=("vpp > 1: wrong loss",))
+    slower = replace(plan(900.0, 50.0, pp=2), caveats=("vpp > 1: wrong loss",))
+    assert told(ranked([risky, best, slower])) == [
+        "tp 2 instead of 1: 3% faster, 10.0 GiB less (tp2-pp1-dp16-mbs1); caveat, ranked as if 3% slower: vpp > 1:"
+        " wrong loss",
+        "pp 2 instead of 1: 10% slower, 10.0 GiB less (tp1-pp2-dp16-mbs1); caveat",
+    ]
+    (note,) = told(ranked([plan(1006.0, 60.1, tp=2), plan(1000.0, 60.6, tp=1)]))
+    assert note.endswith("(tp2-pp1-dp16-mbs1); within 1% of plan 1, which is simpler")
+
+
 def test_the_only_plan_has_no_alternatives() -> None:
-    assert alternatives([]) == alternatives([plan(1.0, 1.0)]) == []
+    assert told([]) == told([plan(1.0, 1.0)]) == []
 
 
 def sharded_rejection(spec: Spec, **form: Any) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from topoplan.errors import LayoutError
 from topoplan.planner.plan import Ranking
 from topoplan.planner.predict import predict
 from topoplan.planner.search import rank
-from topoplan.planner.what_if import Sizing, fate_of, found_by, outcome, size
+from topoplan.planner.what_if import GRAIN, Sizing, fate_of, found_by, longest, outcome, size
 from topoplan.specs.spec import Spec
 
 
@@ -182,3 +182,25 @@ def test_a_pin_that_a_number_of_nodes_cannot_meet_is_a_reason() -> None:
     sizing = size(picky, search, steps=STEPS_OF_JOB, limit_s=2500.0, max_nodes=6, is_sure=False)
     assert sizing.rows[0].found.reason == "pin: dp 16"
     assert sizing.answer.nodes == 4
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 13, 39, 40])
+def test_the_longest_sequences_that_fit_are_found_to_the_grain(most: int) -> None:
+    tried: list[int] = []
+
+    def search(spec: Spec) -> Ranking:
+        tried.append(spec.job.seq_len)
+        plans = (make_plan(),) if spec.job.seq_len <= most * GRAIN else ()
+        return replace(make_ranking(*plans), spec=spec)
+
+    def spec_of_tokens(tokens: int) -> Spec:
+        return spec_of(DENSE, seq_len=tokens)
+
+    own = spec_of(DENSE).model.max_position_embeddings
+    assert longest(spec_of_tokens, search) == most * GRAIN
+    assert max(tried) <= own == 40 * GRAIN
+    assert len(tried) <= 12
+
+
+def test_where_no_sequences_fit_the_shortest_are_asked_about() -> None:
+    assert longest(lambda tokens: spec_of(DENSE, seq_len=tokens), lambda spec: make_ranking(spec=spec)) == GRAIN

@@ -29,6 +29,9 @@ def test_the_model_table_fits() -> None:
     assert all(entry["name"] in text for entry in entries)
     assert "MoE 8/256, latent" in text
     assert "dense, vision" in text
+    narrow = printed(print_models, entries, width=80).splitlines()
+    assert len(narrow) == 2 + len(entries)
+    assert max(map(len, narrow)) <= 80
 
 
 def test_gpus_are_in_bytes_and_flops() -> None:

@@ -50,6 +50,7 @@ def test_numbers_are_shown_in_the_units_of_people() -> None:
     assert shown_value("context_bytes", 600_000_000) == "600.0 MB"
     assert shown_value("gemm_tile", (128, 256)) == "128 x 256"
     assert shown_value("flash_attention", False) == "no"
+    assert shown_value("attention_tail", 1024) == "1024"
     assert shown_value("router_bytes", 24) == "24 bytes"
     assert shown_value("host_adam_bytes_per_s", 100e9) == "100 GB/s"
     assert shown_value("nvlink_gb_per_s", 25) == "25 GB/s"

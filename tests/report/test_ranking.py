@@ -185,6 +185,22 @@ def test_the_trainer_is_a_column_where_it_may_surprise() -> None:
     assert "trainer" not in rendered(usual_ranking())
     spec = make_spec(nodes=1)
     split = Layout.of(backend="fsdp2", dp=4, ulysses=2, gradient_accumulation_steps=16, distributed_optimizer=False)
-    text = rendered(make_ranking(replace(make_plan(), layout=split, trainer="swift"), spec=spec))
+    plan = replace(make_plan(), layout=split, trainer="swift")
+    text = rendered(make_ranking(plan, make_plan(tp=2), spec=spec))
     assert "trainer" in text
-    assert "swift" in row(text, "1 ")
+    assert "ms-swift" in row(text, "1 ")
+    assert "LLaMA-Factory" in row(text, "2 ")
+
+
+def test_one_trainer_of_all_plans_has_a_sentence_unless_it_was_asked_for() -> None:
+    ranking = make_ranking(replace(make_plan(), trainer="swift"))
+    assert "All plans are for ms-swift." in " ".join(rendered(ranking).split())
+    assert "swift" not in rendered(replace(ranking, spec=replace(ranking.spec, trainer="swift")))
+    assert "All plans" not in rendered(usual_ranking())
+
+
+def test_the_legend_leaves_out_what_has_no_column() -> None:
+    ranking = make_ranking(make_plan(caveats=("a fault",)), spec=make_spec(samples=100_000))
+    wide, narrow = (" ".join(rendered(ranking, width=width).split()) for width in (140, 50))
+    for words in ("and its error band", "MFU: without", "caveat: a known", "hours: "):
+        assert (words in wide, words in narrow) == (True, False)

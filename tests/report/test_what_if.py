@@ -122,6 +122,16 @@ def test_columns_leave_before_anything_is_cut(width: int) -> None:
     assert "…" not in text
 
 
+def test_the_trainer_is_said_where_the_plans_have_different_ones() -> None:
+    other = replace(NEW, trainer="swift")
+    text = rendered(case(other, finetuning="lora"), case(finetuning="qlora"), width=80)
+    rows = [line.split() for line in text.splitlines() if line.startswith(("lora", "qlora"))]
+    assert [(row[0], row[5]) for row in rows] == [("lora", "ms-swift"), ("qlora", "LLaMA-Factory")]
+    assert "trainer" not in rendered(*many(), width=120)
+    assert "trainer LLaMA-Factory ms-swift" in flat(rendered(case(other)))
+    assert outcomes_to_dict(SPEC, BEFORE, [case(other)])["cases"][0]["plan"]["trainer"] == "swift"
+
+
 def test_hours_are_left_out_where_the_samples_are_not_known() -> None:
     spec = make_spec()
     cases = [case(spec=spec, nodes="1"), case(spec=spec, nodes="2")]

@@ -9,8 +9,9 @@ import pytest
 from tests.engines.samples import spec_of
 from topoplan import catalog
 from topoplan.catalog import profile_entries
+from topoplan.planner.predict import predict
 from topoplan.specs import known
-from topoplan.specs.constants import BANDS, CONSTANTS
+from topoplan.specs.constants import BANDS, CONSTANTS, OF_MEMORY, OF_TIME
 from topoplan.specs.gpu_profile import (
     SHARDED_BANDS,
     WIDER_FOR_FEW,
@@ -112,13 +113,30 @@ def test_there_is_one_profile_of_a_gpu_and_of_a_file() -> None:
     assert profile_of(H100, mine) is not profile_of(H100)
 
 
-def test_own_constants_go_over_the_catalogs_and_widen_its_bands() -> None:
+def test_own_constants_go_over_the_catalogs_and_widen_the_bands_of_what_depends_on_them() -> None:
     plain, mine = profile_of(H100), profile_of(H100, own(gemm_efficiency=0.8))
     assert (mine.gemm_efficiency, mine.fp8_gemm_efficiency) == (0.8, plain.fp8_gemm_efficiency)
     assert mine.origins["gemm_efficiency"].kind == "measured"
     assert "mine.yaml: ours" in mine.origins["gemm_efficiency"].source
+    slower, fuller = mine, profile_of(H100, own(fragmentation=0.2))
     for key in BANDS:
-        assert getattr(mine, key) == pytest.approx(min(getattr(plain, key) * WIDER_FOR_FEW, WIDEST))
+        wider = pytest.approx(min(getattr(plain, key) * WIDER_FOR_FEW, WIDEST))
+        is_of_time = key.endswith("time_band")
+        assert getattr(slower, key) == (wider if is_of_time else getattr(plain, key))
+        assert getattr(fuller, key) == (getattr(plain, key) if is_of_time else wider)
+
+
+@pytest.mark.parametrize("key", [key for key in CONSTANTS if not (key in OF_MEMORY and key in OF_TIME)])
+def test_memory_and_step_time_depend_on_the_constants_that_are_said_to_be_theirs_alone(key: str) -> None:
+    usual = getattr(profile_of(H100), key)
+    other = not usual if isinstance(usual, bool) else tuple(2 * one for one in usual) if isinstance(usual, tuple) else 2
+    other = other if other != 2 else type(usual)(usual / 2 + (usual == 0))
+    for model, job in (("Qwen/Qwen3-8B", {}), ("Qwen/Qwen3-30B-A3B", {"precision": "fp8"})):
+        for layout in ({"backend": "megatron", "tp": 2}, {"backend": "fsdp2"}):
+            spec = spec_of(model, **job)
+            plans = [predict(replace(spec, profile=profile), layout) for profile in (None, own(**{key: other}))]
+            once, now = [(plan.memory.device_bytes, plan.time.step_s)[key in OF_MEMORY] for plan in plans]
+            assert once == now
 
 
 def test_own_constants_that_are_the_catalogs_change_nothing() -> None:
@@ -128,7 +146,7 @@ def test_own_constants_that_are_the_catalogs_change_nothing() -> None:
 
 
 def test_a_band_of_the_users_own_stands() -> None:
-    mine = profile_of(H100, own(gemm_efficiency=0.8, time_band=0.07))
+    mine = profile_of(H100, own(gemm_efficiency=0.8, fragmentation=0.2, time_band=0.07))
     assert mine.time_band == 0.07
     assert mine.memory_band > profile_of(H100).memory_band
 
@@ -148,7 +166,9 @@ def test_a_gpu_without_measured_runs_says_whose_bands_it_has() -> None:
 
 def test_a_file_of_the_users_own_is_named() -> None:
     (note,) = notes("h100-sxm-80gb", profile_of(H100, own(gemm_efficiency=0.8)))
-    assert note == f"1 of {len(CONSTANTS)} constants from mine.yaml (ours); bands widened"
+    assert note == f"1 of {len(CONSTANTS)} constants from mine.yaml (ours); error band of step time widened"
+    (note,) = notes("h100-sxm-80gb", profile_of(H100, own(fp8_transposes=False)))
+    assert note.endswith("; error bands of memory and step time widened")
 
 
 def test_a_mixture_of_experts_has_bands_of_its_own() -> None:

@@ -56,7 +56,7 @@ def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
     if key not in table:
         raise SpecError(
             f"GPU {name!r} is not known",
-            expected=_suggestion(name, tuple(table)) or f"known are {', '.join(table)}",
+            expected=_suggestion(name, tuple(table)),
             remedy="`topoplan show gpus` lists the known ones, and a gpu: block of its own describes any other",
         )
     return key, table[key]

@@ -40,7 +40,7 @@ def calibrate(
     ] = False,
     output: Annotated[str | None, option("--output -o FILE", "Write the profile, which --profile takes.")] = None,
     plan: Annotated[
-        list[str] | None, option("--plan ID", "The plan of a spec that ran, by its id; one for all, or one each.")
+        list[str] | None, option("--plan N|ID", "The plan of a spec that ran, by rank or id; one for all, or one each.")
     ] = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "trainer")],
@@ -157,7 +157,7 @@ def _spec(source: str, options: SpecOptions) -> Spec:
 
 def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, Plan]:
     from topoplan.bundle.plan_file import read_plan_file
-    from topoplan.cli.plan_choice import plan_of_id
+    from topoplan.cli.plan_choice import plans_of_spec
     from topoplan.trainers.trainer import PLAN_FILE
 
     if Path(source).is_dir() or Path(source).name == PLAN_FILE:
@@ -166,6 +166,7 @@ def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, P
         recorded = read_plan_file(source)
         return recorded.spec, recorded.plan
     if wanted is None:
-        raise InputError("does not say which plan ran", where=source, remedy="give --plan ID, or the bundle")
+        raise InputError("does not say which plan ran", where=source, remedy="give --plan N|ID, or the bundle")
     spec = options.read(source)
-    return spec, plan_of_id(spec, wanted)
+    (plan,) = plans_of_spec(spec, {"--plan": wanted}, fresh=False)
+    return spec, plan

@@ -110,8 +110,11 @@ def _run(arguments: list[str]) -> int:
         return _complain(str(error), error.exit_code)
     except _UsageError as error:
         return _complain(_usage(error, arguments), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except typer.Abort:  # at a question of `init`, which writes after the last answer
+        sys.stderr.write("\n")
+        return _complain("interrupted; nothing was written", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

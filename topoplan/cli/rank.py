@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
+_TOP = 10
+"""Plans shown by default, other than as CSV, which is for further use and not for reading."""
+
 
 def rank(
     spec: OptionalSpecPath = None,
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile", "backend", "trainer")],
-    top: Annotated[int, option("--top N", "Plans to show.", min=1)] = 10,
+    top: Annotated[int | None, option("--top N", "Plans to show; by default 10, with --csv all.", min=1)] = None,
     rejected: Annotated[bool, option("--rejected", "Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, option("--csv", "Print one row a plan.")] = False,
@@ -45,6 +48,7 @@ def rank(
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
+    shown = top or _TOP
     find = partial(search, fresh=no_cache, partial=True)
     # CSV rows have no place for ways out.
     first, best = partial(find, keep_rejected=rejected), partial(find, best_only=True)
@@ -52,7 +56,7 @@ def rank(
     if html:
         from topoplan.cli.page import write_ranking
 
-        write_ranking(html, ranking, top=top, words=options.words(spec), assumed=options.assumed(spec))
+        write_ranking(html, ranking, top=shown, words=options.words(spec), assumed=options.assumed(spec))
     elif as_csv:
         from topoplan.report.document import write_rows
 
@@ -61,9 +65,9 @@ def rank(
         from topoplan.report.document import ranking_to_dict
 
         words, assumed = options.words(spec), options.assumed(spec)
-        print_json(ranking_to_dict(ranking, top=top, rejected=rejected, words=words, assumed=assumed))
+        print_json(ranking_to_dict(ranking, top=shown, rejected=rejected, words=words, assumed=assumed))
     else:
-        _print(ranking, options.words(spec), options.assumed(spec), top=top, rejected=rejected)
+        _print(ranking, options.words(spec), options.assumed(spec), top=shown, rejected=rejected)
 
     if not ranking.plans:
         from topoplan.report.ways_out import nothing_fits
@@ -95,7 +99,7 @@ def answered(
     if read.profile is not None:
         from topoplan.planner.learn import reordered
 
-        ranking = replace(ranking, notes=(*reordered(ranking), *ranking.notes))
+        ranking = replace(ranking, profile_notes=reordered(ranking))
     if ranking.plans and not has_ways_out:
         return ranking
     return with_ways_out(ranking, spec, options, partial(best, with_room=bool(ranking.plans)))

@@ -5,7 +5,7 @@ Alternatives are other choices of the layout, another trainer or backend, and Li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -15,6 +15,7 @@ from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, keys_of
 from topoplan.planner.plan import Plan, Ranked, Ranking, Rejection
 from topoplan.planner.predict import memory_of
+from topoplan.planner.rank import CAVEAT_COST, TIE
 from topoplan.specs.layout_parts import SIZE_KEYS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
@@ -94,28 +95,60 @@ def speed_difference(best: Ranked, other: Ranked) -> str:
     return "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
 
 
-def alternatives(order: Sequence[Ranked]) -> list[str]:
+def alternatives(order: Sequence[Ranked], trainer_of: Callable[[Layout], Trainer | None]) -> list[str]:
     """Return, for every choice of the best plan, what the best plan with a different choice gains and loses.
 
+    The other choices of that plan may differ too, and are named. A caveat that the best plan lacks is told once.
     Plans recompute in order to fit, so recomputation counts as a choice only if the best plan recomputes.
+    `trainer_of` returns the trainer of a layout.
     """
     if not order:
         return []
     best = order[0]
     rivals = [plan for plan in order if plan.layout.backend == best.layout.backend]
-    found: list[tuple[float, str]] = []
-    named: set[str] = set()
-    for name, attribute in engine_of(best.layout.backend).choices:
-        choice = attrgetter(attribute)
+    choices = {name: attrgetter(attribute) for name, attribute in engine_of(best.layout.backend).choices}
+    found: dict[str, tuple[str, Ranked]] = {}
+    for name, choice in choices.items():
         mine = choice(best.layout)
         other = next((plan for plan in rivals if choice(plan.layout) != mine), None)
-        if other is None or other.id in named or mine == "none":
-            continue
-        named.add(other.id)
-        slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
-        words = f"{speed_difference(best, other)}, {memory_difference(best, other)} ({other.id})"
-        found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {words}"))
-    return [text for _, text in sorted(found, key=lambda pair: pair[0])[:MAX_NOTES]]
+        if other is not None and mine != "none":
+            found.setdefault(other.id, (name, other))
+    shown = sorted(found.values(), key=lambda pair: -pair[1].tokens_per_s_per_gpu)[:MAX_NOTES]
+    notes, told = [], {*best.caveats}
+    for name, other in shown:
+        theirs = {
+            key: f"{key} {of(other.layout)}" for key, of in choices.items() if of(other.layout) != of(best.layout)
+        }
+        change = f"{theirs.pop(name)} instead of {choices[name](best.layout)}"
+        further = [*theirs.values(), *_other_means(best, other, trainer_of)]
+        notes.append(
+            f"{change}{f', with {listed(further)}' if further else ''}: {speed_difference(best, other)},"
+            f" {memory_difference(best, other)} ({other.id}){_why_behind(best, other, told)}"
+        )
+        told |= {*other.caveats}
+    return notes
+
+
+def _other_means(best: Ranked, other: Ranked, trainer_of: Callable[[Layout], Trainer | None]) -> Iterator[str]:
+    """Yield what another plan needs, or does without, that is not a choice of its layout: offload, another trainer."""
+    if bool(other.memory.host_bytes) != bool(best.memory.host_bytes):
+        yield "offload" if other.memory.host_bytes else "no offload"
+    theirs = trainer_of(other.layout)
+    if theirs is not None and theirs is not trainer_of(best.layout):
+        yield theirs.title
+
+
+def _why_behind(best: Ranked, other: Ranked, told: Container[str]) -> str:
+    """Return a remark on a plan with caveats, of which some are `told`, or that is behind the best one though faster
+    and smaller."""
+    is_faster = other.tokens_per_s_per_gpu > best.tokens_per_s_per_gpu
+    if other.caveats:
+        cost = f", ranked as if {CAVEAT_COST:.0%} slower" if is_faster and not best.caveats else ""
+        new = "; ".join(caveat for caveat in other.caveats if caveat not in told)
+        return f"; caveat{cost}{f': {new}' if new else ''}"
+    # Within a tie, whole GiB come before complexity, and complexity before speed (`planner.rank.ranked`).
+    is_better = is_faster and other.memory.device_bytes < best.memory.device_bytes
+    return f"; within {TIE:.0%} of plan 1, which is simpler" if is_better else ""
 
 
 LIGER_KEY = "fused_linear_cross_entropy"

@@ -166,6 +166,8 @@ class Ranking:
     """All rejections if they were asked for, otherwise only the nearest misses."""
     notes: tuple[str, ...] = field(default=())
     """Sentences on what the usual alternatives would cost."""
+    profile_notes: tuple[str, ...] = ()
+    """Sentences on what a calibrated profile changes."""
     crossings: tuple[str, ...] = ()
     """Sentences on the other backends and trainers: what switching to each costs and gains, or why it has no plan."""
     data_notes: tuple[str, ...] = ()

@@ -215,7 +215,7 @@ class _Search:
             safe=first_safe(order),
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
-            notes=tuple(alternatives(order)),
+            notes=tuple(alternatives(order, self.trainer_of)),
             crossings=tuple(
                 crossings(order, in_order, list(self.cases), illegal_backends, unable, self.trainer_of),
             ),

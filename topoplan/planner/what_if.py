@@ -79,6 +79,7 @@ def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
         return Found(spec=spec, best=ranking.plans[0], counts=ranking.counts), ranking
     misses = [out for out in ranking.rejected if out.rule == "memory"]
     nearest = f"; the nearest, {misses[0].layout.id}: {misses[0].reason}" if misses else ""
+    nearest += f"; {misses[0].fix}" if misses and misses[0].fix else ""
     return Found(spec=spec, counts=ranking.counts, reason=f"no layout fits{nearest}"), ranking
 
 
@@ -111,6 +112,36 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
     rank = next((rank for rank, other in enumerate(ranking.plans.layouts, start=1) if other == layout), None)
     slower = 1.0 - same.tokens_per_s_per_gpu / ranking.plans[0].tokens_per_s_per_gpu
     return Fate(layout=layout, plan=same, rank=rank, slower=slower)
+
+
+GRAIN = 1024
+"""Tokens in which the longest sequences are searched."""
+MOST_TOKENS = 2**20
+"""The longest sequences tried for a model that states no context of its own."""
+
+
+def longest(spec_of: Callable[[int], Spec], search: Search) -> int:
+    """Return the longest sequences with which a layout fits, in multiples of GRAIN tokens; GRAIN if none fits.
+
+    They are doubled until nothing fits or the model's own context is reached, then bisected, as memory grows with them.
+    `spec_of` returns the spec for a number of tokens. Raises what it raises, except for a pin that it cannot satisfy.
+    """
+
+    def fits(grains: int) -> bool:
+        try:
+            return found_by(spec_of(grains * GRAIN), search)[0].best is not None
+        except LayoutError:
+            return False
+
+    most = max(1, (spec_of(GRAIN).model.max_position_embeddings or MOST_TOKENS) // GRAIN)
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return max(low, 1) * GRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

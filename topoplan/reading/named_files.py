@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from topoplan.errors import nearest
+from topoplan.errors import nearest_file_name
 from topoplan.reading.parts import Part
 from topoplan.reading.words import is_open
 from topoplan.specs.source import below, is_there
@@ -43,7 +43,7 @@ def close_name(part: Part, name: str) -> str:
             names = [one.name for one in islice(directory.iterdir(), _MOST_NAMES)]
         except (OSError, ValueError):
             continue
-        if close := nearest(Path(name).name, names):
+        if close := nearest_file_name(Path(name).name, names):
             return close
     return ""
 

@@ -40,7 +40,7 @@ def ranking_to_dict(
         else [],
         **answer_to_dict(answer),
         "assumed": [note for note in (*assumed, machine_note(ranking.spec.cluster)) if note],
-        "notes": list(ranking.notes),
+        "notes": [*ranking.profile_notes, *ranking.notes],
         "crossings": list(ranking.crossings),
     }
     view["ways_out"] = [way_out_to_dict(way) for way in ranking.ways_out]
@@ -107,8 +107,8 @@ COLUMNS = (
 """All columns, in order; a value that a plan lacks is empty."""
 
 
-def write_rows(stream: TextIO, ranking: Ranking, *, top: int) -> None:
-    """Write a header, and a row for each of the best `top` plans."""
+def write_rows(stream: TextIO, ranking: Ranking, *, top: int | None = None) -> None:
+    """Write a header, and a row for each plan, or for each of the best `top`."""
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for rank, plan in enumerate(ranking.plans[:top], start=1):

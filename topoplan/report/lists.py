@@ -15,7 +15,7 @@ from rich.table import Table
 from topoplan.catalog import gpu_names, model_names
 from topoplan.operators.params import parameter_count
 from topoplan.planner.view import rounded
-from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.tables import Column, bullets, fitting, paragraph, table_of
 from topoplan.report.text import billions, counted, gib, significant
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.known import gpu, model
@@ -55,16 +55,21 @@ def _attention_kind(attention: object) -> str:
 
 def print_models(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
     """Print one row per model."""
-    table = table_of("name", "type", right=("size", "context"), last=("kind",), whole=1)
-    for entry in entries:
-        context = entry["max_position_embeddings"]
-        table.add_row(
-            entry["name"],
-            entry["model_type"],
-            billions(entry["parameters"]),
-            f"{context:,}" if context else "-",
-            _kind(entry),
-        )
+    contexts = [entry["max_position_embeddings"] for entry in entries]
+    columns = fitting(
+        [
+            Column(header="type", cells=tuple(entry["model_type"] for entry in entries), left=True, drop=2),
+            Column(header="size", cells=tuple(billions(entry["parameters"]) for entry in entries)),
+            Column(header="context", cells=tuple(f"{one:,}" if one else "-" for one in contexts), drop=1),
+            Column(header="kind", cells=tuple(map(_kind, entries)), left=True),
+        ],
+        console.width - max(len(entry["name"]) for entry in entries),
+    )
+    table = table_of("name", whole=1)
+    for column in columns:
+        table.add_column(column.header, justify="left" if column.left else "right")
+    for number, entry in enumerate(entries):
+        table.add_row(entry["name"], *(column.cells[number] for column in columns))
     console.print(table)
 
 

@@ -101,6 +101,7 @@ _UNITS = {
     "_width": "elements",
     "_tile": "elements",
     "_prologue": "elements",
+    "_tail": "queries",
     "flash_attention": "",
     "_transposes": "",
     "_rings": "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from rich.box import SIMPLE_HEAD
@@ -30,6 +30,7 @@ from topoplan.report.text import (
     significant,
     spec_line,
     time_shares,
+    trainer_title,
 )
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import TRAINERS
@@ -49,11 +50,18 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking)}.", style="bold")
     if note := machine_note(ranking.spec.cluster):
         paragraph(console, f"{note[0].upper()}{note[1:]}.")
-    apart(console, _table(console, ranking.spec, plans))
-    apart(console, _legend(ranking.spec, plans), style="dim")
+    room = console.width - len(str(len(plans))) - 2 * GAP
+    # Two text columns share the width that the figures leave; if it is too little, figure columns are dropped.
+    figures = _figures(ranking.spec, plans, ascii_only=console.options.ascii_only)
+    figures = fitting(figures, room - _MIN_LAYOUT - _MIN_SHARES)
+    apart(console, _table(plans, figures, room))
+    apart(console, _legend(ranking.spec, plans, {column.header.strip() for column in figures}), style="dim")
     if ranking.data_notes:
         console.print("\nData, as plan 1 reads it:")
         bullets(console, ranking.data_notes)
+    if ranking.profile_notes:
+        console.print("\nCalibrated profile:")
+        bullets(console, ranking.profile_notes)
     _print_warnings(console, answer)
     most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all if backends were requested
     _print_some(console, "Other backends and trainers, compared with plan 1", ranking.crossings, most)
@@ -74,13 +82,10 @@ def _print_some(console: Console, title: str, lines: Sequence[str], most: int) -
     bullets(console, lines[:most])
 
 
-def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
+def _table(plans: Sequence[Plan], figures: Sequence[Column], room: int) -> Table:
     ranks = [str(rank) for rank in range(1, len(plans) + 1)]
     labels = [layout_label(plan.layout) for plan in plans]
     shares = [time_shares(plan.time.parts_s, plan.time.step_s) for plan in plans]
-    # Two text columns share the width that the figures leave; if it is too little, figure columns are dropped.
-    room = console.width - len(ranks[-1]) - 2 * GAP
-    figures = fitting(_figures(spec, plans, ascii_only=console.options.ascii_only), room - _MIN_LAYOUT - _MIN_SHARES)
     left_over = room - sum(column.width for column in figures)
     layout_width, shares_width = _text_widths(
         left_over, max(map(len, labels)), max(len(", ".join(entries)) for entries in shares)
@@ -126,10 +131,9 @@ def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
 
 def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[Column]:
     capacity = gib(max((plan.memory.capacity_bytes for plan in plans), default=0.0))
-    trainers, risks = [plan.trainer or "-" for plan in plans], [tags_of(plan) for plan in plans]
+    trainers, risks = [trainer_title(plan) for plan in plans], [tags_of(plan) for plan in plans]
     columns = []
-    # The trainer whose files `generate` writes, if it is not obvious.
-    if not set(trainers) <= {TRAINERS[0].name} or len({plan.layout.backend for plan in plans}) > 1:
+    if len({*trainers}) > 1:  # otherwise the legend has it
         columns.append(Column(header="\ntrainer", cells=tuple(map(Text, trainers)), left=True))
     memory = (
         Text(gib(plan.memory.device_bytes), style="yellow" if "tight" in tags else "")
@@ -155,36 +159,45 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[Col
     return columns
 
 
-def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
+def _legend(spec: Spec, plans: Sequence[Plan], columns: Container[str]) -> str:
+    """Explain the words of the table; `columns` are the headers of the figures shown."""
     if spec.cluster.margin is not None:
         margin = f"{spec.cluster.margin:.0%} of the card must stay free"
     else:
         margin = (
             f"{plans[0].memory.margin_bytes / plans[0].memory.device_bytes:.0%} more must also fit" if plans else ""
         )
-    text = (
-        f"GiB: memory of the fullest GPU, as nvidia-smi shows it{'; ' if margin else ''}{margin}. step: one optimizer"
-        " step, and its error band. MFU: without recomputation"
-    )
-    text += "." if spec.job.finetuning == "full" else " and without gradients of frozen weights."
+    text = f"GiB: memory of the fullest GPU, as nvidia-smi shows it{'; ' if margin else ''}{margin}."
+    text += f" step: one optimizer step{', and its error band' if 'band' in columns else ''}."
+    if "MFU" in columns:
+        text += " MFU: without recomputation"
+        text += "." if spec.job.finetuning == "full" else " and without gradients of frozen weights."
+    text += _trainer_words(spec, plans)
     text += "".join(f" {words}" for words in _layout_words(plans))
     alike = (pair for pair in pairwise(plans) if len({bool(plan.caveats) for plan in pair}) == 1)
     if any(one.time.step_s > other.time.step_s for one, other in alike):
         text += f" Plans within {TIE:.0%} of each other are ordered by memory."
-    met = {tag for plan in plans for tag in tags_of(plan)}
+    met = {tag for plan in plans for tag in tags_of(plan)} if "risk" in columns else ()
     text += "".join(f" {tag}: {meaning}." for tag, meaning in TAGS.items() if tag in met)
     job = spec.job
     counts = sorted({steps for plan in plans if (steps := job_steps(spec, plan)) is not None})
     if job.lengths is not None:
-        text += " tok/s and MFU do not count padding."
+        text += f" {'tok/s and MFU do' if 'MFU' in columns else 'tok/s does'} not count padding."
     if any(plan.memory.host_bytes for plan in plans):
         text += " host GiB: main memory that the plan needs on each node."
-    if counts and job.samples is not None:
+    if counts and job.samples is not None and "hours" in columns:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {_steps_words(counts)}, {counted(job.samples, 'sample')} x {epochs}"
         if effort := job_effort(spec, plans[0]):
             text += f", and {pauses_words(spec, effort)}."
     return text
+
+
+def _trainer_words(spec: Spec, plans: Sequence[Plan]) -> str:
+    """Return the trainer of all plans, if it is neither the usual one nor the one that was asked for."""
+    titles = {trainer_title(plan) for plan in plans}
+    is_obvious = spec.trainer is not None or titles & {TRAINERS[0].title, "-"}
+    return f" All plans are for {''.join(titles)}." if len(titles) == 1 and not is_obvious else ""
 
 
 def _steps_words(counts: Sequence[int]) -> str:

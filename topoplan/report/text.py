@@ -9,9 +9,10 @@ from typing import Any
 
 from topoplan.layout.layout import Layout
 from topoplan.planner.effort import Effort
-from topoplan.planner.plan import Ranking, Rejection, Time
+from topoplan.planner.plan import Plan, Ranking, Rejection, Time
 from topoplan.planner.view import rounded
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import trainer_named
 from topoplan.units import GIB, format_byte_rate
 
 # Short names of the parts of a step, for columns. A part that is not listed keeps its own name.
@@ -88,6 +89,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def layout_label(layout: Layout) -> str:
     """Return a layout's id with spaces, at which tables can wrap: `tp4 pp2 dp4 mbs1 sel:core_attn`."""
     return re.sub(r"-(sel|full)-(?!uneven|ends|offload|nosync|liger|expandable)", r"-\1:", layout.id).replace("-", " ")
+
+
+def trainer_title(plan: Plan) -> str:
+    """Return the title of the trainer that a plan is written for: `LLaMA-Factory`, or `-` if there is none."""
+    return trainer_named(plan.trainer).title if plan.trainer else "-"
 
 
 def time_shares(parts_s: Mapping[str, float], step_s: float) -> list[str]:

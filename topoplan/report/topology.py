@@ -187,6 +187,10 @@ def layout_words(layout: Layout) -> str:
     return " ".join(f"{key}{value}" for key, value in degrees.items() if value > 1 or key in ("tp", "pp", "dp"))
 
 
+_TIMES = {"layers": " of {} micro batches"}
+"""How often a moment occurs, if its name does not say of what."""
+
+
 def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
     """Print what a GPU sends in a step, and the resulting load on the busiest link of each kind."""
     if not flows:
@@ -196,7 +200,7 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
     right = ("a GPU\nsends", *(f"busiest\n{LINKS[kind]}" for kind in kinds))
     table = table_of("what", "group", "kind", "in", right=right)
     for one in flows:
-        times = f" x {one.flow.times}" if one.flow.times > 1 else ""
+        times = _TIMES.get(one.flow.moment, " x {}").format(one.flow.times) if one.flow.times > 1 else ""
         table.add_row(
             one.flow.name,
             NAMES.get(one.group, one.group),

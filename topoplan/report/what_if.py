@@ -16,14 +16,26 @@ from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
 from topoplan.report.dump import picked
 from topoplan.report.tables import Column, apart, bullets, fitting, paragraph, table_of
-from topoplan.report.text import effort_to_dict, gib, hours, layout_label, significant, spec_line
+from topoplan.report.text import effort_to_dict, gib, hours, layout_label, significant, spec_line, trainer_title
 from topoplan.specs.spec import Spec
 
 _T = TypeVar("_T")
 _EQUAL = 0.005
 """Relative differences of speed below this are not shown."""
-_FIGURES = {"GPUs": 2, "GiB": 1, "step\ns": 0, "tok/s": 3, "tok/s\n/GPU": 0, "hours": 0, "GPU-h": 4, "old\nbest": 0}
+_FIGURES = {
+    "trainer": 1,
+    "GPUs": 2,
+    "GiB": 1,
+    "step\ns": 0,
+    "tok/s": 3,
+    "tok/s\n/GPU": 0,
+    "hours": 0,
+    "GPU-h": 4,
+    "old\nbest": 0,
+}
 """Figure columns and their priority: on a narrow terminal, those with the highest number are dropped first."""
+_LEAST = {"trainer": 2, "hours": 1, "GPU-h": 1}
+"""Number of different values from which a column is shown: hours are often unknown, and the trainer the same."""
 _MIN_LABEL = 17
 """Minimum width of the layout column; below it, figure columns are dropped."""
 
@@ -51,7 +63,8 @@ def _found_to_dict(found: Found) -> dict[str, Any]:
         view |= picked(found.spec.cluster, "nodes gpus=world_size")
         view["counts"] = picked(found.counts, "candidates illegal out_of_memory ranked")
         if found.best is not None:
-            view["plan"] = plan_to_dict(found.best) | effort_to_dict(job_effort(found.spec, found.best))
+            own = {"trainer": found.best.trainer} | effort_to_dict(job_effort(found.spec, found.best))
+            view["plan"] = plan_to_dict(found.best) | own
     return view
 
 
@@ -65,8 +78,11 @@ def _fate_to_dict(fate: Fate) -> dict[str, Any]:
     }
 
 
-def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> None:
-    """Print the spec, then before and after for a single case, or a row per case."""
+def print_outcomes(
+    console: Console, spec: Spec, before: Found, outcomes: Sequence[Outcome], ways_out: str = ""
+) -> None:
+    """Print the spec, then before and after for a single case, or a row per case. `ways_out` is the command that shows
+    what would make the first case fit in which nothing does; empty if there is none."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     if len(outcomes) == 1:
         _print_one(console, before, outcomes[0])
@@ -74,6 +90,9 @@ def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequen
         _print_many(console, before, outcomes)
     if note := _batch_note(before, outcomes):
         apart(console, note)
+    if ways_out:
+        console.print("\nThis shows what would fit:")
+        console.print(Text(ways_out), soft_wrap=True)
 
 
 def _print_one(console: Console, before: Found, case: Outcome) -> None:
@@ -115,6 +134,9 @@ def _two_columns(before: Found, after: Found) -> Table:
 
     labels = ["none" if plan is None else layout_label(plan.layout) for _, plan in sides]
     table.add_row("best plan", *labels, "same" if labels[0] == labels[1] else "")
+    trainers = each(lambda _, plan: trainer_title(plan))
+    if None not in trainers and len({*trainers}) > 1:
+        table.add_row("trainer", *(title or "" for title in trainers), "")
     row("GPUs", each(lambda spec, plan: spec.cluster.world_size), lambda value: f"{value:,.0f}")
     row("step, s", each(lambda spec, plan: plan.time.step_s), significant)
     row("tokens/s", each(lambda spec, plan: plan.tokens_per_s_per_gpu * spec.cluster.world_size), lambda x: f"{x:,.0f}")
@@ -190,9 +212,10 @@ def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str],
     spec, plan = found.spec, found.best
     gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
     if spec is None or plan is None:
-        return list(values), "nothing fits" if found.is_legal else "nothing legal", [gpus, *["-"] * 6, fate]
+        return list(values), "nothing fits" if found.is_legal else "nothing legal", ["-", gpus, *["-"] * 6, fate]
     effort = job_effort(spec, plan)
     figures = [
+        trainer_title(plan),
         gpus,
         gib(plan.memory.device_bytes),
         significant(plan.time.step_s),
@@ -206,16 +229,16 @@ def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str],
 
 def _table(keys: Sequence[str], rows: Sequence[tuple[list[str], str, list[str]]], width: int) -> Table:
     figures = [
-        Column(header=header, cells=cells, drop=drop)
+        Column(header=header, cells=cells, left=header == "trainer", drop=drop)
         for (header, drop), cells in zip(_FIGURES.items(), zip(*(row[2] for row in rows), strict=True), strict=True)
-        if header not in ("hours", "GPU-h") or {*cells} != {"-"}
+        if len({*cells} - {"-"}) >= _LEAST.get(header, 0)
     ]
     named = [Column(header=key, cells=tuple(row[0][number] for row in rows)) for number, key in enumerate(keys)]
     shown = fitting(figures, width - _MIN_LABEL - sum(column.width for column in named))
     table = table_of(*(f"\n{key.rpartition('.')[2]}" for key in keys), "\nbest plan")
     for column in shown:
         header = column.header if "\n" in column.header else f"\n{column.header}"
-        table.add_column(Text(header), justify="right", no_wrap=True)
+        table.add_column(Text(header), justify="left" if column.left else "right", no_wrap=True)
     for number, (values, label, _) in enumerate(rows):
         table.add_row(*values, label, *(column.cells[number] for column in shown))
     return table

@@ -225,3 +225,9 @@ GROUPS = _groups()
 """Group title -> names of the numbers in the group."""
 BANDS = GROUPS["error bands"]
 CONSTANTS = tuple(own.name for own in fields(Constants) if own.name not in BANDS)
+OF_MEMORY = frozenset(
+    (*GROUPS["device memory"], *GROUPS["NCCL's channels"], "flash_attention", "fp8_transposes"),
+)
+"""The constants on which predicted memory depends: NCCL's channels have buffers, and kernels save other tensors."""
+OF_TIME = frozenset(CONSTANTS) - {*GROUPS["device memory"]}
+"""The constants on which predicted step times depend."""

@@ -14,7 +14,8 @@ from statistics import NormalDist
 from typing import Any
 
 from topoplan.catalog import gpu_names, profile_entries
-from topoplan.specs.constants import BANDS, CONSTANTS, Constants
+from topoplan.errors import listed
+from topoplan.specs.constants import BANDS, CONSTANTS, OF_MEMORY, OF_TIME, Constants
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
@@ -81,9 +82,10 @@ def entry_name(gpu: Gpu) -> str:
 def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
     """Return the profile of a GPU, with the constants of a user's own file replacing the catalog's.
 
-    If the file changes constants but gives no band, the bands are widened as for a GPU with few runs. A card outside
-    the catalog gets the constants of its architecture, and bands widened as for a GPU without runs. Raises KeyError for
-    an architecture outside the catalog (spec forms refuse those earlier).
+    A band that the file does not give is widened as for a GPU with few runs, if the file changes constants on which the
+    band's predictions depend: efficiencies of kernels do not make memory less certain. A card outside the catalog gets
+    the constants of its architecture, and bands widened as for a GPU without runs. Raises KeyError for an architecture
+    outside the catalog (spec forms refuse those earlier).
     """
     if own is not None:
         base = profile_of(gpu)
@@ -149,12 +151,12 @@ def _disown(values: dict[str, Any], origins: dict[str, Origin], name: str) -> bo
 
 def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile) -> None:
     source = f"{own.path}: {own.source}" if own.source else own.path
-    differs = any(values[key] != value for key, value in own.constants.items() if key not in BANDS)
+    moved = {key for key, value in own.constants.items() if key not in BANDS and values[key] != value}
     kind = "calibrated" if own.calibrated else "measured"
     for key, value in own.constants.items():
         values[key], origins[key] = value, Origin(kind=kind, source=source)
     for key in BANDS:
-        if differs and key not in own.constants:
+        if key not in own.constants and moved & (OF_TIME if key.endswith("time_band") else OF_MEMORY):
             values[key] = min(values[key] * WIDER_FOR_FEW, WIDEST)
             origins[key] = replace(origins[key], source=WIDENED)
 
@@ -176,7 +178,9 @@ def notes_on_bands(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[
         own = profile.own
         given = sum(key not in BANDS for key in own.constants)
         source = f" ({own.source})" if own.source else ""
-        widened = "; bands widened" if any(profile.origins[key].source == WIDENED for key in keys) else ""
+        which = [key for key in keys if profile.origins[key].source == WIDENED]
+        of_what = listed(["step time" if key.endswith("time_band") else "memory" for key in which])
+        widened = f"; error band{'s' * (len(which) > 1)} of {of_what} widened" if which else ""
         if own.calibrated is None:
             notes.append(f"{given} of {len(CONSTANTS)} constants from {own.path}{source}{widened}")
         else:

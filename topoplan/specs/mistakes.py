@@ -19,7 +19,8 @@ from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import KeyPath, dotted, with_key
 from topoplan.units import shown
 
-_MAX_MESSAGES = 3
+_MAX_MESSAGES = 20
+"""What a screen shows: a mistake that stays hidden costs another run."""
 _Form = TypeVar("_Form")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 

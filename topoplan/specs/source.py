@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from topoplan.errors import SpecError, nearest
+from topoplan.errors import SpecError, nearest_file_name
 from topoplan.specs.scalars import plain_scalar as plain_scalar
 from topoplan.units import quote
 
@@ -170,7 +170,7 @@ def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, want
 def nearest_file(path: Path) -> str:
     """Return `did you mean 'x'?` for the sibling closest to a missing file, or an empty string."""
     try:
-        return nearest(path.name, (entry.name for entry in path.parent.iterdir()))
+        return nearest_file_name(path.name, (entry.name for entry in path.parent.iterdir()))
     except (OSError, ValueError):
         return ""
 
@@ -189,7 +189,10 @@ def parse_source(text: str, *, name: str) -> Source:
 
 def parse_value(text: str, *, name: str) -> Any:
     """Parse one value as it would follow a key, for options such as `--set key=value`. Raises SpecError."""
-    return _Reader(name).document(text)
+    value = _Reader(name).document(text)
+    # Behind a key, only braces and brackets begin keys or items on the same line: `?` is text.
+    is_block = isinstance(value, dict | list) and "\n" not in text and text.lstrip()[:1] not in ("{", "[", "&", "!")
+    return text.strip() if is_block else value
 
 
 class _Reader:
