@@ -68,15 +68,23 @@ def _json_source(part: Part) -> Source:
         data = json.loads(part.text)
     except RecursionError:
         pass  # the YAML parser below reports it, with the line
-    except ValueError as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-        message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    except json.JSONDecodeError as error:
+        at = _last_comma(part.text, error.pos)
         raise SpecError(
-            f"is not valid JSON: {message}",
-            where=f"{part.name}:{line}",
+            f"is not valid JSON: {error.msg if at is None else 'a comma behind the last item'}",
+            where=f"{part.name}:{error.lineno if at is None else part.text.count(chr(10), 0, at) + 1}",
             remedy="JSON has no comments, no commas behind the last item and double quotes only",
         ) from None
+    except ValueError as error:
+        raise SpecError(f"is not valid JSON: {error}", where=f"{part.name}:1") from None
     return replace(parse_source(part.text.replace("\t", " "), name=part.name), data=data)
+
+
+def _last_comma(text: str, fault: int) -> int | None:
+    """Return where the comma is that the bracket at a parser's `fault` must not follow; None for any other fault."""
+    before = text[: fault + text.startswith(",", fault)].rstrip()  # since Python 3.13 the fault is the comma itself
+    follows = text[len(before) :].lstrip()
+    return len(before) - 1 if before.endswith(",") and follows.startswith(("}", "]")) else None
 
 
 def _guess(data: Mapping[str, Any], recognizers: Recognizers) -> tuple[str | None, bool]:

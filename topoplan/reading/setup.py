@@ -167,6 +167,8 @@ class Setup:
     """Logs of runs."""
     unread: tuple[tuple[Part, SpecError], ...] = ()
     """Parts that could not be read, each with its error."""
+    references: tuple[tuple[Part, Part], ...] = ()
+    """Pairs of a part and the part whose file it names."""
 
     @property
     def unread_programs(self) -> tuple[str, ...]:
