@@ -55,6 +55,7 @@ def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, A
             {
                 "file": str(copy.path),
                 "from": [{"file": one.before.name, "line": one.before.file_line(1)} for one in copy.corrections],
+                "names": list(copy.names),
                 "rules": [finding.rule for one in copy.corrections for finding in one.findings],
             }
             for copy in fixed.copies
@@ -258,7 +259,8 @@ def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
     for copy in fixed.copies:
         corrected = counted(sum(len(one.findings) for one in copy.corrections), "correction")
         places = ", ".join(one.before.place(None) for one in copy.corrections)
-        paragraph(console, f"Wrote {copy.path}: {corrected} to {places}.")
+        held = (f"{corrected} to {places}" if places else "", f"names {', '.join(copy.names)}" if copy.names else "")
+        paragraph(console, f"Wrote {copy.path}: {', and '.join(filter(None, held))}.")
         new = [one for each in copy.corrections for one in each.findings if (one.rule, one.what) not in told]
         bullets(console, (f"then found and corrected: {one.what}  [{one.rule}]" for one in new))
     left = [one for one in fixed.after.findings if one.severity != "note"]
