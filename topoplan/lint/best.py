@@ -100,8 +100,9 @@ def any_samples(spec: Spec) -> Spec:
 def _pinned_specs(translation: Translation, spec: Spec, backends: Sequence[str]) -> Iterator[tuple[str, Spec]]:
     """Yield the spec for a search of each backend, then those for where this one has no plan.
 
-    A backend may refuse `pure_bf16`: DeepSpeed's optimizer keeps fp32 weights whatever dtype was loaded. Liger's kernels
-    are one key of the file, which often saves more memory than any other, but take a package that may be missing.
+    A backend may refuse `pure_bf16`: DeepSpeed's optimizer keeps fp32 weights whatever dtype was loaded. Liger's
+    kernels are one key of the file, which often saves more memory than any other, but take a package that may be
+    missing.
     """
     for backend in backends:
         pinned = _pinned(translation, spec, backend)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any
@@ -29,6 +29,7 @@ from topoplan.reading.parts import Part
 from topoplan.reading.rules import Rule
 from topoplan.report.tables import bullets, hanging, paragraph, table_of
 from topoplan.report.text import band, counted, gib, layout_label, significant, spec_line
+from topoplan.specs.spec import Spec
 from topoplan.units import GIB, named, quote
 
 SCHEMA = "topoplan.check/1"
@@ -127,19 +128,31 @@ def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -
         _print_prediction(console, list(same))
 
 
-def better_plan(checked: Checked) -> tuple[str, Plan] | None:
-    """Return a file, and a better plan that files can be written for from it; None if there is not just one such file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Better:
+    """A better plan that files can be written for."""
+
+    file: str
+    """The file of its job."""
+    spec: Spec
+    """What the file's configuration runs, on the GPUs that it uses."""
+    plan: Plan
+
+
+def better_plan(checked: Checked) -> Better | None:
+    """Return a better plan of a file's job that files can be written for; None if there is not just one such file.
     That is the best plan, or the best of the own backend if the file's trainer has the job run by no other."""
     if len(checked.predictions) != 1 or checked.setup.bundles:
         return None
     (found,) = checked.predictions
     part, best, translation = found.configuration.part, found.best, found.translation
-    if best is not None and translation is not None:
-        pinned = translation.spec.job.pin.get("backend", best.layout.backend)
-        best = best if pinned == best.layout.backend else found.best_of_backend
+    if best is None or translation is None:
+        return None
+    pinned = translation.spec.job.pin.get("backend", best.layout.backend)
+    best = best if pinned == best.layout.backend else found.best_of_backend
     if best is None or part.label or part.file or (found.plan is not None and found.plan.id == best.id):
         return None
-    return part.name, best
+    return Better(file=part.name, spec=translation.spec, plan=best)
 
 
 def _file_order(checked: Checked, finding: Finding) -> int:
