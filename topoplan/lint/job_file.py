@@ -136,13 +136,13 @@ def _on_batch(found: Translation) -> Iterator[str]:
 
 def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Iterator[str]:
     yield from found.assumptions
-    written = found.keys.configuration.source.data
-    of_layout = [key for key in written if key in _layout_keys(file)]
+    written, meant = found.keys.configuration.source.data, found.keys.configuration.misspelt
+    of_layout = [key for key in written if meant.get(key, key) in _layout_keys(file)]
     if of_layout:
         yield f"its layout is not taken over: {', '.join(of_layout)}"
     taken = {_model_key(file), *of_layout, *keys.get("trainer", ()), *found.keys.read}
     usual = found.codec.defaults()
-    if others := [key for key, value in written.items() if key not in taken and value != usual.get(key)]:
+    if others := [key for key, value in written.items() if meant.get(key, key) not in taken and value != usual.get(key)]:
         yield f"left out: {', '.join(others)}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.reading.parts import Part
-from topoplan.reading.recognizer import SURE, Recognizers, keys_of
+from topoplan.reading.recognizer import SURE, Recognizers, keys_of, misspelt_keys
 from topoplan.reading.setup import Configuration
 from topoplan.specs.source import Source, parse_source
 
@@ -39,7 +39,9 @@ def configuration_of(part: Part, recognizers: Recognizers, *, trainer: str | Non
         raise UnknownKindError(
             "is a configuration of an unknown kind", where=part.place(None), expected=READ, remedy=hint
         )
-    return Configuration(trainer=trainer, part=part, source=source)
+    recognizer = next((one for one in recognizers if one.trainer == trainer), None)
+    misspelt = misspelt_keys(recognizer, source.data.keys())
+    return Configuration(trainer=trainer, part=part, source=source, misspelt=misspelt)
 
 
 def _source(part: Part) -> Source:
