@@ -242,14 +242,15 @@ def test_what_names_a_corrected_file_is_copied_and_names_the_copy(
     monkeypatch.chdir(tmp_path)
     texts = {
         "run.sh": "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml\n",
-        "other.sh": "FILE=train; FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train other.yaml\n",
+        "other.sh": "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train other.yaml\n",
+        "Makefile": "train:\n\tFORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml\n",
         "train.yaml": f"{PLAIN}deepspeed: ds.json\n",
         "other.yaml": PLAIN,
         "ds.json": '{\n  "my_key": 1,\n  "zero_optimization": {\n    "stage": 2,\n    "ofload": 1\n  }\n}\n',
     }
     for name, text in texts.items():
         Path(name).write_text(text)
-    found = check(["run.sh", "other.sh"])
+    found = check(["run.sh", "other.sh", "Makefile"])
     fixed = fix(found, PredictionTarget())
     write_copies(fixed.copies)
 
@@ -266,7 +267,9 @@ def test_what_names_a_corrected_file_is_copied_and_names_the_copy(
     assert "ofload" in copy.text.splitlines()[copy.line(left.part, left.line or 0) - 1]
     console = Console(file=io.StringIO(), width=80)
     print_fixed(console, found, fixed)
-    assert "Wrote run.fixed.sh: names train.fixed.yaml." in console.file.getvalue()  # type: ignore[attr-defined]
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Wrote run.fixed.sh: names train.fixed.yaml." in printed
+    assert "- Makefile still takes train.yaml: name train.fixed.yaml there" in printed
 
 
 PAGE = """

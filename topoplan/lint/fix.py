@@ -172,10 +172,11 @@ def copies(
         number = f"-{targets[:place].count((name, suffix)) + 1}" if targets.count((name, suffix)) > 1 else ""
         paths.append(_beside(name, number + suffix))
     new_names = {parts[0]: path.name for parts, path in zip(wanted, paths, strict=True) if not parts[0].label}
-    return tuple(
-        _copy(parts, by_part, path, {file: new_names[file] for file in _named(parts, references) if file in new_names})
-        for parts, path in zip(wanted, paths, strict=True)
-    )
+    found = []
+    for parts, path in zip(wanted, paths, strict=True):
+        named = [file for file in _named(parts, references) if file in new_names and _names(parts, file)]
+        found.append(_copy(parts, by_part, path, {file: new_names[file] for file in named}))
+    return tuple(found)
 
 
 def _copied(

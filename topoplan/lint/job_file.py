@@ -142,7 +142,9 @@ def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Itera
         yield f"its layout is not taken over: {', '.join(of_layout)}"
     taken = {_model_key(file), *of_layout, *keys.get("trainer", ()), *found.keys.read}
     usual = found.codec.defaults()
-    if others := [key for key, value in written.items() if meant.get(key, key) not in taken and value != usual.get(key)]:
+    if others := [
+        key for key, value in written.items() if meant.get(key, key) not in taken and value != usual.get(key)
+    ]:
         yield f"left out: {', '.join(others)}"
 
 

@@ -276,10 +276,19 @@ def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
         paragraph(console, f"Wrote {copy.path}: {', and '.join(filter(None, held))}.")
         new = [one for each in copy.corrections for one in each.findings if (one.rule, one.what) not in told]
         bullets(console, (f"then found and corrected: {one.what}  [{one.rule}]" for one in new))
+    bullets(console, _still_named(fixed))
     left = [one for one in fixed.after.findings if one.severity != "note"]
     if left:
         paragraph(console, "Left to correct by hand:")
     bullets(console, (f"{_place_in_copy(one, fixed)}: {one.severity}: {one.what}" for one in left))
+
+
+def _still_named(fixed: Fixed) -> Iterator[str]:
+    """Yield a sentence for each file that names a corrected one in words that could not be replaced."""
+    for part, file in fixed.after.setup.references:
+        copy = next((copy for copy in fixed.copies if file in copy.parts), None)
+        if copy and not any(part in one.parts and copy.path.name in one.names for one in fixed.copies):
+            yield f"{part.place(None)} still takes {file.name}: name {copy.path.name} there"
 
 
 def _place_in_copy(finding: Finding, fixed: Fixed) -> str:

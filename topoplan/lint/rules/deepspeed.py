@@ -128,14 +128,13 @@ def _trainer(document: Document) -> Iterator[Finding]:
         if value is None or wanted is None or value == wanted:
             continue
         yield document.finding(
-            "trainer-mismatch",
+            "trainer-mismatch.default" if value_of(trainer, key) is None else "trainer-mismatch",
             path,
             name=".".join(map(str, path)),
             value=shown(value),
             key=key,
             file=trainer.part.name,
             wanted=shown(wanted if (count := as_whole(wanted)) is None else count),
-            by_default=" by default" if value_of(trainer, key) is None else "",
         )
 
 
