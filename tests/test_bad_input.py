@@ -54,7 +54,6 @@ FILES = {
     "train.yaml": TRAIN,
     "nomodel.yaml": TRAIN.partition("\n")[2],
     "lr.yaml": TRAIN.replace("1.0e-5", "2e-5x"),
-    "tp3.yaml": TRAIN + "tensor_model_parallel_size: 3\n",
     "half.yaml": "cutoff_len: 2048\nlearning_rate: 1.0e-5\n",
     "compose.yaml": "services:\n  web:\n    image: nginx\n",
     "prose.sh": "echo hello\n",

@@ -118,6 +118,31 @@ def nearest_file_name(name: str, known: Iterable[str]) -> str:
     return nearest(name, [other for other in known if nearest(PurePath(name).stem, [PurePath(other).stem])])
 
 
+_LEAST_MISSPELT = 6
+"""Length of the shortest word that is taken for a misspelling: one letter makes another word of a shorter one."""
+
+
+def misspelt(word: str, known: Iterable[str]) -> str:
+    """Return the only known word from which `word` differs by a letter that is missing, added, wrong or
+    swapped with the next one; '' if there is none, or several. A digit is no letter: `adam_beta3` is no misspelling."""
+    close = [name for name in known if len(word) >= _LEAST_MISSPELT and _by_a_letter(word, name)]
+    return close[0] if len(close) == 1 else ""
+
+
+def _by_a_letter(one: str, other: str) -> bool:
+    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    one, other = one[same:], other[same:]
+    if one[1:] == other or one == other[1:]:
+        changed = max(one, other, key=len)[:1]
+    elif one[1:] == other[1:]:
+        changed = one[:1] + other[:1]
+    elif one[:2] == other[1::-1] and one[2:] == other[2:]:
+        changed = one[:2]
+    else:
+        return False
+    return bool(changed) and not any(character.isdigit() for character in changed)
+
+
 def listed(names: Sequence[str], word: str = "and") -> str:
     """Join names into `a`, `a and b` or `a, b and c`."""
     return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

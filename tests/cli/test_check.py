@@ -1,6 +1,7 @@
 """`topoplan check` on the command line."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,45 @@ def test_a_command_for_other_machines_than_the_options_name_is_found(cli: Cli, t
         f"NNODES=2 NODE_RANK=0 MASTER_ADDR=a MASTER_PORT=29500 FORCE_TORCHRUN=1 llamafactory-cli train {train.name}\n"
     )
     assert "[launch-other-cluster]" in cli("check", script, train, "--gpu", "h100", "--nodes", "4").out
+
+
+ON_MEGATRON = (
+    "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ndo_train: true\ndataset: mine\ntemplate: qwen3_nothink\n"
+    "cutoff_len: 4096\noutput_dir: a\nbf16: true\ntensor_model_parallel_size: 8\n"
+)
+SWIFT_MEGATRON = (
+    "NNODES=2 NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset /data/a.jsonl --micro_batch_size 1"
+    " --global_batch_size 64 --tensor_model_parallel_size 16"
+)
+
+ON_DEEPSPEED = (
+    "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-8B --dataset /data/a.jsonl --tuner_type full --deepspeed zero3"
+    " --torch_dtype bfloat16 --gradient_accumulation_steps 8\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        # Nothing of the layout counts: one that the GPUs do not divide into, or that no plan may have.
+        ("train.yaml", ON_MEGATRON + "pipeline_model_parallel_size: 3\n", ("--gpu", "h100", "--nodes", "2")),
+        # The data set is on the nodes alone, and the length of samples comes from an option.
+        ("run.sh", ON_DEEPSPEED, ("--gpu", "h100", "--seq-len", "4096")),
+        # The command uses a part of the cluster.
+        ("run.sh", SWIFT_MEGATRON.replace("=8", "=4") + " --max_length 4096\n", ("--gpu", "h100", "--nodes", "4")),
+        ("run.sh", SWIFT_MEGATRON.replace("=2", "=1") + " --max_length 4096\n", ("--cluster", CLUSTER)),
+        ("train.yaml", ON_MEGATRON.replace("Qwen/", "/x/Qwen-"), ("--cluster", CLUSTER, "--model", "Qwen/Qwen3-4B")),
+    ],
+    ids=["not dividing", "on the nodes", "a part", "of a spec", "a model"],
+)
+def test_the_next_command_that_is_printed_runs(
+    cli: Cli, tmp_path: Path, name: str, text: str, options: tuple[str, ...]
+) -> None:
+    (tmp_path / name).write_text(text)
+    shown = cli("check", tmp_path / name, *options).out
+    (following,) = [line for line in shown.splitlines() if line.startswith("Next  topoplan generate ")]
+    result = cli(*shlex.split(following)[2:], "-o", tmp_path / "bundle")
+    assert (result.code, result.err) == (0, "")
 
 
 def test_without_a_cluster_it_says_how_to_learn_whether_a_job_fits(cli: Cli, train: Path) -> None:

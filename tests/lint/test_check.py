@@ -308,3 +308,37 @@ def test_a_directory_is_read_without_what_is_about_something_else(tmp_path: Path
 
     assert [Path(part.name).name for part in setup.parts] == ["job.yaml", "train.sh"]
     assert setup.launches[0].file_configuration is setup.configurations[0]
+
+
+BROKEN = '{\n  "zero_optimization": {\n    "stage": 2,\n  }\n}\n'
+
+
+def test_a_file_that_another_names_and_that_cannot_be_read_is_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "rule_modules", LISTED)
+    (tmp_path / "job.yaml").write_text(f"{FULL_YAML}\ndeepspeed: ds.json\nnonsense: 1\n")
+    (tmp_path / "run.sh").write_text("deepspeed --hostfile hosts -m llamafactory.launcher job.yaml\n")
+    (tmp_path / "ds.json").write_text(BROKEN)
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe")
+    for names in (["job.yaml", "run.sh"], ["job.yaml", "run.sh", "ds.json"]):
+        found = check([str(tmp_path / name) for name in names]).findings
+        unread = {(Path(one.part.name).name, one.line) for one in found if one.rule == "file-unreadable"}
+        assert unread == {("ds.json", 3), ("hosts", None)}
+        assert "llamafactory-unknown-key" in {one.rule for one in found}
+    (tmp_path / "job.yaml").write_text("a: [1\n")
+    alone = check([str(tmp_path / "run.sh")]).findings
+    assert {"file-unreadable"} <= {one.rule for one in alone}
+    assert "launch-file-not-found" not in {one.rule for one in alone}
+
+
+def test_a_file_of_a_directory_that_should_be_readable_is_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "rule_modules", LISTED)
+    (tmp_path / "job.yaml").write_text(FULL_YAML)
+    (tmp_path / "a.yaml").write_bytes(b"model_name_or_path: \xff\xfe\n")
+    (tmp_path / "ds.json").write_text(BROKEN)
+    (tmp_path / "samples.json").write_text('{"instruction": "a"}\n{"instruction": "b"}\n')
+    found = check([str(tmp_path)]).findings
+    assert {Path(one.part.name).name for one in found if one.rule == "file-unreadable"} == {"a.yaml", "ds.json"}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca
+from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca, setup_of
 from tests.samples import no_search
 from topoplan.lint.compare import predict_configuration
 from topoplan.lint.prediction import Prediction
@@ -213,3 +213,15 @@ def test_the_best_plan_of_samples_kept_apart_can_be_written(h100s: Cluster) -> N
 
     assert prediction.best.layout.cp == 1
     assert prediction.changes
+
+
+def test_tensor_parallel_across_nodes_is_a_warning_of_the_files_alone(h100s: Cluster) -> None:
+    command = "NNODES={} NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-32B --dataset a --max_length 4096{}"
+    for nodes, degree, expected in ((4, 16, ["warning"]), (4, 8, []), ("$N", 16, [])):
+        where = setup_of(command.format(nodes, f" --tensor_model_parallel_size {degree}"))
+        prediction, found = compared(where.configurations[0], None, where)
+        told = [one for one in found.values() if one.rule == "layout-tp-in-nvlink-domain"]
+        assert [one.severity for one in told] == expected
+    where = setup_of(command.format(4, " --tensor_model_parallel_size 16"))
+    prediction, _ = compared(where.configurations[0], h100s, where)
+    assert prediction.reason.startswith("layouts outside rule tp-in-nvlink-domain run, but are not predicted: tp 16 >")

@@ -17,6 +17,8 @@ from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part, PartKind
 from topoplan.report.check import print_fixed
 
+PLAIN = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ndo_train: true\ndataset: a\ntemplate: default\noutput_dir: b\n"
+
 
 def part(text: str, *, kind: PartKind = "yaml", name: str = "train.yaml", label: str = "") -> Part:
     return Part(kind=kind, name=name, text=text, label=label)
@@ -227,11 +229,47 @@ def test_a_corrected_script_names_the_corrected_file(tmp_path: Path) -> None:
     done = corrected([script, train], findings, lambda parts: [])
     run, file = (one.after for one in done)
 
-    copied = copies(done, [(run,), (file,)], reads=[(run, file)])
+    copied = copies(done, [(run,), (file,)], references=[(run, file)])
     assert copied[0].text.endswith("run.sh.\ntorchrun ./train.fixed.yaml my-train.yaml\nA=2\n")
-    assert copies(done[:1], [(run,)], reads=[(run, train)])[0].text.endswith(
+    assert copies(done[:1], [(run,)], references=[(run, train)])[0].text.endswith(
         "torchrun ./train.yaml my-train.yaml\nA=2\n"
     )
+
+
+def test_what_names_a_corrected_file_is_copied_and_names_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "run.sh": "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml\n",
+        "other.sh": "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train other.yaml\n",
+        "Makefile": "train:\n\tFORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml\n",
+        "train.yaml": f"{PLAIN}deepspeed: ds.json\n",
+        "other.yaml": PLAIN,
+        "ds.json": '{\n  "my_key": 1,\n  "zero_optimization": {\n    "stage": 2,\n    "ofload": 1\n  }\n}\n',
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    found = check(["run.sh", "other.sh", "Makefile"])
+    fixed = fix(found, PredictionTarget())
+    write_copies(fixed.copies)
+
+    names = {str(copy.path): copy.names for copy in fixed.copies}
+    assert names == {
+        "run.fixed.sh": ("train.fixed.yaml",),
+        "train.fixed.yaml": ("ds.fixed.json",),
+        "ds.fixed.json": (),
+    }
+    assert "train train.fixed.yaml" in Path("run.fixed.sh").read_text()
+    assert "deepspeed: ds.fixed.json" in Path("train.fixed.yaml").read_text()
+    (copy,) = (copy for copy in fixed.copies if copy.path.suffix == ".json")
+    (left,) = (one for one in fixed.after.findings if one.part in copy.parts)
+    assert "ofload" in copy.text.splitlines()[copy.line(left.part, left.line or 0) - 1]
+    console = Console(file=io.StringIO(), width=80)
+    print_fixed(console, found, fixed)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Wrote run.fixed.sh: names train.fixed.yaml." in printed
+    assert "- Makefile still takes train.yaml: name train.fixed.yaml there" in printed
 
 
 PAGE = """

@@ -165,11 +165,18 @@ def test_the_spec_that_is_made_of_it_predicts_what_the_file_does(tmp_path: Path,
 
 
 def test_what_is_not_taken_over_is_said(tmp_path: Path) -> None:
-    notes = job(tmp_path, FULL).notes
-    assert "a batch of 32: micro batch 1 x gradient accumulation 2 x 16 data parallel ranks" in notes
+    found = job(tmp_path, FULL)
+    assert found.on_batch == ("a batch of 32: micro batch 1 x gradient accumulation 2 x 16 data parallel ranks",)
+    notes = found.notes
     layout = "deepspeed, per_device_train_batch_size, gradient_accumulation_steps"
     assert f"its layout is not taken over: {layout}" in notes
     assert notes[-1] == "left out: output_dir, warmup_ratio"
+
+
+def test_a_layout_that_the_gpus_do_not_divide_into_leaves_the_job_with_a_batch_that_is_told(tmp_path: Path) -> None:
+    found = job(tmp_path, MEGATRON.replace("parallel_size: 4", "parallel_size: 3"), nodes=1)
+    assert found.source.data["job"]["global_batch_size"] == 4
+    assert found.on_batch[1].startswith("its layout splits a model over 3 GPUs, and 8 GPUs % 3 = 2: --batch")
 
 
 def test_a_model_of_an_unknown_path_is_named_by_the_option(tmp_path: Path) -> None:

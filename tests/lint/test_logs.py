@@ -55,9 +55,20 @@ def test_of_two_plans_none_is_blamed(log: str, tmp_path: Path) -> None:
 
 def test_a_log_that_ended_well_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
-    path.write_text("{'loss': 1.0}\n", encoding="utf-8")
+    path.write_text("Loading weights\n", encoding="utf-8")
     ran = run("check", str(path))
     assert (ran.exit_code, ran.stdout) == (0, "No findings in 1 file.\n")
+
+
+def test_a_trainer_s_log_is_named_with_the_verb_that_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "trainer_log.jsonl"
+    path.write_text(
+        '{"current_steps": 10, "total_steps": 20, "loss": 1.5, "elapsed_time": "0:00:20"}\n', encoding="utf-8"
+    )
+    [found] = [one for one in check([BUNDLE, str(path)]).findings if one.part.name == str(path)]
+    assert (found.rule, found.severity) == ("log-of-a-run", "note")
+    assert "up to step 10" in found.what
+    assert f"`topoplan calibrate {path} --spec BUNDLE`" in found.remedy
 
 
 def test_a_log_that_cannot_be_read_is_told_beside_the_others(log: str, tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_json_with_comments_is_told_that_json_has_none(here: Path, comment: str)
         read_setup(["a.json"], recognizers())
 
 
+@pytest.mark.parametrize("text", ['{\n  "a": [1,\n  2,\n\n  ]}', '{\n  "a": 1,\n  "b": 2,\n\n}\n'])
+def test_a_comma_behind_the_last_item_is_told_at_its_own_line(here: Path, text: str) -> None:
+    (here / "a.json").write_text(text)
+    with pytest.raises(SpecError, match=r"^a.json:3: is not valid JSON: a comma behind the last item"):
+        read_setup(["a.json"], recognizers())
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -227,9 +227,8 @@ def test_nothing_to_correct_is_said() -> None:
 def test_the_json_of_a_fix_names_the_copies_and_what_is_left() -> None:
     view = checked_to_dict(checked(ERROR), fixed(ERROR))
 
-    assert view["fixed"] == [
-        {"file": "train.fixed.yaml", "from": [{"file": "train.yaml", "line": 1}], "rules": ["mca-ignored-key"]}
-    ]
+    places = [{"file": "train.yaml", "line": 1}]
+    assert view["fixed"] == [{"file": "train.fixed.yaml", "from": places, "names": [], "rules": ["mca-ignored-key"]}]
     assert [one["rule"] for one in view["left"]] == ["mca-ignored-key"]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from topoplan.errors import SpecError
 from topoplan.specs import dataset
-from topoplan.specs.dataset import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, read_dataset
+from topoplan.specs.dataset import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, read_dataset, why_unread
 from topoplan.specs.lengths import Lengths
 
 TEN = "x" * 43
@@ -149,9 +149,11 @@ def test_what_is_no_data_set_is_refused_with_its_line(text: str, message: str, t
     assert message in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no such file"):
-        read_dataset("set.jsonl", tmp_path, base=tmp_path, stage="sft")
+def test_a_file_that_is_not_there_is_taken_for_one_on_the_nodes(tmp_path: Path) -> None:
+    assert read_dataset("set.jsonl", tmp_path, base=tmp_path, stage="sft") is None
+    (tmp_path / "near.json").write_text("[]")
+    assert why_unread("nea.json", tmp_path, tmp_path).endswith("for a file on the nodes; did you mean 'near.json'?")
+    assert why_unread("a/b,/data/set.jsonl", tmp_path, tmp_path).startswith("/data/set.jsonl is not on this machine")
 
 
 def test_of_a_large_file_every_kth_record_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

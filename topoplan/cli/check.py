@@ -71,7 +71,7 @@ def check(
     choice = FindingFilter(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
     checked = _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
     if form == "text" and not as_json:
-        _print_next(checked, replace(of_cluster, model=model), cluster)
+        _print_next(checked, replace(of_cluster, model=model), cluster, seq_len)
     if checked.count("error"):
         raise typer.Exit(1)
 
@@ -103,21 +103,28 @@ def _check(
     return fixed.after if fixed else checked
 
 
-def _print_next(checked: Checked, said: SpecOptions, cluster: str | None) -> None:
+def _print_next(checked: Checked, said: SpecOptions, cluster: str | None, seq_len: int) -> None:
     from topoplan.report.check import better_plan
     from topoplan.report.tables import paragraph
+    from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 
     if checked.cluster is None:
         if checked.setup.complete_configurations and not checked.setup.bundles:
             how = "--gpu NAME --nodes N, or --cluster SPEC, adds whether it fits, how fast it is, and the best plan."
             paragraph(stdout_console(), how, style="dim")
         return
-    file, plan = better_plan(checked) or ("", None)
-    if plan is not None and Path(file).is_file():
-        if cluster is None and said.nodes is None and checked.cluster.nodes > 1:
-            said = replace(said, nodes=str(checked.cluster.nodes))
-        words = replace(said, job=file).words(cluster)
-        command = join(["topoplan", "generate", *words, "--backend", plan.layout.backend, "--plan", plan.id])
+    better = better_plan(checked)
+    if better is not None and Path(better.file).is_file():
+        on, job = better.spec.cluster, better.spec.job
+        if on.nodes != (checked.cluster.nodes if cluster is not None or said.nodes is not None else 1):
+            said = replace(said, nodes=str(on.nodes))
+        if on.gpus_per_node != checked.cluster.gpus_per_node:
+            said = replace(said, gpus_per_node=str(on.gpus_per_node))
+        if job.seq_len == seq_len != USUAL_SEQ_LEN:
+            said = replace(said, seq_len=str(seq_len))
+        words = replace(said, job=better.file).words(cluster)
+        backend, plan = better.plan.layout.backend, better.plan.id
+        command = join(["topoplan", "generate", *words, "--backend", backend, "--plan", plan])
         stdout_console().print(f"\nNext  {command}", soft_wrap=True, highlight=False)
 
 

@@ -175,7 +175,8 @@ class SpecOptions:
             f"`topoplan check {quote(self.job or '')} --cluster {cluster}` compares its own layout with the best plan"
         )
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
-        return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
+        on_batch = of_trainer.on_batch if self.batch is None else ()
+        return [f"the job is that of {self.job}, a file of {title}'s", *on_batch, *of_trainer.notes, check, *alone]
 
     def with_explicit_batch(self, spec: str | Source | None, read: Spec) -> SpecOptions:
         """Return the options with an explicit batch if --job is a trainer's file, which states the batch per GPU."""

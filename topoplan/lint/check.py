@@ -158,12 +158,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
         setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs, unread=setup.unread)
     except SpecError:
         return (), setup  # the corrected text would no longer start or configure any training
-    reads = [
-        (launch.part, launch.file_configuration.part)
-        for launch in setup.launches
-        if launch.file_configuration is not None
-    ]
-    return copies(done, tuple(_files(setup)), reads=reads), setup
+    return copies(done, tuple(_files(setup)), references=setup.references), setup
 
 
 def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:

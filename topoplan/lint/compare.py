@@ -19,7 +19,7 @@ from topoplan.lint.prediction_findings import (
     unnamed,
 )
 from topoplan.lint.prediction_target import PredictionTarget
-from topoplan.lint.rules.legality import broken_rules, legality_findings
+from topoplan.lint.rules.legality import SLOW_RULES, broken_rules, legality_findings
 from topoplan.lint.translate import Translation, translate
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -39,6 +39,7 @@ _USUAL_GPUS = 8
 """GPUs per machine, if no command says how many."""
 _MANY_NODES = 1024
 """Machines assumed for a file that states its own number of GPUs; it uses as many of them as it needs."""
+_NVLINK_ENDS = "no cluster was given: these are machines whose NVLink ends at the node"
 _FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
 _PRECISION = (*_FP8, "bf16", "torch_dtype")
 
@@ -166,7 +167,8 @@ def _illegal(translation: Translation) -> Iterator[Finding]:
     if says_itself or (
         started and processes and configuration in (processes.launch.configuration, processes.launch.file_configuration)
     ):
-        yield from (one for one in legality_findings(translation) if one.severity == "error")
+        for one in legality_findings(translation):
+            yield one if one.severity == "error" else replace(one, why=f"{one.why}; {_NVLINK_ENDS}")
 
 
 def _states_bytes(plan: Plan) -> float:
@@ -182,7 +184,9 @@ def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
 def _with_best(translation: Translation, cluster: Cluster, against: PredictionTarget) -> Prediction:
     spec, plan, reason = unnamed(translation.spec), None, ""
     if broken := broken_rules(spec, translation.layout):
-        reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
+        rule, equation = broken[0]
+        what = "layouts outside {} run, but are not predicted" if rule.name in SLOW_RULES else "the layout breaks {}"
+        reason = f"{what.format(f'rule {rule.name}')}: {equation}"
     else:
         try:
             plan = predict(spec, translation.layout, is_of_file=True)

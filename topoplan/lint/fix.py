@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -54,11 +54,14 @@ class Copy:
     parts: tuple[Part, ...]
     """The file's parts, corrected where necessary; several if the blocks of a document form one session."""
     corrections: tuple[Correction, ...]
+    """Empty if the copy only names other copies."""
+    names: tuple[str, ...] = ()
+    """The copies that it names, in place of their originals."""
 
     def line(self, part: Part, line: int) -> int:
         """Convert a line number of a part to a line number of the file."""
-        if line == 1 and self.text.startswith("#!"):
-            return 1
+        if (line == 1 and self.text.startswith("#!")) or not _has_head(part):
+            return line
         before = self.parts[: self.parts.index(part)]
         return line + 1 + sum(len(_lines(one.text)) + 1 for one in before)
 
@@ -153,33 +156,58 @@ def copies(
     corrections: Sequence[Correction],
     files: Sequence[Sequence[Part]],
     *,
-    reads: Iterable[tuple[Part, Part]] = (),
+    references: Collection[tuple[Part, Part]] = (),
 ) -> tuple[Copy, ...]:
     """Return the files to write: `train.fixed.yaml` for `train.yaml`, `article.fixed.yaml` for a block of `article.md`.
 
-    `files` groups parts that make up one file, such as a command of a document with the variables set above it. Groups
-    without a correction are left out; several of one kind from one document are numbered. `reads` pairs a script part
-    with the part whose file it names, so that the corrected script can name the corrected file.
+    `files` groups parts that make up one file, such as a command of a document with the variables set above it.
+    `references` pairs a part with the part whose file it names: a copy names copies, so what names a corrected file is
+    copied too. Other groups without a correction are left out; several of one kind from one document are numbered.
     """
     by_part = {correction.after: correction for correction in corrections}
-    wanted = [tuple(parts) for parts in files if any(part in by_part for part in parts)]
-    suffixes = [_suffix(parts[-1]) for parts in wanted]
-    targets = [(parts[-1].name, suffix) for parts, suffix in zip(wanted, suffixes, strict=True)]
-    found = []
-    for place, (parts, (name, suffix)) in enumerate(zip(wanted, targets, strict=True)):
+    wanted = _copied([tuple(parts) for parts in files], by_part.keys(), references)
+    targets = [(parts[-1].name, _suffix(parts[-1])) for parts in wanted]
+    paths: list[Path] = []
+    for place, (name, suffix) in enumerate(targets):
         number = f"-{targets[:place].count((name, suffix)) + 1}" if targets.count((name, suffix)) > 1 else ""
-        found.append(_copy(parts, by_part, _beside(name, number + suffix)))
-    new_names = {copy.parts[0]: copy.path.name for copy in found if not copy.parts[0].label}
-    for script, file in reads:
-        if file in new_names:
-            found = [_naming(copy, file, new_names[file]) if script in copy.parts else copy for copy in found]
+        paths.append(_beside(name, number + suffix))
+    new_names = {parts[0]: path.name for parts, path in zip(wanted, paths, strict=True) if not parts[0].label}
+    found = []
+    for parts, path in zip(wanted, paths, strict=True):
+        named = [file for file in _named(parts, references) if file in new_names and _names(parts, file)]
+        found.append(_copy(parts, by_part, path, {file: new_names[file] for file in named}))
     return tuple(found)
 
 
-def _naming(copy: Copy, file: Part, name: str) -> Copy:
-    """Return the copy with every occurrence of a file's name replaced."""
-    old = re.compile(rf"(?<![\w.-]){re.escape(Path(file.name).name)}(?![\w.-])")
-    return replace(copy, text=old.sub(lambda _: name, copy.text))
+def _copied(
+    groups: Sequence[tuple[Part, ...]], corrected_parts: Collection[Part], references: Collection[tuple[Part, Part]]
+) -> list[tuple[Part, ...]]:
+    """Return the groups with a correction, and those that name a file among them, directly or through another file."""
+    found = [parts for parts in groups if any(part in corrected_parts for part in parts)]
+    while True:
+        files = {parts[0] for parts in found if not parts[0].label}
+        known = [
+            parts
+            for parts in groups
+            if parts in found or any(_names(parts, file) for file in files.intersection(_named(parts, references)))
+        ]
+        if len(known) == len(found):
+            return found
+        found = known
+
+
+def _named(parts: Sequence[Part], references: Iterable[tuple[Part, Part]]) -> list[Part]:
+    """Return the parts whose files these parts name."""
+    return [file for part, file in references if part in parts]
+
+
+def _names(parts: Sequence[Part], file: Part) -> bool:
+    """Whether a file's name stands in the text, where it can be replaced; a recipe of a Makefile is not copied."""
+    return any(not part.is_makefile and _name_of(file).search(part.text) for part in parts)
+
+
+def _name_of(file: Part) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.-]){re.escape(Path(file.name).name)}(?![\w.-])")
 
 
 def _suffix(part: Part) -> str:
@@ -194,12 +222,16 @@ def _beside(name: str, suffix: str) -> Path:
     return path.with_name(f"{path.stem}.fixed{suffix}")
 
 
-def _copy(parts: tuple[Part, ...], by_part: Mapping[Part, Correction], path: Path) -> Copy:
+def _copy(
+    parts: tuple[Part, ...], by_part: Mapping[Part, Correction], path: Path, new_names: Mapping[Part, str]
+) -> Copy:
     main, corrections = parts[-1], tuple(by_part[part] for part in parts if part in by_part)
     original = Path(main.name)
     # Blocks of a document are separated by an empty line.
     text = "\n\n".join("\n".join(_lines(part.text)) for part in parts) + "\n"
-    if main.kind == "json":
+    for file, name in new_names.items():
+        text = name.join(_name_of(file).split(text))
+    if not _has_head(main):
         mark = text  # JSON has no comments: only identical text is recognized as an earlier copy
     else:
         head, rest = "", text
@@ -207,11 +239,17 @@ def _copy(parts: tuple[Part, ...], by_part: Mapping[Part, Correction], path: Pat
             head, _, rest = text.partition("\n")
             head += "\n"
         mark = head + MARK
-        from_what = corrections[0].before.place(None) if main.label else original.name
+        from_what = (corrections[0].before if corrections else main).place(None) if main.label else original.name
         text = f"{mark} {from_what}.\n{rest}"
     is_file = original.is_file() and not main.label
     mode = original.stat().st_mode & 0o777 if is_file else None
-    return Copy(path=path, text=text, mark=mark, mode=mode, parts=parts, corrections=corrections)
+    names = tuple(new_names.values())
+    return Copy(path=path, text=text, mark=mark, mode=mode, parts=parts, corrections=corrections, names=names)
+
+
+def _has_head(part: Part) -> bool:
+    """Whether a copy begins with MARK, which takes a line."""
+    return part.kind != "json"
 
 
 def _lines(text: str) -> list[str]:

@@ -49,6 +49,8 @@ class JobFile:
     """`model` and `job`, with line numbers in the file."""
     trainer: Trainer
     """The trainer that the file is for."""
+    on_batch: tuple[str, ...]
+    """How the batch follows from the file and the cluster."""
     notes: tuple[str, ...]
     """Assumptions, and what the file holds besides the job."""
 
@@ -110,41 +112,39 @@ def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq
     except ModelError as error:
         place = file.configuration.part.place(file.configuration.line(*_model_key(file).split(".")))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
-    _check_split(file, found)
     keys = {**job_keys(found.spec.job), **found.codec.carries(found.keys, found.spec.job)}
     source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
-    return JobFile(source=source, trainer=trainer_of(file.configuration), notes=tuple(_notes(file, found, keys)))
-
-
-def _check_split(file: TrainerFile, found: Translation) -> None:
-    """Refuse degrees that the number of GPUs is not a multiple of: the batch size cannot be derived from them."""
-    layout, world = found.layout, found.spec.cluster.world_size
-    split = layout.world_size // layout.dp
-    if world % split:
-        what = f"its layout splits a model over {split} GPUs, and {world} GPUs % {split} = {world % split}"
-        where = file.configuration.part.place(None)
-        raise SpecError(what, where=where, expected=f"expected a number of GPUs that {split} divides")
+    notes = tuple(_notes(file, found, keys))
+    return JobFile(source=source, trainer=trainer_of(file.configuration), on_batch=tuple(_on_batch(found)), notes=notes)
 
 
 def _model_key(file: TrainerFile) -> str:
     return file.setup.model_key(file.configuration)
 
 
-def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Iterator[str]:
-    job, layout = found.spec.job, found.layout
-    data = layout.dp
+def _on_batch(found: Translation) -> Iterator[str]:
+    layout, world = found.layout, found.spec.cluster.world_size
+    data, split = layout.dp, layout.world_size // layout.dp
     yield (
-        f"a batch of {job.global_batch_size:,}: micro batch {layout.micro_batch_size} x gradient accumulation"
-        f" {layout.gradient_accumulation_steps} x {data} data parallel rank{'' if data == 1 else 's'}"
+        f"a batch of {found.spec.job.global_batch_size:,}: micro batch {layout.micro_batch_size} x gradient"
+        f" accumulation {layout.gradient_accumulation_steps} x {data} data parallel rank{'' if data == 1 else 's'}"
     )
+    if rest := world % split:
+        what = f"its layout splits a model over {split} GPUs, and {world} GPUs % {split} = {rest}"
+        yield f"{what}: --batch sets another batch"
+
+
+def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Iterator[str]:
     yield from found.assumptions
-    written = found.keys.configuration.source.data
-    of_layout = [key for key in written if key in _layout_keys(file)]
+    written, meant = found.keys.configuration.source.data, found.keys.configuration.misspelt
+    of_layout = [key for key in written if meant.get(key, key) in _layout_keys(file)]
     if of_layout:
         yield f"its layout is not taken over: {', '.join(of_layout)}"
     taken = {_model_key(file), *of_layout, *keys.get("trainer", ()), *found.keys.read}
     usual = found.codec.defaults()
-    if others := [key for key, value in written.items() if key not in taken and value != usual.get(key)]:
+    if others := [
+        key for key, value in written.items() if meant.get(key, key) not in taken and value != usual.get(key)
+    ]:
         yield f"left out: {', '.join(others)}"
 
 

@@ -1,16 +1,17 @@
-"""Run logs among the checked files: where a run went out of memory, and what that says about its plan."""
+"""Run logs among the checked files: where a run went out of memory, what that says about its plan, or who reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from topoplan.bundle.plan_file import read_plan_file
 from topoplan.errors import InputError, SpecError
 from topoplan.lint.prediction import RULES, Prediction
 from topoplan.planner.exhausted import Exhausted, exhausted_words, happened, read_exhausted
-from topoplan.planner.logged import log_text
+from topoplan.planner.logged import last_step, log_text
 from topoplan.planner.plan import Plan
 from topoplan.reading.finding import Finding
 from topoplan.reading.parts import Part
@@ -40,11 +41,14 @@ def read_logs(paths: Sequence[str]) -> tuple[tuple[Part, ...], tuple[tuple[Part,
 
 
 def of_logs(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[Finding]:
-    """Yield a finding for each log that ended out of memory, with what was predicted for the plan that ran."""
+    """Yield a finding for each log that ended out of memory, with what was predicted for the plan that ran, and a note
+    on each other log of a trainer."""
     ran = list(_ran(setup, predictions))
     for part in setup.logs:
         if (found := read_exhausted(part.text)) is not None:
             yield _finding(part, found, ran)
+        elif (step := last_step(part.text)) is not None:
+            yield RULES["log-of-a-run"].found(part, None, step=f"{step:,}", log=quote(part.name))
 
 
 def _ran(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[tuple[Spec, Plan]]:

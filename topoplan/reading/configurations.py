@@ -10,7 +10,7 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.reading.parts import Part
-from topoplan.reading.recognizer import SURE, Recognizers, keys_of
+from topoplan.reading.recognizer import SURE, Recognizers, keys_of, misspelt_keys
 from topoplan.reading.setup import Configuration
 from topoplan.specs.source import Source, parse_source
 
@@ -39,7 +39,9 @@ def configuration_of(part: Part, recognizers: Recognizers, *, trainer: str | Non
         raise UnknownKindError(
             "is a configuration of an unknown kind", where=part.place(None), expected=READ, remedy=hint
         )
-    return Configuration(trainer=trainer, part=part, source=source)
+    recognizer = next((one for one in recognizers if one.trainer == trainer), None)
+    misspelt = misspelt_keys(recognizer, source.data.keys())
+    return Configuration(trainer=trainer, part=part, source=source, misspelt=misspelt)
 
 
 def _source(part: Part) -> Source:
@@ -68,15 +70,23 @@ def _json_source(part: Part) -> Source:
         data = json.loads(part.text)
     except RecursionError:
         pass  # the YAML parser below reports it, with the line
-    except ValueError as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-        message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    except json.JSONDecodeError as error:
+        at = _last_comma(part.text, error.pos)
         raise SpecError(
-            f"is not valid JSON: {message}",
-            where=f"{part.name}:{line}",
+            f"is not valid JSON: {error.msg if at is None else 'a comma behind the last item'}",
+            where=f"{part.name}:{error.lineno if at is None else part.text.count(chr(10), 0, at) + 1}",
             remedy="JSON has no comments, no commas behind the last item and double quotes only",
         ) from None
+    except ValueError as error:
+        raise SpecError(f"is not valid JSON: {error}", where=f"{part.name}:1") from None
     return replace(parse_source(part.text.replace("\t", " "), name=part.name), data=data)
+
+
+def _last_comma(text: str, fault: int) -> int | None:
+    """Return where the comma is that the bracket at a parser's `fault` must not follow; None for any other fault."""
+    before = text[: fault + text.startswith(",", fault)].rstrip()  # since Python 3.13 the fault is the comma itself
+    follows = text[len(before) :].lstrip()
+    return len(before) - 1 if before.endswith(",") and follows.startswith(("}", "]")) else None
 
 
 def _guess(data: Mapping[str, Any], recognizers: Recognizers) -> tuple[str | None, bool]:

@@ -43,6 +43,14 @@ def change(configuration: Configuration, path: KeyPath, *, name: str = "", value
     return _tried(configuration, edit, path, name or str(path[-1]), new)
 
 
+def corrected_name(configuration: Configuration, key: str) -> tuple[Edit, ...]:
+    """Return an edit that gives a misspelt key its name; empty for any other key.
+
+    Nothing that is trained changes: the trainer refuses the key as it is.
+    """
+    return change(configuration, (key,), name=configuration.misspelt[key]) if key in configuration.misspelt else ()
+
+
 def drop(configuration: Configuration, path: KeyPath) -> tuple[Edit, ...]:
     """Return an edit that removes the key at `path` and everything below it."""
     lines, first = configuration.part.text.splitlines(), configuration.source.lines.get(path)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import SpecError
-from topoplan.reading.recognizer import Recognizer, Recognizers, of_program
+from topoplan.reading.recognizer import Recognizer, Recognizers, misspelt_keys, of_program
 from topoplan.reading.session import Command, Script
 from topoplan.reading.setup import Configuration, Launch
 from topoplan.reading.starters import split_launch
@@ -61,7 +61,12 @@ def _launch(script: Script, one: Command, recognizers: Recognizers) -> Launch | 
         if source.data:
             over_file = bool(config_file)
             configuration = Configuration(
-                trainer=trains.trainer, part=script.part, source=source, from_command=True, over_file=over_file
+                trainer=trains.trainer,
+                part=script.part,
+                source=source,
+                from_command=True,
+                over_file=over_file,
+                misspelt=misspelt_keys(trains, source.data.keys()),
             )
     return Launch(
         part=script.part,

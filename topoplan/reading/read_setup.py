@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from topoplan.errors import SpecError
 from topoplan.reading.configurations import READ, UnknownKindError, configuration_of
 from topoplan.reading.hostfile import Hostfile, hostfile_of
+from topoplan.reading.kinds import names_a_job
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
@@ -19,7 +20,7 @@ from topoplan.reading.session import Environment, Script
 from topoplan.reading.setup import Configuration, Launch, Pin, Setup, Trainer, Variable
 from topoplan.reading.shell import read_script
 from topoplan.reading.versions import pins
-from topoplan.specs.source import Source, below, is_there, read_text, shown_path
+from topoplan.specs.source import NoTextError, Source, below, is_there, read_text, shown_path
 
 _LEVELS = 4
 """Directory levels to search upward, from a repository's examples to its root."""
@@ -72,6 +73,7 @@ class _Reader:
         self.variables: list[Variable] = []
         self.pins: list[Pin] = []
         self.hostfiles: list[Hostfile] = []
+        self.references: dict[tuple[Part, Part], None] = {}
         self._by_path: dict[Path, Configuration] = {}
 
     def read(self, parts: Sequence[Part], beside: Collection[str] = ()) -> Setup:
@@ -116,11 +118,18 @@ class _Reader:
             hostfiles=tuple(self.hostfiles),
             recognizers=self.recognizers,
             unread=tuple(self.unread),
+            references=tuple(self.references),
         )
 
     def _leave_out(self, beside: Collection[str]) -> None:
         parts = (one.part for found in (self.configurations, self.launches, self.variables) for one in found)
         others = set(beside).difference(part.name for part in parts)
+        keys = keys_of(self.recognizers)
+        others -= {
+            part.name
+            for part, error in self.unread
+            if isinstance(error, NoTextError) or names_a_job(part.text, keys, kind=part.kind)
+        }
         self.parts = [part for part in self.parts if part.name not in others]
         self.scripts = [script for script in self.scripts if script.part.name not in others]
         self.unread = [(part, error) for part, error in self.unread if part.name not in others]
@@ -150,19 +159,17 @@ class _Reader:
         """Return a launch with the content of its configuration file, also reading the other files that it names."""
         if launch.configuration is not None:
             self.configurations.append(launch.configuration)
-        bases = _bases(launch.part)
         for option in ("config_file", "deepspeed_config_file"):
             if launch.starter == "accelerate" and option in launch.options:
-                self._follow(launch.options[option].value, bases)
-        self._follow(deepspeed_file(launch), bases)
+                self._follow(launch.part, launch.options[option].value)
+        self._follow(launch.part, deepspeed_file(launch))
         if launch.starter == "deepspeed" and "hostfile" in launch.options:
-            self._follow_hostfile(launch.options["hostfile"].value, bases)
+            self._follow_hostfile(launch.part, launch.options["hostfile"].value)
         if not launch.config_file:
             return launch
         of = of_program(self.recognizers, launch.program)
-        return replace(
-            launch, file_configuration=self._follow(launch.config_file, bases, trainer=of.trainer if of else None)
-        )
+        trainer = of.trainer if of else None
+        return replace(launch, file_configuration=self._follow(launch.part, launch.config_file, trainer=trainer))
 
     def _follow_deepspeed(self, configuration: Configuration) -> None:
         value = configuration.get("deepspeed")
@@ -170,20 +177,33 @@ class _Reader:
             block = configuration.get("deepspeed_config")
             value = block.get("deepspeed_config_file") if isinstance(block, Mapping) else None
         if isinstance(value, str):
-            self._follow(value, _bases(configuration.part))
+            self._follow(configuration.part, value)
         elif isinstance(value, dict):
             self._inline(configuration, value)
 
-    def _follow_hostfile(self, name: str, bases: Iterable[Path]) -> None:
-        """Read a host file that a command names, if it exists."""
+    def _follow_hostfile(self, part: Part, name: str) -> None:
+        """Read a host file that a command of `part` names, if it exists."""
         name = _without_expansions(name)
-        paths = [below(base, name) for base in bases] if name else []
+        paths = [below(base, name) for base in _bases(part)] if name else []
         known = {_resolved(Path(one.part.name)) for one in self.hostfiles}
         path = next((one for one in paths if is_there(one, Path.is_file)), None)
         if path is not None and _resolved(path) not in known:
-            part = Part(kind="hosts", name=shown_path(path), text=read_text(path, wanted=READ))
-            self.hostfiles.append(hostfile_of(part))
-            self.parts.append(part)
+            for found in self._parts_of(path, lambda text: (Part(kind="hosts", name=shown_path(path), text=text),)):
+                self.hostfiles.append(hostfile_of(found))
+                self.parts.append(found)
+
+    def _parts_of(self, path: Path, parts: Callable[[str], Iterable[Part]]) -> Iterable[Part]:
+        """Return the `parts` of the text of a file that another one names; none if it is unread, which is noted."""
+        try:
+            return parts(read_text(path, wanted=READ))
+        except SpecError as error:
+            self._not_read(Part(kind="shell", name=shown_path(path), text=""), error)
+            return ()
+
+    def _not_read(self, part: Part, error: SpecError) -> None:
+        """Note a part that cannot be read, unless its file is noted already: it may be given, and named twice."""
+        if _resolved(Path(part.name)) not in {_resolved(Path(one.name)) for one, _ in self.unread}:
+            self.unread.append((part, error))
 
     def _inline(self, configuration: Configuration, value: dict[str, Any]) -> None:
         """Add a DeepSpeed configuration that is embedded in another one, with its lines there."""
@@ -193,23 +213,32 @@ class _Reader:
         source = Source(name=configuration.source.name, data=value, lines=lines)
         self.configurations.append(replace(configuration, trainer="deepspeed", source=source))
 
-    def _follow(self, name: str, bases: Iterable[Path], *, trainer: Trainer | None = None) -> Configuration | None:
-        """Return the configuration in a named file, if the file exists."""
+    def _follow(self, part: Part, name: str, *, trainer: Trainer | None = None) -> Configuration | None:
+        """Return the configuration in a file that `part` names, if the file exists and can be read."""
         name = _without_expansions(name)
         if not name.endswith(_SUFFIXES):
             return None
-        for base in bases:
+        for base in _bases(part):
             path = below(base, name)
-            if (known := self._by_path.get(_resolved(path))) is not None:
-                return known
-            if is_there(path, Path.is_file):
-                for part in file_parts(read_text(path, wanted=READ), keys_of(self.recognizers), name=shown_path(path)):
-                    if part.kind == "shell":
-                        continue
-                    self._add(configuration_of(part, self.recognizers, trainer=trainer))
-                    self.parts.append(part)
-                return self._by_path.get(_resolved(path))
+            if _resolved(path) not in self._by_path and is_there(path, Path.is_file):
+                self._add_file(path, trainer)
+            if (found := self._by_path.get(_resolved(path))) is not None:
+                self.references[part, found.part] = None
+            if found is not None or is_there(path, Path.is_file):
+                return found
         return None
+
+    def _add_file(self, path: Path, trainer: Trainer | None) -> None:
+        keys = keys_of(self.recognizers)
+        for part in self._parts_of(path, lambda text: file_parts(text, keys, name=shown_path(path))):
+            if part.kind == "shell":
+                continue
+            try:
+                self._add(configuration_of(part, self.recognizers, trainer=trainer))
+            except SpecError as error:
+                self._not_read(part, error)
+            else:
+                self.parts.append(part)
 
 
 def _without_expansions(name: str) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from topoplan.errors import misspelt
+
 if TYPE_CHECKING:
     from topoplan.reading.setup import Configuration, Launch, Variable
 
@@ -47,6 +49,8 @@ class Recognizer:
     """Score a document, given how many of `keys` it has: 2 per distinctive key, below 1 for a guess, 0 for no match."""
     keys: Callable[[], Collection[str]] = frozenset
     """Keys by which pasted text is recognized as a configuration."""
+    accepts: Callable[[], Collection[str]] = frozenset
+    """All keys of a trainer that refuses a file with any other; empty for one that does not."""
     model_keys: tuple[str, ...] = ()
     """Keys that may name the model (`block.key` for one inside a block); the first one present counts. A configuration
     with none of them is an excerpt."""
@@ -98,6 +102,14 @@ Recognizers = tuple[Recognizer, ...]
 def of_program(recognizers: Recognizers, program: str) -> Recognizer | None:
     """Return the recognizer of the trainer whose keys a program takes as arguments, by the program's usual name."""
     return next((one for one in recognizers if one.programs and re.fullmatch(one.programs, program)), None)
+
+
+def misspelt_keys(recognizer: Recognizer | None, keys: Collection[str]) -> Mapping[str, str]:
+    """Return the misspelt keys that a trainer refuses -> the keys that were meant, if these are not given too."""
+    accepted = recognizer.accepts() if recognizer else ()
+    found = {key: misspelt(key, accepted) for key in keys if key not in accepted}
+    meant = list(found.values())
+    return {key: name for key, name in found.items() if name and name not in keys and meant.count(name) == 1}
 
 
 @cache

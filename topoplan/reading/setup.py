@@ -33,18 +33,27 @@ class Configuration:
     """True if the keys are `--key value` arguments of a command."""
     over_file: bool = False
     """True if the command also names a file, whose keys these keys override."""
+    misspelt: Mapping[str, str] = field(default_factory=dict)
+    """Top-level keys that the trainer refuses -> the keys that they misspell, whose values they hold for the rules."""
+
+    def written(self, key: str) -> str:
+        """Return how the file spells a top-level key."""
+        if key in self.source.data or not self.misspelt:
+            return key
+        return next((found for found, meant in self.misspelt.items() if meant == key), key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a top-level key."""
-        return self.source.data.get(key, default)
+        return self.source.data.get(self.written(key), default)
 
     def at(self, key: str) -> Any:
         """Return the value at a dotted path such as `block.key`."""
-        return at(self.source.data, path_of(key))
+        first, *rest = path_of(key)
+        return at(self.source.data, (self.written(str(first)), *rest))
 
     def line(self, *path: str | int) -> int | None:
         """Return the line of a value in the text of the part, or of the nearest block that contains it."""
-        found: KeyPath = path
+        found: KeyPath = (self.written(str(path[0])), *path[1:]) if path else path
         while found:
             if line := self.source.lines.get(found):
                 return line
@@ -167,6 +176,8 @@ class Setup:
     """Logs of runs."""
     unread: tuple[tuple[Part, SpecError], ...] = ()
     """Parts that could not be read, each with its error."""
+    references: tuple[tuple[Part, Part], ...] = ()
+    """Pairs of a part and the part whose file it names."""
 
     @property
     def unread_programs(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ MARKS_OF_TRAINING = frozenset(["dataset", "stage", "do_train", "do_eval", "do_pr
 
 def value_of(configuration: Configuration, key: str, default: Any = None) -> Any:
     """Return the value of a top-level key, reading bare yes and no as YAML 1.1 does, and arguments as argparse does."""
+    key = configuration.written(key)
     if key not in configuration.source.data:
         return default
     value = configuration.source.data[key]

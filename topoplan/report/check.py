@@ -9,7 +9,7 @@ from __future__ import annotations
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any
@@ -29,6 +29,7 @@ from topoplan.reading.parts import Part
 from topoplan.reading.rules import Rule
 from topoplan.report.tables import bullets, hanging, paragraph, table_of
 from topoplan.report.text import band, counted, gib, layout_label, significant, spec_line
+from topoplan.specs.spec import Spec
 from topoplan.units import GIB, named, quote
 
 SCHEMA = "topoplan.check/1"
@@ -55,6 +56,7 @@ def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, A
             {
                 "file": str(copy.path),
                 "from": [{"file": one.before.name, "line": one.before.file_line(1)} for one in copy.corrections],
+                "names": list(copy.names),
                 "rules": [finding.rule for one in copy.corrections for finding in one.findings],
             }
             for copy in fixed.copies
@@ -126,19 +128,31 @@ def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -
         _print_prediction(console, list(same))
 
 
-def better_plan(checked: Checked) -> tuple[str, Plan] | None:
-    """Return a file, and a better plan that files can be written for from it; None if there is not just one such file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Better:
+    """A better plan that files can be written for."""
+
+    file: str
+    """The file of its job."""
+    spec: Spec
+    """What the file's configuration runs, on the GPUs that it uses."""
+    plan: Plan
+
+
+def better_plan(checked: Checked) -> Better | None:
+    """Return a better plan of a file's job that files can be written for; None if there is not just one such file.
     That is the best plan, or the best of the own backend if the file's trainer has the job run by no other."""
     if len(checked.predictions) != 1 or checked.setup.bundles:
         return None
     (found,) = checked.predictions
     part, best, translation = found.configuration.part, found.best, found.translation
-    if best is not None and translation is not None:
-        pinned = translation.spec.job.pin.get("backend", best.layout.backend)
-        best = best if pinned == best.layout.backend else found.best_of_backend
+    if best is None or translation is None:
+        return None
+    pinned = translation.spec.job.pin.get("backend", best.layout.backend)
+    best = best if pinned == best.layout.backend else found.best_of_backend
     if best is None or part.label or part.file or (found.plan is not None and found.plan.id == best.id):
         return None
-    return part.name, best
+    return Better(file=part.name, spec=translation.spec, plan=best)
 
 
 def _file_order(checked: Checked, finding: Finding) -> int:
@@ -258,13 +272,23 @@ def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
     for copy in fixed.copies:
         corrected = counted(sum(len(one.findings) for one in copy.corrections), "correction")
         places = ", ".join(one.before.place(None) for one in copy.corrections)
-        paragraph(console, f"Wrote {copy.path}: {corrected} to {places}.")
+        held = (f"{corrected} to {places}" if places else "", f"names {', '.join(copy.names)}" if copy.names else "")
+        paragraph(console, f"Wrote {copy.path}: {', and '.join(filter(None, held))}.")
         new = [one for each in copy.corrections for one in each.findings if (one.rule, one.what) not in told]
         bullets(console, (f"then found and corrected: {one.what}  [{one.rule}]" for one in new))
+    bullets(console, _still_named(fixed))
     left = [one for one in fixed.after.findings if one.severity != "note"]
     if left:
         paragraph(console, "Left to correct by hand:")
     bullets(console, (f"{_place_in_copy(one, fixed)}: {one.severity}: {one.what}" for one in left))
+
+
+def _still_named(fixed: Fixed) -> Iterator[str]:
+    """Yield a sentence for each file that names a corrected one in words that could not be replaced."""
+    for part, file in fixed.after.setup.references:
+        copy = next((copy for copy in fixed.copies if file in copy.parts), None)
+        if copy and not any(part in one.parts and copy.path.name in one.names for one in fixed.copies):
+            yield f"{part.place(None)} still takes {file.name}: name {copy.path.name} there"
 
 
 def _place_in_copy(finding: Finding, fixed: Fixed) -> str:

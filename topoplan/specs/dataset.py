@@ -17,7 +17,7 @@ from typing import Any
 from topoplan.errors import SpecError, nearest
 from topoplan.specs.json_source import json_records, json_value
 from topoplan.specs.lengths import Lengths
-from topoplan.specs.source import below, is_there, read_text, shown_path
+from topoplan.specs.source import below, is_there, nearest_file, read_text, shown_path
 from topoplan.units import quote
 
 TOKENS_PER_MESSAGE = 5
@@ -227,7 +227,7 @@ def read_dataset(
     Raises SpecError, with file and line, for a local file that is not a data set.
     """
     found = [_located(name.strip(), directory, base) for name in names.split(",")]
-    here = [data for data in found if data is not None]
+    here = [data for data in found if isinstance(data, _DataSet)]
     if len(here) < len(found):
         return None
     counter = token_counter(tokenizer)
@@ -256,17 +256,17 @@ def read_dataset(
     )
 
 
-def _located(name: str, directory: Path, base: Path) -> _DataSet | None:
-    """Return the file of a data set; None if it is not on this machine, or not JSON."""
+def _located(name: str, directory: Path, base: Path) -> _DataSet | str:
+    """Return the file of a data set, or what is missing here; '' for a data set that is elsewhere, or not JSON."""
     if not name:
         raise SpecError("names nothing beside a comma", expected="expected names with commas between them")
-    if name.endswith((".json", ".jsonl")):
-        path = below(base, name)
-        if not is_there(path, Path.is_file):
-            raise SpecError("no such file", where=shown_path(path), remedy="a data set on the nodes goes by its name")
+    if not name.endswith((".json", ".jsonl")):
+        return "" if "/" in name else _listed(name, directory)  # with a slash: a hub id, or a path
+    path = below(base, name)
+    if is_there(path, Path.is_file):
         return _DataSet(path=path)
-    found = _listed(name, directory)
-    return found if isinstance(found, _DataSet) else None
+    what = f"{shown_path(path)} is not on this machine, and is taken for a file on the nodes"
+    return "; ".join(filter(None, (what, nearest_file(path))))
 
 
 def _listed(name: str, directory: Path) -> _DataSet | str:
@@ -290,10 +290,9 @@ def _listed(name: str, directory: Path) -> _DataSet | str:
     return _DataSet(path=path, columns=columns_of_entry(entry), num_samples=number if isinstance(number, int) else None)
 
 
-def why_unread(names: str, directory: Path) -> str:
+def why_unread(names: str, directory: Path, base: Path) -> str:
     """Return what is missing on this machine if `read_dataset` returns None; '' for data sets stored elsewhere."""
-    listed = (name.strip() for name in names.split(",") if "/" not in name)  # skips hub ids and paths
-    found = (_listed(name, directory) for name in listed if not name.endswith((".json", ".jsonl")))
+    found = (_located(name.strip(), directory, base) for name in names.split(","))
     return next((why for why in found if isinstance(why, str) and why), "")
 
 

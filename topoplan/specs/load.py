@@ -173,7 +173,7 @@ def _data_note(document: Document, job: JobForm) -> str:
         return ""
     from topoplan.specs.dataset import why_unread
 
-    return why_unread(job.dataset, directory)
+    return why_unread(job.dataset, directory, document.base(("job", "dataset")))
 
 
 def _data_directory(document: Document, job: JobForm) -> Path:

@@ -40,6 +40,10 @@ _WIDE_COLON = re.compile(r"\s*[\"']?[A-Za-z_][\w.-]*[\"']?\s*\N{FULLWIDTH COLON}
 _OLD_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 
+class NoTextError(SpecError):
+    """A file whose content the system does not give, or that is no text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A document, with the line of each of its values."""
@@ -151,7 +155,7 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_
         raise SpecError("no such file", where=name, remedy=nearest_file(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SpecError(f"cannot be read: {reason}", where=name) from None
+        raise NoTextError(f"cannot be read: {reason}", where=name) from None
 
 
 def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:
@@ -163,7 +167,7 @@ def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, want
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise SpecError("is not a text file in UTF-8", where=name, remedy=wanted)
+        raise NoTextError("is not a text file in UTF-8", where=name, remedy=wanted)
     return text
 
 

@@ -79,7 +79,8 @@ NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
 def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Sharding:
     """Return the sharding for a key that holds the document, or names a file or a preset.
 
-    Raises NotPredictedError for a missing file whose name does not tell the stage, and for what has no layout.
+    Raises NotPredictedError for a file that was not read and whose name does not tell the stage, and for what has no
+    layout.
     """
     document = written if isinstance(written, Mapping) else document_of(str(written), keys.configuration, setup)
     if document is not None:
@@ -87,7 +88,7 @@ def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Shardi
     name = PurePath(str(written)).name
     match = NAMED_STAGE.search(name)
     if match is None:
-        keys.not_predicted((key,), f"{key} {shown(written)}, a file that was not found,")
+        keys.not_predicted((key,), f"{key} {shown(written)}, a file that was not read,")
     stage, offloads = int(match[1]), "offload" in name
     if stage == 0:
         keys.not_predicted((key,), "ZeRO stage 0")
@@ -98,7 +99,7 @@ def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Shardi
         zero_stage=stage,
         offload_optimizer=offloads,
         offload_param=offloads and stage == 3,
-        assumption="" if is_preset else f"{name} was not found, and is taken for what its name says",
+        assumption="" if is_preset else f"{name} was not read, and is taken for what its name says",
     )
 
 

@@ -474,6 +474,7 @@ _MTP_SOURCE = (
     " MLM models/gpt/gpt_layer_specs.py::get_gpt_mtp_block_spec_for_backend"
 )
 _BATCH_SOURCE = "MLM num_microbatches_calculator.py; MCA trainer/trainer.py::_get_train_cyclic_iterator"
+_SP_FIX = "switch sequence_parallel on with experts or tp_comm_overlap, and off with tp 1"
 _SEQUENCE_SOURCE = "MLM utils.py::get_batch_on_this_cp_rank, tensor_parallel/mappings.py; LF train/mca/workflow.py"
 _RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, training_args.py (fp8_recipe)"
 
@@ -528,7 +529,7 @@ SHAPE_RULES = SPLIT_RULES + GRID_RULES
 STEP_RULES = (
     Rule("batch", _BATCH_SOURCE, _batch, "change global_batch_size, or lower micro_batch_size", _batch_fix),
     Rule("interleaving", "MLM pipeline_parallel/schedules.py", _interleaving, "set vpp to 1 or change the micro batch"),
-    Rule("sequence-parallel", "MLM model_parallel_config.py; moe/moe_layer.py", _sequence_parallel, "switch it"),
+    Rule("sequence-parallel", "MLM model_parallel_config.py; moe/moe_layer.py", _sequence_parallel, _SP_FIX),
     Rule("sequence-length", _SEQUENCE_SOURCE, _sequence_length, "lengthen seq_len to a multiple, or lower cp or tp"),
 )
 """Rules that also depend on the micro-batch and sequence parallelism."""

@@ -127,8 +127,15 @@ def _trainer(document: Document) -> Iterator[Finding]:
         wanted = _argument(document, trainer, key)
         if value is None or wanted is None or value == wanted:
             continue
-        name = ".".join(map(str, path))
-        yield document.finding("trainer-mismatch", path, name=name, value=shown(value), key=key, wanted=shown(wanted))
+        yield document.finding(
+            "trainer-mismatch.default" if value_of(trainer, key) is None else "trainer-mismatch",
+            path,
+            name=".".join(map(str, path)),
+            value=shown(value),
+            key=key,
+            file=trainer.part.name,
+            wanted=shown(wanted if (count := as_whole(wanted)) is None else count),
+        )
 
 
 def _argument(document: Document, trainer: Configuration, key: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topoplan.catalog import key_list
-from topoplan.errors import nearest
+from topoplan.errors import misspelt, nearest
 from topoplan.lint.rules.deepspeed_document import ZERO, Document
 from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Finding
@@ -75,7 +75,9 @@ def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, s
     key, is_checked = str(path[-1]), block not in _READ_BY_HAND
     if key not in fields:
         rule = "unknown-key.block" if is_checked else "unknown-key.activations"
-        yield document.finding(rule, path, block=block, name=shown(key), remedy=nearest(key, fields))
+        name = misspelt(key, fields) if is_checked else ""  # a key that is not read must not take effect
+        edits = change(document.holder, (*document.path, *path), name=name) if name else ()
+        yield document.finding(rule, path, block=block, name=shown(key), remedy=nearest(key, fields), edits=edits)
         return
     new = key_list("deepspeed")["deprecated"].get(key)
     if new is not None:

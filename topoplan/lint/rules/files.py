@@ -52,9 +52,10 @@ def _unread(setup: Setup) -> Iterator[Finding]:
 def _of_trainers(setup: Setup) -> Iterator[Finding]:
     """Report configurations that were not found, unless another given file may be the one meant."""
     has_other = any(setup.model_key(one) and not one.from_command for one in setup.configurations)
+    unread = {PurePath(part.name).name for part, _ in setup.unread}
     for launch in setup.launches:
         name = launch.config_file
-        if not name or launch.file_configuration is not None or launch.part.label:
+        if not name or launch.file_configuration is not None or launch.part.label or PurePath(name).name in unread:
             continue
         if has_other:
             close = close_name(launch.part, name) if is_relative(name) and find(launch.part, name) is None else ""

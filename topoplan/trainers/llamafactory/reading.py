@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from topoplan.reading.recognizer import SURE, Recognizer
@@ -90,11 +91,18 @@ def sets_allocator(launch: Launch) -> bool:
     return launch.starts_torchrun and not is_off
 
 
+@cache
+def _accepted() -> Collection[str]:
+    """Return the keys of all training paths, which a variable may select."""
+    return frozenset([*known_keys(), *plain_keys(), *bridge_keys()])
+
+
 LLAMAFACTORY = Recognizer(
     trainer="llamafactory",
     package="llamafactory",
     claim=_claim,
     keys=known_keys,
+    accepts=_accepted,
     model_keys=(MODEL_KEY,),
     names=("llamafactory-cli", "lmf"),
     rule_name_of=_usual,

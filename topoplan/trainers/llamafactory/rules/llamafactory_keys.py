@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topoplan.catalog.packages import releases
-from topoplan.reading.edits import change, drop
+from topoplan.reading.edits import change, corrected_name, drop
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import value_of
@@ -97,7 +97,10 @@ def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> F
     if key in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
         remedy = "for uneven stages write pipeline_model_parallel_layout"
     name, version = shown(key), templates().version
-    return RULES["llamafactory-unknown-key"].at(configuration, key, name=name, version=version, remedy=remedy)
+    edits = corrected_name(configuration, key)
+    return RULES["llamafactory-unknown-key"].at(
+        configuration, key, name=name, version=version, remedy=remedy, edits=edits
+    )
 
 
 def _wrong_type(setup: Setup, configuration: Configuration, key: str, path: TrainerPath) -> Finding | None:

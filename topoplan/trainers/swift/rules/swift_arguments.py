@@ -13,7 +13,7 @@ from typing import Any
 
 from topoplan.catalog import key_list
 from topoplan.errors import nearest
-from topoplan.reading.edits import change, drop
+from topoplan.reading.edits import change, corrected_name, drop
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
@@ -77,7 +77,8 @@ def _unknown(configuration: Configuration, key: str, command: Command) -> Findin
         rule = RULES["swift-unknown-argument.other"]
         return rule.at(configuration, key, argument=argument, other=others[0], command=command, remedy=close)
     rule, version = RULES["swift-unknown-argument"], swift_versions()[-1]
-    return rule.at(configuration, key, argument=argument, command=command, version=version, remedy=close)
+    edits = corrected_name(configuration, key)
+    return rule.at(configuration, key, argument=argument, command=command, version=version, remedy=close, edits=edits)
 
 
 def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any] | None) -> Finding | None:
