@@ -22,7 +22,30 @@ CLUSTERS = Path(__file__).parents[2] / "cluster_specs"
 FAULTS: list[dict[str, Any]] = [fault for path in sorted(SETS.glob("*.yaml")) for fault in table(path)]
 CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
-MISSED: set[str] = {one["name"] for one in FAULTS if one["name"].startswith("corners-")}  # faults not found yet
+MISSED: set[str] = {
+    "corners-address-not-exported",
+    "corners-container-of-its-own-network",
+    "corners-container-without-shared-memory",
+    "corners-interface-by-its-address",
+    "corners-last-node-as-head",
+    "corners-more-gpus-than-slots",
+    "corners-port-drawn-by-each-node",
+    "corners-rank-by-pdsh",
+    "corners-rank-of-a-step",
+    "corners-rendezvous-without-a-backend",
+    "corners-slurm-gpu-of-a-task",
+    "corners-slurm-local-id-as-device",
+    "corners-slurm-memory-of-a-node",
+    "corners-slurm-minutes",
+    "corners-slurm-one-task",
+    "corners-slurm-seconds",
+    "corners-slurm-tasks-for-nodes",
+    "corners-ssh-one-after-another",
+    "corners-swift-rollout-at-another-port",
+    "corners-swift-rollout-heads",
+    "corners-swift-rollout-on-fewer-gpus",
+    "corners-swift-rollout-on-the-same-gpus",
+}  # faults that are not found yet
 FALSE: set[str] = set()  # sound, and found fault with
 # What is true of a sound set of files with versions that it does not name.
 TRUE_WARNINGS = {"fault-checkpoint-plan"}
