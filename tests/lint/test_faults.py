@@ -23,16 +23,8 @@ FAULTS: list[dict[str, Any]] = [fault for path in sorted(SETS.glob("*.yaml")) fo
 CLEAN = sorted(path.name for path in SETS.iterdir() if path.is_dir())
 
 MISSED: set[str] = {
-    "corners-address-not-exported",
-    "corners-container-of-its-own-network",
-    "corners-container-without-shared-memory",
     "corners-interface-by-its-address",
-    "corners-last-node-as-head",
     "corners-more-gpus-than-slots",
-    "corners-port-drawn-by-each-node",
-    "corners-rank-by-pdsh",
-    "corners-rank-of-a-step",
-    "corners-rendezvous-without-a-backend",
     "corners-slurm-gpu-of-a-task",
     "corners-slurm-local-id-as-device",
     "corners-slurm-memory-of-a-node",
@@ -40,7 +32,6 @@ MISSED: set[str] = {
     "corners-slurm-one-task",
     "corners-slurm-seconds",
     "corners-slurm-tasks-for-nodes",
-    "corners-ssh-one-after-another",
     "corners-swift-rollout-at-another-port",
     "corners-swift-rollout-heads",
     "corners-swift-rollout-on-fewer-gpus",

@@ -48,6 +48,7 @@ _TAKE_A_VALUE = {
 } - {"exclusive"}
 _MISSPELT = 0.85
 """Minimum similarity of a misspelt option; it is high because plugins of a cluster add options of their own."""
+_LAST = re.compile(r"\bhostnames?\b[^|]*\|\s*tail\s+-(?:n\s*)?1\b")
 _NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")
 _NEARLY_READ = re.compile(r"#[ \t]+SBATCH[ \t]+-[^\n#]*|#(?i:sbatch)(?<!#SBATCH)[ \t]+-[^\n#]*")
 
@@ -59,6 +60,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for launch in setup.launches:
         yield from _no_gpus(launch)
         yield from _node_list(launch)
+        yield from _last_node(launch)
         yield from _rank_of_the_script(launch)
         if _starts_processes(launch):
             for rule in _RULES:
@@ -107,6 +109,13 @@ def _node_list(launch: Launch) -> Iterator[Finding]:
         if setting is not None and _NODE_LIST.fullmatch(setting.value):
             yield RULES["launch-slurm-node-list"].on(launch, setting, value=setting.value)
             return
+
+
+def _last_node(launch: Launch) -> Iterator[Finding]:
+    """Report the address of the last node for ranks that begin at the first."""
+    address, rank = setting_of(launch, "master_addr"), setting_of(launch, "node_rank")
+    if address is not None and rank is not None and _LAST.search(address.value) and _OF_A_TASK.search(rank.value):
+        yield RULES["launch-slurm-last-node"].on(launch, launch.variable("MASTER_ADDR") or address)
 
 
 def _starts_processes(launch: Launch) -> bool:
