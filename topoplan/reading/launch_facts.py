@@ -13,6 +13,7 @@ from topoplan.reading.words import is_open
 from topoplan.reading.wrappers import CONTAINERS, PARALLEL, REMOTE, SHELLS
 
 LAST_PORT = 65535
+LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
 _OF_ACCELERATE = {
     "nnodes": "num_machines",
     "node_rank": "machine_rank",

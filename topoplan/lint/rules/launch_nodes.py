@@ -15,6 +15,7 @@ from topoplan.reading.edits import rewritten
 from topoplan.reading.finding import Finding
 from topoplan.reading.launch_facts import (
     LAST_PORT,
+    LOCAL_ADDRESS,
     assignment,
     certain_count,
     certain_text,
@@ -31,7 +32,6 @@ from topoplan.reading.setup import Launch, Option, Setup, Variable
 
 _DEVICE = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
 _NO_ADDRESS = re.compile(r"(?=.*(?:^|\.)(?:25[6-9]|2[6-9]\d|[3-9]\d\d|\d{4,}))\d+(?:\.\d+){3}")
-LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
 _BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 _WITH_MORE = re.compile(r"^\w+://|:\d+$|/.*$")
 _NUMBERS = {
