@@ -395,14 +395,18 @@ def _keys(value: Any) -> list[Any]:
     return list(held.keys() if isinstance(held, Mapping) else ()) if held is not None else []
 
 
+def _numbers(value: Any) -> list[Any]:
+    """Return the numbers in a list; none if an expansion may add items to it."""
+    items = value if isinstance(value, list) and not is_open(str(value)) else []
+    return [one for one in items if _NUMBER.fullmatch(str(one))]
+
+
 _FUNCTIONS: Functions = {
     **{"len": len, "sum": sum, "max": max, "ceil": math.ceil},
     "product": lambda items: math.prod(int(one) for one in items),
     "items": _items,
     "keys": _keys,
-    "numbers": lambda value: (
-        [] if is_open(str(value)) else [one for one in _items(value) if _NUMBER.fullmatch(str(one))]
-    ),
+    "numbers": _numbers,
     "has_word": lambda value, words: any(word in str(value).lower() for word in words),
     "has_whole_word": lambda value, words: str(value).lower() in words,
     "items_in": lambda items, among: any(one in among for one in items),

@@ -19,6 +19,8 @@ from topoplan.reading.words import is_open
 _LIKE_DOCKER = ("docker", "podman", "nerdctl")
 _NETWORK = re.compile(r"--net(?:work)?|-p|-P|--publish(?:-all)?")
 _SHARED_MEMORY = re.compile(r"--ipc|--shm-size")
+_DETACHES = re.compile(r"(?<!\S)-[A-Za-z]*f[A-Za-z]*(?!\S)[^|]*\||\|.*(?<!\S)(?:-[a-z]*d[a-z]*|--detach)(?!\S)")
+"""Options of ssh, and behind a bar those of `docker run`, with which they do not wait for the command."""
 _LOOP = re.compile(r"^\s*(?:for|while|until)\b", re.MULTILINE)
 _DONE = re.compile(r"(?:^|;)\s*done\b", re.MULTILINE)
 _BACKGROUND = re.compile(r"(?<![&>|])&(?![&>\d])")
@@ -49,8 +51,8 @@ def _container(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _is_waited_for(launch: Launch) -> bool:
     """Whether a script goes on only when ssh has ended, and ssh only when the command has."""
-    words = launch.words_of("ssh") or ()
-    detaches = {"tmux", "screen"} & set(launch.wrappers) or any(re.fullmatch("-[A-Za-z]*f[A-Za-z]*", w) for w in words)
+    options = " ".join([*(launch.words_of("ssh") or ()), "|", *(launch.words_of(*_LIKE_DOCKER) or ())])
+    detaches = {"tmux", "screen"}.intersection(launch.wrappers) or _DETACHES.search(options)
     return "ssh" in launch.wrappers and not launch.background and not detaches
 
 

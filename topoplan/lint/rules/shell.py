@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from topoplan.lint.rules.environment import known_names
 from topoplan.reading.finding import Edit, Finding
-from topoplan.reading.launch_facts import SOURCES_FILES, has_exports, is_in_double_quotes
+from topoplan.reading.launch_facts import SOURCES_FILES, has_exports, is_in_double_quotes, lines_of
 from topoplan.reading.parts import Part
 from topoplan.reading.rules import read_rules
 from topoplan.reading.session import Script
@@ -287,7 +287,10 @@ def _empty_inside(script: Script, started: Sequence[Launch]) -> Iterator[Finding
         if not SHELLS.intersection(launch.wrappers) or not has_exports(launch) or is_in_double_quotes(launch):
             continue
         words = " ".join([*(option.value for option in launch.options.values()), *launch.arguments])
+        written = "\n".join(line for _, line in lines_of(launch))
         for name in sorted(own.keys() & set(_USED.findall(words)) - {one.name for one in launch.variables}):
+            if re.search(rf"'\"?\${{?{name}\b|\b{name}=", written):
+                continue  # between quotes of this shell, or handed on: srun --export=ALL,NAME=$NAME
             yield RULES["env-not-exported.inside"].found(
                 script.part, own[name].line, name=name, shell=launch.wrappers[-1], edits=_exported(own[name])
             )
