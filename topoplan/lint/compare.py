@@ -8,7 +8,7 @@ from dataclasses import replace
 from topoplan.bundle.plan_file import read_plan_file
 from topoplan.errors import InputError, listed
 from topoplan.lint.best import best_of, ways_to_fit
-from topoplan.lint.offload import offload_findings
+from topoplan.lint.offload import job_memory_findings, offload_findings
 from topoplan.lint.prediction import RULES, Prediction
 from topoplan.lint.prediction_findings import (
     batch_finding,
@@ -148,6 +148,7 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Predict
         return
     yield from _faults(setup, configuration, translation)
     yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
+    yield from job_memory_findings(translation, plan)
     # A larger card may still hold a configuration whose activations are what makes it too large.
     if translation.codec.shards and nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
         for one in misfit(against.once(translation, lambda: _compared(translation, cluster, against, plan))):

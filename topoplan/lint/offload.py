@@ -10,6 +10,7 @@ from topoplan.planner.account import memory_account
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of
 from topoplan.reading.finding import Finding
+from topoplan.reading.slurm import memory_of_node
 from topoplan.terms import Term
 from topoplan.trainers.case import case_of
 from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
@@ -22,13 +23,12 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
     if not memory.host_bytes:
         return
     capacity, node = spec.cluster.host_memory_bytes, f"each node of {spec.cluster.gpus_per_node} GPUs"
-    needed = f"{memory.host_bytes / GIB:,.0f} GiB ({memory.host_bytes / 1e9:,.0f} GB)"
+    needed = _both_units(memory.host_bytes)
     if capacity is None:
         what = f"what is offloaded takes {needed} of host memory on {node}"
     elif memory.host_bytes > capacity:
         what = (
-            f"what is offloaded takes {needed} of a node's host memory, and it has"
-            f" {capacity / GIB:,.0f} GiB ({capacity / 1e9:,.0f} GB):"
+            f"what is offloaded takes {needed} of a node's host memory, and it has {_both_units(capacity)}:"
             " Linux kills a process that asks for more (exit code -9)"
         )
     else:
@@ -42,6 +42,28 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
         why=_made_of(memory_account(spec, plan).host),
         remedy=_remedy(translation, plan),
     )
+
+
+def job_memory_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
+    """Report a job that asks Slurm for less host memory than what is offloaded takes."""
+    launch = translation.processes.launch if translation.processes else None
+    asked = memory_of_node(launch) if launch else None
+    if launch is None or asked is None or plan.memory.host_bytes <= asked[0]:
+        return
+    needed = f"what is offloaded takes {_both_units(plan.memory.host_bytes)} of host memory on each node"
+    yield Finding(
+        rule="layout-host-memory",
+        severity="warning",
+        part=launch.part,
+        line=asked[1],
+        what=f"{needed}, and the job asks for {_both_units(asked[0])}",
+        why="Slurm ends a job that takes more: 'oom_kill event' (sbatch(1), --mem)",
+        remedy="write --mem=0 for all of the node's memory",
+    )
+
+
+def _both_units(size_bytes: float) -> str:
+    return f"{size_bytes / GIB:,.0f} GiB ({size_bytes / 1e9:,.0f} GB)"
 
 
 def _made_of(host: Term | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.lint.best import NOTHING_FITS, sentence
-from topoplan.lint.offload import offload_findings
+from topoplan.lint.offload import job_memory_findings, offload_findings
 from topoplan.lint.prediction import RULES, Prediction
 from topoplan.lint.translate import Translation
 from topoplan.planner.explain import memory_rejection
@@ -98,6 +98,7 @@ def prediction_findings(prediction: Prediction) -> Iterator[Finding]:
         return
     spec = translation.spec
     yield from offload_findings(translation, plan)
+    yield from job_memory_findings(translation, plan)
     if not plan.fits:
         yield from misfit(prediction)
         return

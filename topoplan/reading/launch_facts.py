@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from topoplan.reading.finding import Edit
@@ -9,9 +10,10 @@ from topoplan.reading.mpi import MPI
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Variable
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
 from topoplan.reading.words import is_open
-from topoplan.reading.wrappers import CONTAINERS, REMOTE
+from topoplan.reading.wrappers import CONTAINERS, PARALLEL, REMOTE, SHELLS
 
 LAST_PORT = 65535
+LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
 _OF_ACCELERATE = {
     "nnodes": "num_machines",
     "node_rank": "machine_rank",
@@ -19,7 +21,10 @@ _OF_ACCELERATE = {
     "master_port": "main_process_port",
 }
 """torchrun's options, as accelerate names them."""
-_SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
+SOURCES_FILES = re.compile(
+    r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda\.sh|\.bashrc|profile|setvars\.sh|/init/\w+)\b)\S", re.MULTILINE
+)
+"""Sourced files that may set anything; those that only activate an environment are excluded."""
 
 
 def certain_text(value: Option | Variable | None) -> str | None:
@@ -69,11 +74,14 @@ def endpoint(launch: Launch) -> tuple[str | None, str | None]:
 
 
 def is_static(launch: Launch) -> bool:
-    """Whether a launch uses torchrun's static rendezvous, which reads node_rank and master_addr."""
+    """Whether a launch uses torchrun's static rendezvous, the default, which reads node_rank.
+
+    It takes the address from rdzv_endpoint, or else from master_addr (run.py, get_rdzv_endpoint).
+    """
     if launch.starter != "torchrun" or "standalone" in launch.options:
         return False
     backend = launch.options.get("rdzv_backend")
-    return (backend is None or backend.value == "static") and "rdzv_endpoint" not in launch.options
+    return backend is None or backend.value == "static"
 
 
 def from_outside(launch: Launch) -> bool:
@@ -81,7 +89,7 @@ def from_outside(launch: Launch) -> bool:
 
     A tmux or screen terminal also has the variables that were set in it before.
     """
-    sources = _SOURCES_FILES.search(launch.part.text) is not None or bool({"tmux", "screen"} & set(launch.wrappers))
+    sources = SOURCES_FILES.search(launch.part.text) is not None or bool({"tmux", "screen"} & set(launch.wrappers))
     return sources or any(one.name.startswith("PET_") for one in launch.variables)
 
 
@@ -90,9 +98,45 @@ def is_remote(launch: Launch) -> bool:
     return bool({"srun", *REMOTE, *MPI} & set(launch.wrappers))
 
 
+def machines_of(launch: Launch) -> int | None:
+    """Return the number of machines on which pdsh or clush runs a command, as in `-w node[0-3],node7`."""
+    words = launch.words_of(*PARALLEL) or ()
+    lists = (
+        value if word == "-w" else word[2:]
+        for word, value in zip(words, (*words[1:], ""), strict=True)
+        if re.match(r"-w(?!\w*=)", word)
+    )
+    text = next(lists, "")
+    if not text or is_open(text) or text.startswith(("^", "/", "@")):
+        return None
+    names = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)
+    return sum(math.prod(map(_count_in, re.findall(r"\[([^\]]*)\]", name))) for name in names)
+
+
+def _count_in(brackets: str) -> int:
+    """Return how many numbers `0-3,7` stands for."""
+    ranges = [one.split("-") for one in brackets.split(",")]
+    return sum(int(one[-1]) - int(one[0]) + 1 if all(map(str.isdecimal, one)) else 1 for one in ranges)
+
+
 def has_exports(launch: Launch) -> bool:
     """Whether a launch sees what the script exports, unlike commands on other machines and in containers."""
     return not (MPI | REMOTE | CONTAINERS) & set(launch.wrappers)
+
+
+def is_worked_out_there(launch: Launch, setting: Option | Variable, pattern: re.Pattern[str]) -> bool:
+    """Whether a value has a pattern that the shell on a node works out, and not the one that starts srun or mpirun."""
+    if not pattern.search(setting.value) or line_of(launch, pattern) is None:
+        return False  # or it is the value of a variable that was set before
+    names = [at for at, name in enumerate(launch.wrappers) if name in ("srun", *MPI)]
+    if not names or not SHELLS.intersection(launch.wrappers[names[0] + 1 :]):
+        return False
+    return launch.first_line <= setting.line <= launch.last_line and not is_in_double_quotes(launch)
+
+
+def is_in_double_quotes(launch: Launch) -> bool:
+    """Whether the text that a launch gives a shell to run is in double quotes, so that this shell expands it."""
+    return re.search(r"\s-\w*c\s+\"", "\n".join(line for _, line in lines_of(launch))) is not None
 
 
 def configurations_of(setup: Setup, launch: Launch) -> tuple[Configuration, ...]:

@@ -56,7 +56,7 @@ def _launch(script: Script, one: Command, recognizers: Recognizers) -> Launch | 
     config_file, rest = _config_file(own, trains.file_options if trains else ())
     configuration = None
     if trains is not None:
-        source = _source(rest, name=script.part.name, has_file=bool(config_file) or trains.has_blocks)
+        source = source_of(rest, name=script.part.name, has_file=bool(config_file) or trains.has_blocks)
         source = _in_blocks(source) if trains.has_blocks else source
         if source.data:
             over_file = bool(config_file)
@@ -107,7 +107,7 @@ def _config_file(arguments: Sequence[Word], options: Sequence[str]) -> tuple[str
     The file comes first in LLaMA-Factory and ms-swift, and after options in Trinity-RFT and ROLL.
     """
     if options:
-        said = _source(arguments, name="", has_file=False).data
+        said = source_of(arguments, name="", has_file=False).data
         parts = [str(said[name]) for name in options if name in said]
         file = "/".join(parts)
         behind = [word for word in arguments if not _is_option(word)]
@@ -131,7 +131,7 @@ def _key(text: str) -> str:
     return text.lstrip("-").partition("=")[0].replace("-", "_")
 
 
-def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
+def source_of(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
     """Parse arguments into keys and values. After a file, LLaMA-Factory takes only `key=value` (OmegaConf.from_cli)."""
     data: dict[str, Any] = {}
     lines: dict[KeyPath, int] = {}

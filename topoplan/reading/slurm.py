@@ -30,6 +30,7 @@ _COUNTS = {
 }
 _COUNT = re.compile(r"(\d+)")
 _DIRECTIVE = re.compile(r"^#SBATCH[ \t]+([^#\n]*)", re.MULTILINE)
+_MEMORY = re.compile(r"#SBATCH\s.*?--(mem|mem-per-gpu)[= ](\d+)(?:([KMGTkmgt])B?)?(?=\s|$)")
 NODES_OF_A_JOB = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 """Matches the variables with a job's number of nodes."""
 
@@ -84,6 +85,31 @@ def step_of(launch: Launch) -> SlurmRequest:
     if any(is_open(word) and not word.startswith("-") for word in _bare(launch.words_of("srun") or ())):
         said = {}  # an unknown expansion, as in `srun $OPTIONS`
     return _given(said, is_asked="srun" in launch.wrappers)
+
+
+def seconds_of(time: str) -> int | None:
+    """Return the seconds of `--time`: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS (sbatch(1), --time)."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(one[:9]) for one in rest.split(":") if one.isdecimal()]
+    if len(parts) != rest.count(":") + 1 or len(parts) > 3 or (dash and not days.isdecimal()):
+        return None
+    units = (86400, 3600, 60, 1)
+    first = 1 if dash or len(parts) == 3 else 2
+    own = sum(part * unit for part, unit in zip(parts, units[first:], strict=False))
+    return own + (int(days[:9]) * units[0] if dash else 0)
+
+
+def memory_of_node(launch: Launch) -> tuple[int, int] | None:
+    """Return the bytes of host memory that a job asks for on a node, and the line; None if it asks for all or none."""
+    for number, line in enumerate(launch.part.text.split("\n"), start=1):
+        match = _MEMORY.match(line)
+        if match is None:
+            continue
+        name, count, unit = match.groups()
+        each = int(count[:12]) << 10 * ("KMGT".index((unit or "M").upper()) + 1)
+        gpus = step_of(launch).gpus_per_node if name == "mem-per-gpu" else 1
+        return (each * gpus, number) if each and gpus else None
+    return None
 
 
 def _given(said: Mapping[str, int | None], *, is_asked: bool) -> SlurmRequest:

@@ -18,7 +18,9 @@ from topoplan.reading.starters import PYTHON, base_name
 from topoplan.reading.words import Word, is_open, join
 
 SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
-REMOTE = frozenset(["ssh", "pdsh", "clush", "sshpass"])
+PARALLEL = frozenset(["pdsh", "clush"])
+"""Wrappers that run a command on several machines at once."""
+REMOTE = frozenset(["ssh", "sshpass", *PARALLEL])
 CONTAINERS = frozenset(["docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "kubectl"])
 _TERMINALS = frozenset(["tmux", "screen"])
 """Terminals that type quoted text or start a shell with it: `tmux send-keys -t a "torchrun ..." C-m`."""
@@ -69,14 +71,13 @@ class _Unwrapping:
                 return
             if name not in _WRAPPERS:
                 break
-            taken = self._behind(name, wrapped)
-            if isinstance(taken, Word):
-                outer = replace(wrapped, environment=None) if name in REMOTE | CONTAINERS else wrapped
-                self._inner(taken, outer, depth)
+            behind = self._behind(name, wrapped)
+            if behind is None:
                 return
-            if taken is None:
+            command, text = behind
+            if text is not None:
+                self._inner(text, command, depth, background=command.background)
                 return
-            command = taken
         self.found.append(command)
 
     def _inner(self, text: Word, outer: Command, depth: int, *, background: bool = False) -> None:
@@ -97,14 +98,16 @@ class _Unwrapping:
                 inner = replace(inner, first_line=outer.first_line, last_line=outer.last_line)
             self.take(inner, depth=depth + 1)
 
-    def _behind(self, name: str, command: Command) -> Command | Word | None:
-        """Return the command behind one wrapper; a Word if another shell reads it."""
+    def _behind(self, name: str, command: Command) -> tuple[Command, Word | None] | None:
+        """Return the command behind one wrapper, with the text of it that another shell reads, if one does."""
         environment = None if name in REMOTE | CONTAINERS else command.environment
         words = command.words
         for at, word in enumerate(words[1:], start=1):
             is_text = word.quoted and re.search(r"\s", word.text)
+            told = (*command.wrapper_words[:-1], tuple(one.text for one in words[1:at]))
+            behind = replace(command, words=words[at:], environment=environment, wrapper_words=told)
             if name in REMOTE and is_text:
-                return join(words[at:])
+                return behind, join(words[at:])
             if match := _ASSIGNMENT.fullmatch(word.text.removeprefix("--env=")):
                 key, value = match.groups()
                 variable = Variable(name=key, value=value, part=self.part, line=word.line, assumed=word.assumed)
@@ -112,10 +115,9 @@ class _Unwrapping:
                 environment = Environment(variable, variable.name, environment)
                 continue
             if name in _TERMINALS and is_text:
-                return word
+                return behind, word
             if base_name(word.text) in self.trainers or is_command(word, words[at + 1 :]):
-                told = (*command.wrapper_words[:-1], tuple(one.text for one in words[1:at]))
-                return replace(command, words=words[at:], environment=environment, wrapper_words=told)
+                return behind, None
         return None
 
 

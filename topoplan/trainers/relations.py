@@ -56,6 +56,7 @@ from topoplan.reading.interpolation import filled
 from topoplan.reading.rules import Rule
 from topoplan.reading.setup import Configuration
 from topoplan.reading.values import FALSE_WORDS, as_whole, word_boolean
+from topoplan.reading.words import is_open
 from topoplan.specs.source import KeyPath, at, path_of, plain_scalar
 from topoplan.trainers.around import UNKNOWN
 from topoplan.units import shown
@@ -74,6 +75,7 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda value, among: value not in among,
 }
 
+_NUMBER = re.compile(r"\d*\.?\d+")
 _SETTING = re.compile(r"[\w.]+( [\w.+-]+)?")
 _IN_WORDS = (
     (r" is not None| not in \(None, 'none'\)", ""),
@@ -393,11 +395,18 @@ def _keys(value: Any) -> list[Any]:
     return list(held.keys() if isinstance(held, Mapping) else ()) if held is not None else []
 
 
+def _numbers(value: Any) -> list[Any]:
+    """Return the numbers in a list; none if an expansion may add items to it."""
+    items = value if isinstance(value, list) and not is_open(str(value)) else []
+    return [one for one in items if _NUMBER.fullmatch(str(one))]
+
+
 _FUNCTIONS: Functions = {
     **{"len": len, "sum": sum, "max": max, "ceil": math.ceil},
     "product": lambda items: math.prod(int(one) for one in items),
     "items": _items,
     "keys": _keys,
+    "numbers": _numbers,
     "has_word": lambda value, words: any(word in str(value).lower() for word in words),
     "has_whole_word": lambda value, words: str(value).lower() in words,
     "items_in": lambda items, among: any(one in among for one in items),

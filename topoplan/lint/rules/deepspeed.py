@@ -6,9 +6,11 @@ Sources: DeepSpeed 0.19 `runtime/config.py`, `runtime/config_utils.py` (blocks f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from topoplan.catalog.packages import allows
 from topoplan.errors import listed
 from topoplan.lint.rules.deepspeed_document import RULES, ZERO, Document, documents
 from topoplan.lint.rules.deepspeed_keys import key_findings
@@ -16,6 +18,7 @@ from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.processes import launch_of, processes_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at, flag, value_of
+from topoplan.reading.words import is_open
 from topoplan.specs.source import KeyPath
 from topoplan.trainers.around import context_of
 from topoplan.trainers.relations import read_relations
@@ -48,6 +51,19 @@ _SAME: tuple[tuple[KeyPath, str], ...] = (
 _GPU_OPTIMIZERS = ("adafactor", "sgd", "rmsprop")
 """Values of transformers' `optim` that accelerate maps to none of DeepSpeed's CPU optimizers."""
 _STEPS = ("warmup_steps", "max_steps")
+_PLAIN = re.compile(r"(adamw?|adagrad|lion|lamb|sgd|muon)(?:_hf|_torch(?:_\w*fused|_xla)?|_apex_fused|_32bit)?")
+"""Values of transformers' `optim` that a DeepSpeed optimizer of the same name stands for."""
+_OPTIMIZERS = (
+    *("loraplus_lr_ratio", "use_galore", "use_apollo", "use_adam_mini", "use_muon"),
+    *("optimizer", "lorap_lr_ratio", "vit_lr", "aligner_lr"),
+)
+"""Keys by which LLaMA-Factory and ms-swift create an optimizer of their own."""
+_SCHEDULERS = {
+    "WarmupDecayLR": ("linear",),
+    "WarmupLR": ("constant_with_warmup", "constant"),
+    "WarmupCosineLR": ("cosine",),
+}
+"""DeepSpeed's schedulers, as transformers names the same course."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -58,6 +74,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _batch(document)
         yield from _groups(document)
         yield from _trainer(document)
+        yield from _replaced(setup, document)
         yield from _offload(document)
         yield from _stages(document)
         around = {**context_of(setup, document.holder), "is_piece": False}
@@ -136,6 +153,34 @@ def _trainer(document: Document) -> Iterator[Finding]:
             file=trainer.part.name,
             wanted=shown(wanted if (count := as_whole(wanted)) is None else count),
         )
+
+
+def _replaced(setup: Setup, document: Document) -> Iterator[Finding]:
+    """Report an optimizer or a scheduler of the trainer that one in DeepSpeed's configuration replaces."""
+    trainer = document.trainer
+    kind, scheduler = (document.get(block, "type") for block in ("optimizer", "scheduler"))
+    if trainer is None:
+        return
+    if isinstance(kind, str):
+        for key in ("optim", *_OPTIMIZERS):
+            value = value_of(trainer, key)
+            if value in (None, False) or is_open(str(value)) or (key == "optim" and _stands_for(kind, str(value))):
+                continue
+            rule = "deepspeed-replaced.adafactor" if value == "adafactor" else "deepspeed-replaced"
+            is_refused = value == "adafactor" and allows("<5", setup.versions.get("transformers", "5"))
+            level: Severity = "error" if is_refused else "warning"
+            yield RULES[rule].at(trainer, key, value=shown(value), type=kind, level=level)
+    name = trainer.get("lr_scheduler_type")
+    alike = _SCHEDULERS.get(scheduler, ()) if isinstance(scheduler, str) else ()
+    if alike and isinstance(name, str) and not is_open(name) and name not in alike:
+        said = {"value": name, "type": scheduler, "is_like": alike[0]}
+        yield RULES["deepspeed-replaced.scheduler"].at(trainer, "lr_scheduler_type", **said)
+
+
+def _stands_for(kind: str, name: str) -> bool:
+    """Whether a DeepSpeed optimizer is the one that `optim` names."""
+    match = _PLAIN.fullmatch(name)
+    return match is not None and match[1][:4] in kind.lower()
 
 
 def _argument(document: Document, trainer: Configuration, key: str) -> Any:

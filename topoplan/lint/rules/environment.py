@@ -29,6 +29,7 @@ _PLACEHOLDER = re.compile(
     r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
 )
 _OWN_SCRIPT = "# Written by topoplan"
+_ADDRESS = re.compile(r"\d+(?:\.\d+){3}$")
 _OF_A_CARD = re.compile(r"(?:mlx[45]|bnxt_re|irdma|hfi1|qedr|rocep\d)")
 _OF_AN_INTERFACE = re.compile(r"(?:eth|ens|enp|eno|bond|ib|team)\d\w*")
 _INDEXED = re.compile(r".*_[a-z]*[1-9]")
@@ -163,9 +164,12 @@ def _names(variable: Variable) -> list[str]:
 
 
 def _no_interface(variable: Variable) -> Iterator[Finding]:
-    card = next((name for name in _names(variable) if _OF_A_CARD.match(name)), None)
-    if card is not None and not variable.value.startswith("^"):
-        yield _found(RULES["env-interface-of-a-card"], variable, card=card)
+    if variable.value.startswith("^"):
+        return
+    for rule, pattern in (("env-interface-of-a-card", _OF_A_CARD), ("env-interface-by-address", _ADDRESS)):
+        name = next((one for one in _names(variable) if pattern.match(one)), None)
+        if name is not None:
+            yield _found(RULES[rule], variable, given=name)
 
 
 def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Finding]:
@@ -175,7 +179,9 @@ def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Fi
     names = value.split(",")
     if several_nodes and value.lstrip("=") in ("lo", "docker0"):
         yield _found(RULES["env-nccl-socket-interface"], variable)
-    elif not value.startswith(("=", "^")) and all(re.search(r"\d$", name) for name in names):
+    elif not value.startswith(("=", "^")) and all(
+        re.search(r"\d$", name) and not _ADDRESS.match(name) for name in names
+    ):
         yield _found(RULES["env-nccl-socket-prefix"], variable, first=names[0])
 
 

@@ -41,12 +41,19 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 def _unread(setup: Setup) -> Iterator[Finding]:
     for part, error in setup.unread:
+        if _is_data(part):
+            continue
         unknown = isinstance(error, UnknownKindError)
         rule = RULES["file-unreadable.unknown" if unknown else "file-unreadable"]
         line = re.fullmatch(r":(\d+)(?::\d+)?", error.where.removeprefix(part.name))
         why = "; ".join(filter(None, (rule.why, error.expected)))
         place = int(line[1]) if line else None
         yield rule.found(replace(part, lines=()), place, what=error.what, why=why, remedy=error.remedy)
+
+
+def _is_data(part: Part) -> bool:
+    """Whether a part holds data, which rules on the configuration that names it read: records, or their index."""
+    return PurePath(part.name).name == "dataset_info.json" or re.match(r"\s*\[\s*\{", part.text) is not None
 
 
 def _of_trainers(setup: Setup) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Commands that srun and mpirun run on several nodes: what has to differ from node to node, and what must not.
+"""Commands that srun, mpirun, pdsh and clush run on several nodes: what has to differ there, and what must not.
 
 What stands in single quotes for a shell behind the wrapper is worked out on each node; everything else once, by the
 shell that starts the wrapper.
@@ -11,13 +11,27 @@ from collections.abc import Callable, Iterator
 
 from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
-from topoplan.reading.launch_facts import certain_count, from_outside, lines_of, nodes_of, setting_of
-from topoplan.reading.mpi import MPI, mpi_of
-from topoplan.reading.setup import Launch, Option, Setup, Variable
+from topoplan.reading.launch_facts import (
+    certain_count,
+    from_outside,
+    is_static,
+    is_worked_out_there,
+    machines_of,
+    nodes_of,
+    setting_of,
+)
+from topoplan.reading.mpi import mpi_of
+from topoplan.reading.setup import Launch, Setup
 from topoplan.reading.slurm import directives, srun_request_of, step_of
-from topoplan.reading.wrappers import SHELLS
+from topoplan.reading.wrappers import PARALLEL, SHELLS
 
-_VARIABLE = {"srun": "$SLURM_NODEID", "mpirun": "$OMPI_COMM_WORLD_RANK"}
+_THERE = "expanded by a shell on the node"
+_VARIABLE = {
+    "srun": f"$SLURM_NODEID, {_THERE}",
+    "mpirun": f"$OMPI_COMM_WORLD_RANK, {_THERE}",
+    "pdsh": "%n, which pdsh replaces",
+    "clush": f"a number in $(hostname), {_THERE}",
+}
 _OF_MPI = re.compile(r"\$\{?(?:OMPI_COMM_WORLD_\w*RANK|PMIX?_RANK|PMI_LOCAL_RANK|MPI_LOCALRANKID)\}?")
 _OWN_HOST = re.compile(r"(?:\$\(\s*hostname\b[^)]*\)|`\s*hostname\b[^`]*`|\$\{?HOSTNAME\}?)")
 _DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b")
@@ -38,6 +52,9 @@ def _wrapper(launch: Launch) -> tuple[str, int] | None:
     if "srun" in launch.wrappers:
         nodes = step_of(launch).nodes
         return ("srun", nodes) if nodes and nodes > 1 else None
+    if at_once := next((one for one in launch.wrappers if one in PARALLEL), ""):
+        machines = machines_of(launch)
+        return (at_once, machines) if machines and machines > 1 else None
     started = mpi_of(launch)
     if started is None or started.count is None:
         return None
@@ -45,27 +62,12 @@ def _wrapper(launch: Launch) -> tuple[str, int] | None:
     return ("mpirun", nodes) if nodes and nodes > 1 and started.count > 1 else None
 
 
-def _is_worked_out_there(launch: Launch, setting: Option | Variable) -> bool:
-    """Whether a shell on the node works a value out."""
-    names = [at for at, name in enumerate(launch.wrappers) if name in ("srun", *MPI)]
-    if not names or not SHELLS.intersection(launch.wrappers[names[0] + 1 :]):
-        return False
-    return launch.first_line <= setting.line <= launch.last_line and not _in_double_quotes(launch)
-
-
-def _in_double_quotes(launch: Launch) -> bool:
-    return re.search(r"\s-\w*c\s+\"", "\n".join(line for _, line in lines_of(launch))) is not None
-
-
 def _same_rank(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """A rank that is the same on all nodes."""
     everywhere, setting = _wrapper(launch), setting_of(launch, "node_rank")
-    if everywhere is None or launch.starter not in ("torchrun", "accelerate") or "standalone" in launch.options:
+    if everywhere is None or not _reads_node_rank(launch):
         return
     wrapper, nodes = everywhere
-    backend = launch.options.get("rdzv_backend")
-    if (backend is not None and backend.value != "static") or "rdzv_endpoint" in launch.options:
-        return  # the nodes are numbered by the rendezvous
     rank = certain_count(setting)
     if rank is not None and (nodes_of(launch) or 2) > 1:
         said = {"wrapper": wrapper, "nodes": nodes, "rank": rank, "variable": _VARIABLE[wrapper]}
@@ -75,6 +77,14 @@ def _same_rank(setup: Setup, launch: Launch) -> Iterator[Finding]:
     ):
         said = {"wrapper": wrapper, "nodes": nodes, "variable": _VARIABLE[wrapper]}
         yield RULES["launch-same-rank-everywhere.default"].on(launch, **said)
+
+
+def _reads_node_rank(launch: Launch) -> bool:
+    """Whether a launch takes the number of its node from what it is given, and not from a rendezvous."""
+    if launch.starts_torchrun:
+        return launch.variable("NNODES") is not None and launch.variable("RDZV_ID") is None
+    backend = launch.options.get("rdzv_backend")
+    return is_static(launch) or (launch.starter == "accelerate" and (backend is None or backend.value == "static"))
 
 
 def _rank_of_the_caller(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -119,15 +129,11 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     _, nodes = everywhere
     host = setting_of(launch, "master_addr") or launch.options.get("rdzv_endpoint")
-    if host is not None and _OWN_HOST.search(host.value) and _is_worked_out_there(launch, host):
+    if host is not None and is_worked_out_there(launch, host, _OWN_HOST):
         yield RULES["launch-own-address"].on(launch, host, value=host.value.partition(":")[0], nodes=nodes)
-    port = launch.variable("MASTER_PORT")
-    if (
-        port is not None
-        and port.part is launch.part
-        and _DRAWN.search(port.value)
-        and _is_worked_out_there(launch, port)
-    ):
+    written = (launch.variable("MASTER_PORT"), *map(launch.options.get, ("master_port", "rdzv_endpoint")))
+    port = next((one for one in written if one is not None and is_worked_out_there(launch, one, _DRAWN)), None)
+    if port is not None:
         yield RULES["launch-own-address.port"].on(launch, port, value=port.value, nodes=nodes)
 
 
@@ -137,7 +143,8 @@ def _run_id(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if option is None:
         return
     nodes = everywhere[1] if everywhere else nodes_of(launch) or 0
-    if nodes > 1 and _DRAWN.search(option.value) and (everywhere is None or _is_worked_out_there(launch, option)):
+    is_drawn = is_worked_out_there(launch, option, _DRAWN) if everywhere else _DRAWN.search(option.value)
+    if nodes > 1 and is_drawn:
         yield RULES["launch-run-id"].on(launch, option, value=option.value, nodes=nodes)
     own = _LONE_NAME.fullmatch(option.value)
     others = {name for other in launch.options.values() for name in _NAME.findall(other.value)} - {

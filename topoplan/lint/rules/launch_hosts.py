@@ -40,12 +40,16 @@ def _of_command(setup: Setup, launch: Launch) -> Iterator[Finding]:
         elif started and started > 1 and "node_rank" not in launch.options:
             wrapper = "srun" if "srun" in launch.wrappers else "mpirun"
             yield RULES["launch-hostfile-missing.step"].on(launch, nodes=started, wrapper=wrapper)
-    if hosts is None or hosts.unread:
+    if hosts is None or hosts.unread or not hosts.slots:
         return
     if count is not None and count > len(hosts.slots):
         yield RULES["launch-hostfile-fewer"].on(
             launch, nodes, nodes=count, hosts=len(hosts.slots), file=hosts.part.name
         )
+    gpus, (host, slots) = launch.options.get("num_gpus"), min(hosts.slots.items(), key=lambda one: one[1])
+    if (certain_count(gpus) or 0) > slots:
+        said = {"gpus": certain_count(gpus), "host": host, "slots": slots, "file": hosts.part.name}
+        yield RULES["launch-hostfile-gpus"].on(launch, gpus, **said)
     for name in ("include", "exclude"):
         option = launch.options.get(name)
         if option is not None and certain_text(option):

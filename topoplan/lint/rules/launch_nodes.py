@@ -15,6 +15,7 @@ from topoplan.reading.edits import rewritten
 from topoplan.reading.finding import Finding
 from topoplan.reading.launch_facts import (
     LAST_PORT,
+    LOCAL_ADDRESS,
     assignment,
     certain_count,
     certain_text,
@@ -31,7 +32,6 @@ from topoplan.reading.setup import Launch, Option, Setup, Variable
 
 _DEVICE = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
 _NO_ADDRESS = re.compile(r"(?=.*(?:^|\.)(?:25[6-9]|2[6-9]\d|[3-9]\d\d|\d{4,}))\d+(?:\.\d+){3}")
-LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
 _BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 _WITH_MORE = re.compile(r"^\w+://|:\d+$|/.*$")
 _NUMBERS = {
@@ -94,9 +94,10 @@ def _missing_node_settings(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _missing_torchrun_options(launch: Launch, nodes: int) -> Iterator[Finding]:
+    has_endpoint = "rdzv_endpoint" in launch.options
     if "node_rank" not in launch.options:
-        yield RULES["launch-missing-node-rank"].on(launch, nodes=nodes)
-    if "master_addr" not in launch.options:
+        yield RULES[f"launch-missing-node-rank{'.static' if has_endpoint else ''}"].on(launch, nodes=nodes)
+    if "master_addr" not in launch.options and not has_endpoint:
         yield RULES["launch-missing-master-address"].on(launch, nodes=nodes)
 
 
@@ -155,7 +156,7 @@ def _numbers(setup: Setup, launch: Launch) -> Iterator[Finding]:
     for name, pattern in _NUMBERS.items():
         setting = setting_of(launch, name)
         value = certain_text(setting)
-        if value is not None and not pattern.fullmatch(value):
+        if value is not None and not pattern.fullmatch(value) and not ("pdsh" in launch.wrappers and "%n" in value):
             written = f"--{name}" if launch.starter else name.upper()
             yield RULES["launch-no-number"].on(launch, setting, name=written, value=value or "empty")
 
@@ -254,7 +255,7 @@ def _own_port(launch: Launch) -> str | None:
     nodes = setting_of(launch, "nnodes")
     if nodes is not None and certain_count(nodes) != 1:
         return None
-    if launch.starter == "torchrun" and is_static(launch):
+    if is_static(launch) and "rdzv_endpoint" not in launch.options:
         option = launch.options.get("master_port")
         return "29500" if option is None else certain_text(option)
     return None

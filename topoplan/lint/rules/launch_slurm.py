@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
+from typing import Any
 
 from topoplan.lint.rules.launch_table import RULES
-from topoplan.reading.finding import Finding
-from topoplan.reading.launch_facts import certain_count, is_remote, lines_of, setting_of
+from topoplan.reading.finding import Finding, Severity
+from topoplan.reading.launch_facts import certain_count, is_remote, lines_of, nodes_of, setting_of
+from topoplan.reading.processes import processes_of
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Option, Setup, Variable
-from topoplan.reading.slurm import directives, job_of, srun_request_of, step_of
+from topoplan.reading.slurm import directives, job_of, seconds_of, srun_request_of, step_of
 from topoplan.reading.words import is_open
 from topoplan.reading.wrappers import SHELLS
 from topoplan.specs.passed_on import unknown_option
@@ -24,6 +26,13 @@ _IN_SINGLE_QUOTES = re.compile(r"'[^']*(?:'|$)")
 _OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID|LOCALID)\b")
 _RANK = re.compile(rf"(?i:rank|rdzv[_-]id)[= ]\"?({_OF_A_TASK.pattern})")
 _COUNT = re.compile(r"\d+[kKmM]?")
+_TIME = re.compile(r"#SBATCH\s.*?(?:--time[= ]|-t\s*)(\d[\d:-]*)(?=\s|$)")
+_LEAST_TIME_S = 300
+"""Below this, no training is worth its queue."""
+_LIKE_HOURS = 72
+"""Numbers of minutes that are more likely meant as hours."""
+_LOCAL_ID = re.compile(r"\$\{?SLURM_LOCALID\}?")
+_BINDS_NONE = re.compile(r"--(?:gpu|tres)-bind[= ]\S*none")
 _GPUS = re.compile(r"(?:(?!gpus?:)[A-Za-z][\w.-]*:)?\d+")
 _TAKES = {
     "time": re.compile(r"\d+(?::\d+){0,2}|\d+-\d+(?::\d+){0,2}|(?i:infinite|unlimited)|-1"),
@@ -48,18 +57,24 @@ _TAKE_A_VALUE = {
 } - {"exclusive"}
 _MISSPELT = 0.85
 """Minimum similarity of a misspelt option; it is high because plugins of a cluster add options of their own."""
+_LAST = re.compile(r"\bhostnames?\b[^|]*\|\s*tail\s+-(?:n\s*)?1\b")
 _NODE_LIST = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?")
 _NEARLY_READ = re.compile(r"#[ \t]+SBATCH[ \t]+-[^\n#]*|#(?i:sbatch)(?<!#SBATCH)[ \t]+-[^\n#]*")
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """Report faults in how Slurm starts the processes."""
+    starts = {launch.part for launch in setup.launches}
     for script in setup.scripts:
         yield from _directives(script)
+        if script.part in starts:
+            yield from _short_time(script)
     for launch in setup.launches:
         yield from _no_gpus(launch)
         yield from _node_list(launch)
+        yield from _last_node(launch)
         yield from _rank_of_the_script(launch)
+        yield from _local_id_as_device(launch)
         if _starts_processes(launch):
             for rule in _RULES:
                 yield from rule(launch)
@@ -79,6 +94,20 @@ def _directives(script: Script) -> Iterator[Finding]:
     for number, line in lines if read else ():
         if number < first and (match := _NEARLY_READ.match(line)):
             yield RULES["launch-slurm-directive"].found(script.part, number, written=match[0].strip())
+
+
+def _short_time(script: Script) -> Iterator[Finding]:
+    """Report a limit of a few minutes, which may have been meant as hours."""
+    for number, line in enumerate(script.part.text.split("\n"), start=1):
+        match = _TIME.match(line)
+        seconds = seconds_of(match[1]) if match else None
+        if match is None or seconds is None:
+            continue
+        said: dict[str, Any] = {"value": match[1], "minutes": seconds // 60, "seconds": seconds}
+        if 0 < seconds < _LEAST_TIME_S:
+            yield RULES["launch-slurm-time"].found(script.part, number, **said)
+        elif match[1].isdecimal() and 0 < seconds <= _LIKE_HOURS * 60:
+            yield RULES["launch-slurm-time.minutes"].found(script.part, number, **said)
 
 
 def _of_sbatch(script: Script, number: int, line: str) -> Iterator[Finding]:
@@ -107,6 +136,13 @@ def _node_list(launch: Launch) -> Iterator[Finding]:
         if setting is not None and _NODE_LIST.fullmatch(setting.value):
             yield RULES["launch-slurm-node-list"].on(launch, setting, value=setting.value)
             return
+
+
+def _last_node(launch: Launch) -> Iterator[Finding]:
+    """Report the address of the last node for ranks that begin at the first."""
+    address, rank = setting_of(launch, "master_addr"), setting_of(launch, "node_rank")
+    if address is not None and rank is not None and _LAST.search(address.value) and _OF_A_TASK.search(rank.value):
+        yield RULES["launch-slurm-last-node"].on(launch, launch.variable("MASTER_ADDR") or address)
 
 
 def _starts_processes(launch: Launch) -> bool:
@@ -158,11 +194,26 @@ def _is_escaped(launch: Launch, setting: Option | Variable) -> bool:
     return any(re.search(r"\\\$\{?SLURM_", line) for line in lines)
 
 
+def _local_id_as_device(launch: Launch) -> Iterator[Finding]:
+    """Report SLURM_LOCALID as the only GPU of several processes.
+
+    srun sets CUDA_VISIBLE_DEVICES again for its tasks where the cluster manages GPUs as generic resources.
+    """
+    visible, count = launch.variable("CUDA_VISIBLE_DEVICES"), processes_of(launch).gpus_per_node
+    if visible is None or not _LOCAL_ID.fullmatch(visible.value) or visible.part is not launch.part:
+        return
+    is_of_script = visible.line < launch.first_line
+    if count is not None and count > 1 and (is_of_script or _starts_processes(launch)):
+        level: Severity = "warning" if is_of_script and "srun" in launch.wrappers else "error"
+        yield RULES["launch-slurm-local-gpu"].on(launch, visible, value=visible.value, count=count, level=level)
+
+
 def _several_tasks(launch: Launch) -> Iterator[Finding]:
     """Report more than one task per node when each task starts all processes of the node."""
     if "srun" not in launch.wrappers:
         return
-    step, count = step_of(launch), srun_request_of(launch).tasks
+    step, own = step_of(launch), srun_request_of(launch).tasks
+    count = own if own is not None or nodes_of(launch) == 1 else step.tasks
     if count is not None and step.nodes is not None and count < step.nodes:
         yield RULES["launch-slurm-tasks.few"].on(launch, count=count, nodes=step.nodes)
     if step.tasks_per_node is not None and step.tasks_per_node > 1:
@@ -173,7 +224,9 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
 def _other_nodes(launch: Launch) -> Iterator[Finding]:
     """Report a job whose number of nodes differs from that of the command."""
     nodes, setting = job_of(launch).nodes, setting_of(launch, "nnodes")
-    wanted = certain_count(setting)
+    wanted, tasks = certain_count(setting), job_of(launch).tasks_per_node
+    if nodes and tasks and setting is not None and "SLURM_NTASKS_PER_NODE" in setting.value and tasks != nodes:
+        yield RULES["launch-slurm-nodes.tasks"].on(launch, setting, value=setting.value, tasks=tasks, nodes=nodes)
     if nodes is None or setting is None or wanted is None or (nodes > 1 and "srun" not in launch.wrappers):
         return  # not known, or reported by another rule
     is_part = srun_request_of(launch).nodes is not None  # one of several srun steps
@@ -191,9 +244,13 @@ def _no_gpus(launch: Launch) -> Iterator[Finding]:
 
 def _other_gpus(launch: Launch) -> Iterator[Finding]:
     """Report a job whose number of GPUs per node differs from the number of processes."""
-    gpus = step_of(launch).gpus_per_node
-    setting = setting_of(launch, "nproc_per_node")
-    wanted = certain_count(setting)
+    step = step_of(launch)
+    setting, gpus = setting_of(launch, "nproc_per_node"), step.gpus_per_node
+    wanted, bound = certain_count(setting), step.gpus_per_task
+    asked = " ".join([directives(launch.part.text), *(launch.words_of("srun") or ())])
+    if bound and wanted and wanted > bound and step.tasks_per_node == 1 and not _BINDS_NONE.search(asked):
+        yield RULES["launch-slurm-gpus.task"].on(launch, setting, wanted=wanted, gpus=bound)
+        return
     if gpus is None or setting is None or wanted is None or wanted == gpus:
         return
     rule = RULES["launch-slurm-gpus" if wanted > gpus else "launch-slurm-gpus.idle"]

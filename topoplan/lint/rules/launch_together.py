@@ -10,10 +10,16 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import PurePath
 
-from topoplan.lint.rules.launch_nodes import LOCAL_ADDRESS
 from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
-from topoplan.reading.launch_facts import certain_count, certain_text, configurations_of, nodes_of, setting_of
+from topoplan.reading.launch_facts import (
+    LOCAL_ADDRESS,
+    certain_count,
+    certain_text,
+    configurations_of,
+    nodes_of,
+    setting_of,
+)
 from topoplan.reading.processes import started_by
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.units import shown

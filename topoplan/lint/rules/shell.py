@@ -9,10 +9,12 @@ from itertools import zip_longest
 
 from topoplan.lint.rules.environment import known_names
 from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.launch_facts import SOURCES_FILES, has_exports, is_in_double_quotes, lines_of
 from topoplan.reading.parts import Part
 from topoplan.reading.rules import read_rules
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Setup, Variable
+from topoplan.reading.wrappers import SHELLS
 from topoplan.specs.passed_on import output_variables
 from topoplan.units import shown
 
@@ -31,15 +33,13 @@ _SET = re.compile(
 )
 _PLAIN_USE = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w{3,})(?:\}|(?![\w:]))")
 _OF_SLURM = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)(?:\}|(?![\w:]))")
-_SOURCES = re.compile(
-    r"^\s*(?:source|\.)\s+(?!\S*(?:activate|conda\.sh|\.bashrc|profile|setvars\.sh|/init/\w+)\b)\S", re.MULTILINE
-)
-"""Sourced files that may set anything; those that only activate an environment are excluded."""
 _MISSPELT = 0.85
 """Minimum similarity, from 0 to 1, at which a name counts as a misspelling of another."""
 _ONE_LETTER = 0.93
 """Minimum similarity among names that may differ by a word, such as NCCL_MIN_NCHANNELS and NCCL_MIN_P2P_NCHANNELS."""
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_KNOWN = re.compile(r"(?:SLURM_|CUDA_VISIBLE_DEVICES|(?:PYTHON|LD_LIBRARY_)?PATH|HOME|USER|TMPDIR)")
+"""Variables that a job has from outside, and that stay exported when a script sets them."""
 _READ_BY_TRAINERS = frozenset(["NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"])
 """Variables that `llamafactory-cli` and `swift` read and pass to torchrun; torchrun itself reads none of them."""
 _READ_BY_OTHERS = frozenset(
@@ -74,6 +74,7 @@ def _of_script(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     yield from _unset_variables(script, started)
     yield from _options_as_commands(script, started)
     yield from _not_exported(script, started)
+    yield from _empty_inside(script, started)
     yield from _typographic(script, started)
     yield from _commands_for_variables(script, started)
 
@@ -109,7 +110,7 @@ def _misspelt_variables(script: Script, started: Sequence[Launch]) -> Iterator[F
             close = get_close_matches(match[1], output_variables() - {match[1]}, n=1, cutoff=_MISSPELT)
             if match[1] not in output_variables() | names and close:
                 yield RULES["shell-misspelt-variable"].found(script.part, number, name=match[1], close=close[0])
-    if _SOURCES.search(script.part.text):
+    if SOURCES_FILES.search(script.part.text):
         return
     for number in sorted(_lines(started)):
         line = lines[number - 1] if number <= len(lines) else ""
@@ -152,7 +153,7 @@ def _is_slip(name: str, close: str) -> bool:
 def _unset_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     """Report `$name` that a script never sets; only lower-case names, as environment variables are upper-case."""
     text = script.part.text
-    if script.part.lines or not started or _SOURCES.search(text) or "<<" in text:
+    if script.part.lines or not started or SOURCES_FILES.search(text) or "<<" in text:
         return
     ends = re.search(r"^\s*set\s+(?:-[a-z]*u|-o\s+nounset)", text, re.MULTILINE) is not None
     names, seen = set(_SET.findall(text)), _lines(started)
@@ -276,6 +277,23 @@ def _not_exported(script: Script, started: Sequence[Launch]) -> Iterator[Finding
         if options_alone and variable.name in _READ_BY_TRAINERS:
             continue
         yield RULES["env-not-exported"].found(script.part, variable.line, name=variable.name, edits=_exported(variable))
+
+
+def _empty_inside(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
+    """Report variables set without export that only the shell reads which a command starts: `srun bash -c '... $X'`."""
+    exported = {variable.name for variable in script.variables}
+    own = {one.name: one for one in script.not_exported if one.name not in exported and not _KNOWN.match(one.name)}
+    for launch in started:
+        if not SHELLS.intersection(launch.wrappers) or not has_exports(launch) or is_in_double_quotes(launch):
+            continue
+        words = " ".join([*(option.value for option in launch.options.values()), *launch.arguments])
+        written = "\n".join(line for _, line in lines_of(launch))
+        for name in sorted(own.keys() & set(_USED.findall(words)) - {one.name for one in launch.variables}):
+            if re.search(rf"'\"?\${{?{name}\b|\b{name}=", written):
+                continue  # between quotes of this shell, or handed on: srun --export=ALL,NAME=$NAME
+            yield RULES["env-not-exported.inside"].found(
+                script.part, own[name].line, name=name, shell=launch.wrappers[-1], edits=_exported(own[name])
+            )
 
 
 def _exported(variable: Variable) -> tuple[Edit, ...]:

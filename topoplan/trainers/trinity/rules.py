@@ -121,7 +121,7 @@ def _lengths(read: _Read) -> Iterator[Finding]:
             longest=longest,
         )
     written = [read.get("model", key) is not None for key in keys]
-    if read.is_whole and not any(written):
+    if read.is_whole and not written[2] and not all(written[:2]):
         yield RULES["trinity-lengths.none"].at(read.configuration, "model")
 
 

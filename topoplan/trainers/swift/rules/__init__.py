@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Setup
-from topoplan.trainers.swift.rules import launch, swift
+from topoplan.trainers.swift.rules import launch, rollout, swift
 from topoplan.trainers.swift.rules.table import RULES as RULES
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """Report faults of ms-swift's launches and arguments."""
-    for module in (launch, swift):
+    for module in (launch, swift, rollout):
         yield from module.findings(setup)
