@@ -9,19 +9,12 @@ from topoplan.layout.stages import (
     balanced_pipeline_layout,
     parse_pipeline_layout,
     sized_pipeline_layout,
-    sizes_in_words,
     split_stages,
     vpp_of,
 )
 from topoplan.specs.layout_parts import StageSizes
 
 COUNTS = st.integers(1, 12)
-
-
-def test_the_sizes_of_stages_have_words() -> None:
-    assert sizes_in_words("Et*33|t*31L", 2) == "stages of 33 and 31"
-    assert sizes_in_words("Et*3|(t*5|)*4t*5|t*5|t*4L", 4) == "chunks of 3, 5 (6 times) and 4"
-    assert sizes_in_words("Et*16|t*17|t*17|t*14L", 4) == "stages of 16, 17, 17 and 14"
 
 
 @given(per_stage=COUNTS, pp=COUNTS, vpp=COUNTS)

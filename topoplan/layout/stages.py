@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import groupby
 from typing import NamedTuple
 
-from topoplan.errors import LayoutError, listed
+from topoplan.errors import LayoutError
 from topoplan.specs.layout_parts import StageSizes
 from topoplan.units import shown
 
@@ -71,14 +71,6 @@ def parse_pipeline_layout(text: str) -> list[str]:
             expected="expected E (embedding), t (layer), m (token prediction), L (loss), | between stages, and x*n",
         )
     return expanded.split("|")
-
-
-def sizes_in_words(pipeline_layout: str, pp: int) -> str:
-    """Return the layers of each stage in order, or of each chunk if stages have several: `stages of 33 and 31`."""
-    sizes = [part.count("t") for part in parse_pipeline_layout(pipeline_layout)]
-    runs = [(size, len(list(alike))) for size, alike in groupby(sizes)]
-    words = ([f"{size} ({count} times)"] if count > 2 else [str(size)] * count for size, count in runs)
-    return f"{'stages' if len(sizes) == pp else 'chunks'} of {listed([*chain.from_iterable(words)])}"
 
 
 def vpp_of(pipeline_layout: str, pp: int) -> int:

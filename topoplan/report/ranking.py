@@ -62,10 +62,11 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     if ranking.profile_notes:
         console.print("\nCalibrated profile:")
         bullets(console, ranking.profile_notes)
-    _print_warnings(console, answer)
+    told = _print_warnings(console, answer)
     most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all if backends were requested
     _print_some(console, "Other backends and trainers, compared with plan 1", ranking.crossings, most)
-    _print_some(console, "Common alternatives, compared with plan 1", ranking.notes, _NOTES)
+    notes = [_without(told, note) for note in ranking.notes]
+    _print_some(console, "Common alternatives, compared with plan 1", notes, _NOTES)
     if ranking.ways_out:
         from topoplan.report.ways_out import print_ways_out
 
@@ -227,8 +228,16 @@ def _layout_words(plans: Sequence[Plan]) -> list[str]:
     return sentences
 
 
-def _print_warnings(console: Console, answer: Answer) -> None:
-    """Print each warning once, with the ranks of its plans: all of the recommended plans' and some of the rest."""
+def _without(told: Sequence[str], note: str) -> str:
+    """Return a note on an alternative without a caveat that is `told` above it."""
+    return next((note.removesuffix(f": {warning}") for warning in told if note.endswith(f": {warning}")), note)
+
+
+def _print_warnings(console: Console, answer: Answer) -> Sequence[str]:
+    """Print each warning once, with the ranks of its plans: all of the recommended plans' and some of the rest.
+
+    Return the warnings printed.
+    """
     ranks: dict[str, list[int]] = {}
     for rank, warnings in enumerate(answer.warnings, start=1):
         for warning in warnings:
@@ -242,7 +251,9 @@ def _print_warnings(console: Console, answer: Answer) -> None:
         else f"plan{'s' if len(ranks[warning]) > 1 else ''} {', '.join(map(str, ranks[warning]))}: {warning}"
         for warning in (*first, *others)
     ]
-    _print_some(console, "Warnings", lines, max(_WARNINGS, len(first)))
+    most = max(_WARNINGS, len(first))
+    _print_some(console, "Warnings", lines, most)
+    return [*first, *others][:most]
 
 
 _EXAMPLES = 5

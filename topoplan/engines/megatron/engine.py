@@ -18,7 +18,6 @@ from topoplan.engines.megatron.rules import (
 from topoplan.engines.megatron.step import predict_time
 from topoplan.engines.prediction import StageMemory
 from topoplan.layout.layout import FULL, MEGATRON_BACKENDS, Layout, changed
-from topoplan.layout.stages import sizes_in_words
 from topoplan.network.placement import Group, GroupName, group
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
@@ -123,9 +122,6 @@ class Megatron(Engine):
             found.append("every expert has adapters of its own; as other backends build the model, experts have none")
         if layout.moe_router_force_load_balancing:
             found.append("forced balance of tokens is for benchmarks: files that are written do not ask for it")
-        if layout.pipeline_layout:
-            what = f"{case.model.num_layers} layers in {sizes_in_words(layout.pipeline_layout, layout.pp)}"
-            found.append(f"{what}: nothing to do, the files that are written say so")
         if layout.tp > 1 and not cluster.nvlink_bytes_per_s:
             found.append(f"tp {layout.tp} over PCIe: no NVLink in these nodes")
         if layout.ep * layout.etp > (domain := tensor_parallel_domain(case)):
