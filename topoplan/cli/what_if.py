@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +55,8 @@ def what_if(
     stuck = (
         keys for keys, one in zip(combinations, outcomes, strict=True) if not one.found.best and one.found.is_legal
     )
-    ways_out = "".join(_ways_out(before, options, spec, keys) for keys in islice(stuck, 1))
+    first = next(stuck, None)
+    ways_out = "" if first is None else _ways_out(before, options, spec, first)
     show(as_json, outcomes_to_dict, partial(print_outcomes, ways_out=ways_out), before, old, outcomes)
     if not any(outcome.found.best for outcome in outcomes):
         raise typer.Exit(1)
