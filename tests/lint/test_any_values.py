@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.reading.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
@@ -60,6 +60,7 @@ def check(setup: Setup) -> None:
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@example({"reward_model_quantization_bit": ["\x1f"]}, "llamafactory")
 @given(st.dictionaries(NAMES, VALUES, max_size=10), st.sampled_from(TRAINERS))
 def test_values_of_any_kind_never_crash_a_rule(data: dict[str, Any], trainer: Trainer) -> None:
     check(make_values(data, trainer))

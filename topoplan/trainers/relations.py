@@ -59,7 +59,7 @@ from topoplan.reading.values import FALSE_WORDS, as_whole, word_boolean
 from topoplan.reading.words import is_open
 from topoplan.specs.source import KeyPath, at, path_of, plain_scalar
 from topoplan.trainers.around import UNKNOWN
-from topoplan.units import shown
+from topoplan.units import quote, shown
 
 Names = Callable[[str], Any]
 Functions = Mapping[str, Callable[..., Any]]
@@ -429,5 +429,5 @@ def _said(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(quote, value))
     return f"{value:g}" if isinstance(value, float) else shown(value)
