@@ -33,6 +33,9 @@ VERIFY_TRINITY_CONSTRAINTS ?= tests/verify/constraints-trinity.txt
 VERIFY_PYTEST = -m pytest -v -rs --disable-warnings -m verify
 MCORE_ADAPTER ?=
 
+# Launches mostly wait.
+HOSTS_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What is read in is read in many times: by each worker, and by each program that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,10 +54,10 @@ test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-hosts: $(VENV)/.installed-dev  ## Launch on real sshd hosts of this machine's own, with faults (Linux; namespaces as root)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m hosts
+	$(BIN)/python -m pytest -n $(HOSTS_WORKERS) --dist worksteal -m hosts
 
 test-page: $(VENV)/.installed-page  ## Use the pages in a real Chromium, skipped where there is none
-	$(BIN)/python -m pytest -rs -n 2 --dist loadfile -m page tests/page
+	$(BIN)/python -m pytest -rs -n 2 --dist worksteal -m page tests/page
 
 lint: $(VENV)/.installed-dev  ## Check style
 	$(BIN)/ruff check .

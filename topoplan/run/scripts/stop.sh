@@ -7,10 +7,9 @@ run=$2 grace_cs=$3 settle_cs=$4
 # assigned number, to meet the next one if one has just ended.
 seek() {
     read -r one two three four newest </proc/loadavg
-    at=$((newest > 100 ? newest - 100 : 1)) files=
-    while [ "$at" -lt "$((newest + 200))" ]; do files="$files $at/stat $at/environ" at=$((at + 1)); done
+    eval "set -- {$((newest > 100 ? newest - 100 : 1))..$((newest + 200))}/{stat,environ}"
     for one in $(
-        cd /proc && LC_ALL=C grep -saHz -e "^TOPOPLAN_RUN=$mark\$" -e '^[0-9]* (.*) [A-Z] [0-9]' $files |
+        cd /proc && LC_ALL=C grep -saHz -e "^TOPOPLAN_RUN=$mark\$" -e '^[0-9]* (.*) [A-Z] [0-9]' "$@" |
             LC_ALL=C tr '\0' '\n' | LC_ALL=C awk '
                 /^[0-9]+\/stat:/ { pid = $0; sub(/\/.*/, "", pid); sub(/^.*\) /, ""); split($0, field, " "); next }
                 index($0, pid "/environ:") == 1 { print pid ":" field[20] ":" field[3] ":" field[4] }'
