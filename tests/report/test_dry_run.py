@@ -31,12 +31,16 @@ def targets(bundle: Bundle) -> dict[str, Target]:
     }
 
 
-def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeeds) -> None:
-    said = "\n".join(dry_run_lines(dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)))
-    flat = "\n".join(line.strip() for line in said.splitlines())
-    for text in (programs.START, programs.LEADER, programs.FOLLOW, programs.STATE, programs.STOP):
-        assert flat.count("\n".join(line.strip() for line in text.splitlines())) == 1
-    assert said.count("sha256sum --check") == 2
+def test_every_program_is_named_on_one_line_and_its_text_is_in_json(bundle: Bundle, checks: RunNeeds) -> None:
+    document = dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)
+    said = list(dry_run_lines(document))
+    for program in document["programs"]:
+        assert sum(line.startswith(f"  {program['name']}") and line.endswith(program["does"]) for line in said) == 1
+    assert "PROGRAMS that run on hosts, with their arguments; --json has their text:" in said
+    assert len(said) < 30 + 15 * len(bundle.nodes)
+    texts = {program["name"]: program["text"] for program in document["programs"]}
+    assert texts["stop"] == programs.STOP
+    assert texts["keep"] == programs.LEADER
 
 
 def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bundle) -> None:

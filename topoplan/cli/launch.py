@@ -29,7 +29,7 @@ def launch(
     no_preflight: NoPreflight = False,
     detach: Annotated[bool, option("--detach -d", "Leave it running once all nodes have started.")] = False,
     dry_run: Annotated[
-        bool, option("--dry-run", "Print every file and command, and touch nothing; works without hosts too.")
+        bool, option("--dry-run", "Print every file and command (with --json, the programs too), and touch nothing.")
     ] = False,
     accept_new: AcceptNew = False,
     nodes: Annotated[list[str] | None, option("--nodes LIST", "Hosts to use: addresses, numbers, ranges.")] = None,

@@ -144,3 +144,29 @@ def test_consumer_cards_may_hang_without_nvlink() -> None:
     assert outcome(peer_access, fleet(facts(gpus=cards), of=told)) == "ok"
     assert outcome(peer_access, fleet(facts(gpus=cards[:1]))) is None
     assert outcome(peer_access, fleet(facts())) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "env", "kind", "remedy"),
+    [
+        ("RTX 4090", "535.183.01", {}, "ethernet", "NCCL_P2P_DISABLE: '1' under env"),
+        ("RTX 4090", "535.183.01", {}, "infiniband", "NCCL_IB_DISABLE: '0' and NCCL_P2P_DISABLE: '1' under env"),
+        ("RTX 4090", "535.183.01", {"NCCL_P2P_DISABLE": "1"}, "infiniband", "set NCCL_IB_DISABLE: '0' under env"),
+        ("RTX 4090", "535.183.01", {"NCCL_P2P_DISABLE": "1"}, "ethernet", None),
+        ("RTX 4090", "550.40.07", {"NCCL_P2P_DISABLE": "1"}, "infiniband", None),
+        ("RTX 3090", "535.183.01", {"NCCL_P2P_DISABLE": "1"}, "infiniband", None),
+    ],
+)
+def test_accelerate_refuses_rtx_40_cards_with_an_old_driver(
+    name: str, driver: str, env: dict[str, str], kind: str, remedy: str | None
+) -> None:
+    cards = tuple(gpu(index, name=f"NVIDIA GeForce {name}") for index in range(2))
+    hosts = [facts(number, gpus=cards, versions={"driver": driver}) for number in range(2)]
+    found = see(peer_access, fleet(*hosts, of=cluster(kind=kind, env=env)))
+    if remedy is None:
+        assert found.outcome == "ok"
+    else:
+        assert found.outcome == "warning"
+        assert found.what == f"driver {driver} with {cards[0].name}: trainers that use accelerate refuse to start"
+        assert found.remedy.startswith("install driver 550.40.07 or newer, or set ")
+        assert remedy in found.remedy
