@@ -18,7 +18,8 @@ _SAME_MEMORY = 0.03
 _CONSUMER = re.compile(r"GeForce|RTX [2345]0\d\d", re.IGNORECASE)
 _DRIVER_FOR_RTX_40 = "550.40.07"
 """With an older one and several RTX 40 cards, accelerate 1.15 refuses to start (utils/environment.py,
-check_cuda_p2p_ib_support) unless NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set, to whatever value (state.py, PartialState)."""
+check_cuda_p2p_ib_support) unless NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set, to whatever value (state.py,
+PartialState)."""
 
 
 def gpus_present(fleet: Fleet, node: Node) -> Result:
