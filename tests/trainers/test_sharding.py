@@ -10,12 +10,13 @@ import pytest
 from tests.reading.setups import all_of, configuration, launch, swift_zero2
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
-from topoplan.trainers.sharding import Sharding, sharding_of
+from topoplan.trainers.codec import StatedSharding
+from topoplan.trainers.sharding import sharding_of
 
 FULL = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\n"
 
 
-def of(one: Configuration, where: Setup | None = None) -> Sharding:
+def of(one: Configuration, where: Setup | None = None) -> StatedSharding:
     return sharding_of(Keys(one, {}), where or all_of(one))
 
 
@@ -49,18 +50,18 @@ def test_a_file_whose_name_does_not_say_it_is_not_predicted(written: str, words:
     assert error.value.key == "deepspeed"
 
 
-def zero(**keys: Any) -> Sharding:
+def zero(**keys: Any) -> StatedSharding:
     block = json.dumps({"zero_optimization": keys})
     return of(configuration(f"{FULL}deepspeed: {block}\n"))
 
 
 def test_a_block_says_what_is_offloaded() -> None:
-    assert zero(stage=3, offload_optimizer={"device": "cpu"}) == Sharding(
+    assert zero(stage=3, offload_optimizer={"device": "cpu"}) == StatedSharding(
         backend="deepspeed", zero_stage=3, offload_optimizer=True
     )
     # offload_param has an effect only in stage 3, and "none" has none
-    assert zero(stage=2, offload_param={"device": "cpu"}) == Sharding(backend="deepspeed", zero_stage=2)
-    assert zero(stage=3, offload_param={"device": "none"}) == Sharding(backend="deepspeed", zero_stage=3)
+    assert zero(stage=2, offload_param={"device": "cpu"}) == StatedSharding(backend="deepspeed", zero_stage=2)
+    assert zero(stage=3, offload_param={"device": "none"}) == StatedSharding(backend="deepspeed", zero_stage=3)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_an_accelerate_file_decides_where_the_trainer_says_nothing() -> None:
     told = configuration(FSDP.format(offload="true", reshard="true"), trainer="accelerate", name="fsdp.yaml")
     start = launch("src/train.py", starter="accelerate", of=one)
 
-    assert of(one, all_of(one, told, launches=(start,))) == Sharding(backend="fsdp2", offload=True)
+    assert of(one, all_of(one, told, launches=(start,))) == StatedSharding(backend="fsdp2", offload=True)
     without = configuration(FSDP.format(offload="false", reshard="false"), trainer="accelerate", name="fsdp.yaml")
     with pytest.raises(NotPredictedError, match="does not shard the parameters"):
         of(one, all_of(one, without, launches=(start,)))
@@ -119,7 +120,7 @@ def test_an_accelerate_file_may_hold_deepspeed() -> None:
     told = configuration(text, trainer="accelerate", name="ds.yaml")
 
     found = of(one, all_of(one, told))
-    assert found == Sharding(backend="deepspeed", zero_stage=2, offload_optimizer=True)
+    assert found == StatedSharding(backend="deepspeed", zero_stage=2, offload_optimizer=True)
 
 
 def test_the_trainers_own_fsdp_key_counts() -> None:
@@ -127,15 +128,15 @@ def test_the_trainers_own_fsdp_key_counts() -> None:
     assert (first.backend, first.offload) == ("fsdp2", True)
     assert "predicted as FSDP2" in first.assumption
     second = of(configuration(FULL + "fsdp: full_shard\nfsdp_config: {fsdp_version: 2}\n"))
-    assert second == Sharding(backend="fsdp2")
+    assert second == StatedSharding(backend="fsdp2")
     one, where = swift_zero2(deepspeed=None, fsdp="fsdp2")
-    assert of(one, where) == Sharding(backend="fsdp2", checkpoints=True)  # the preset enables recomputation
+    assert of(one, where) == StatedSharding(backend="fsdp2", checkpoints=True)  # the preset enables recomputation
     with pytest.raises(NotPredictedError, match="shard_grad_op"):
         of(configuration(FULL + "fsdp: shard_grad_op\n"))
 
 
 def test_nothing_said_is_plain_data_parallelism() -> None:
-    assert of(configuration(FULL)) == Sharding()
+    assert of(configuration(FULL)) == StatedSharding()
 
 
 def test_another_launcher_is_not_taken_for_one_process() -> None:
@@ -151,4 +152,4 @@ def test_swift_without_processes_spreads_the_model() -> None:
     with pytest.raises(NotPredictedError, match="NPROC_PER_NODE"):
         of(one, alone)
     on_one = replace(alone.launches[0], variables=launch(variables={"CUDA_VISIBLE_DEVICES": "3"}).variables)
-    assert of(one, replace(alone, launches=(on_one,))) == Sharding()
+    assert of(one, replace(alone, launches=(on_one,))) == StatedSharding()

@@ -16,11 +16,11 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
-from topoplan.trainers.codec import Codec, Reading
+from topoplan.trainers.codec import Codec, Reading, StatedSharding
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.recognizers import codec_of, trainer_of
 from topoplan.trainers.registry import has_backend
-from topoplan.trainers.sharding import Sharding, sharding_of
+from topoplan.trainers.sharding import sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def translate(
     if written is None and length is None and codec.needs_length:
         keys.fail(codec.length, f"{codec.length} is not given, and the model's own is not a length of samples")
     known, named = codec.model(whole, reference, tokens)
-    sharding = sharding_of(keys, setup) if codec.shards else Sharding()
+    sharding = sharding_of(keys, setup) if codec.shards else StatedSharding()
     processes = processes_for(setup, configuration) if codec.gpus is None else None
     part, on_part = _part_of(cluster, processes)
     if codec.gpus is not None:

@@ -5,19 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Configuration, Launch, Setup
-from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.models import model_of
 from topoplan.trainers.refusal import Refusal, missing_precision
-from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.yaml_text import Entry
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Configuration, Launch, Setup
+    from topoplan.reading.values import Keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedSharding:
+    """Sharding by DeepSpeed, by FSDP2, or none (DDP), in terms of a layout's keys."""
+
+    backend: str = "ddp"
+    zero_stage: int = 0
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    sharding: str = "full"
+    offload: bool = False
+    checkpoints: bool = False
+    """True if FSDP recomputes activations regardless of the trainer's own key."""
+    casts: bool = True
+    """True if FSDP keeps trained parameters in fp32, as it does with mixed precision."""
+    assumption: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +48,7 @@ class Reading:
     """Number of GPUs that the configuration runs on."""
     launch: Launch | None = None
     """The command that starts the configuration."""
-    sharding: Sharding = field(default_factory=Sharding)
+    sharding: StatedSharding = field(default_factory=StatedSharding)
     """How states are sharded, for data-parallel backends."""
     parts: dict[str, Any] = field(default_factory=dict)
     """Parts of the layout that the preceding rows have read."""

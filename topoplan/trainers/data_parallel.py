@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.reading.setup import Launch
-from topoplan.reading.values import Keys
 from topoplan.trainers.codec import Comment, Reading, Row, Rows, layout_of, nothing
 from topoplan.trainers.train_yaml import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
 from topoplan.units import shown
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Launch
+    from topoplan.reading.values import Keys
 
 USUAL_SEQ_LEN = 2048
 """Assumed sequence length in tokens if none is given: LLaMA-Factory's default of cutoff_len."""

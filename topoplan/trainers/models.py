@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topoplan import catalog
 from topoplan.errors import InputError
-from topoplan.reading.parts import Part
-from topoplan.reading.setup import Configuration
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.model_source import load_model
 from topoplan.specs.source import below
+
+if TYPE_CHECKING:
+    from topoplan.reading.parts import Part
+    from topoplan.reading.setup import Configuration
 
 _HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
 """A directory of the Hugging Face hub's cache."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,27 +17,11 @@ from topoplan.reading.processes import launch_of, visible_gpus
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_number, as_whole, at
 from topoplan.specs.source import below, plain_scalar
+from topoplan.trainers.codec import StatedSharding
 from topoplan.units import shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """Sharding by DeepSpeed, by FSDP2, or none (DDP), in terms of a layout's keys."""
-
-    backend: str = "ddp"
-    zero_stage: int = 0
-    offload_optimizer: bool = False
-    offload_param: bool = False
-    sharding: str = "full"
-    offload: bool = False
-    checkpoints: bool = False
-    """True if FSDP recomputes activations regardless of the trainer's own key."""
-    casts: bool = True
-    """True if FSDP keeps trained parameters in fp32, as it does with mixed precision."""
-    assumption: str = ""
-
-
-def sharding_of(keys: Keys, setup: Setup) -> Sharding:
+def sharding_of(keys: Keys, setup: Setup) -> StatedSharding:
     """Return the sharding of a configuration.
 
     Raises NotPredictedError if it depends on files or a launcher that are not available, or has no corresponding
@@ -67,7 +50,7 @@ def sharding_of(keys: Keys, setup: Setup) -> Sharding:
     if configuration.trainer == "swift" and not (starter or is_alone or (launch and launch.variable("NPROC_PER_NODE"))):
         # cli/main.py starts one process; it spreads the model's layers over several visible GPUs (device_map auto).
         keys.not_predicted((key,), "one process that spreads the model over all GPUs that it sees (no NPROC_PER_NODE)")
-    return Sharding()
+    return StatedSharding()
 
 
 # DeepSpeed -----------------------------------------------------------------------------------------------------------
@@ -76,7 +59,7 @@ NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
 """Finds the stage in file names: `zero2`, ms-swift's `zero3_offload`, LLaMA-Factory's `ds_z3_offload_config.json`."""
 
 
-def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Sharding:
+def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> StatedSharding:
     """Return the sharding for a key that holds the document, or names a file or a preset.
 
     Raises NotPredictedError for a file that was not read and whose name does not tell the stage, and for what has no
@@ -94,7 +77,7 @@ def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Shardi
         keys.not_predicted((key,), "ZeRO stage 0")
     # ms-swift's zero3_offload and LLaMA-Factory's ds_z3_offload_config.json offload the parameters as well.
     is_preset = re.fullmatch(r"zero[0-3](_offload)?", name) is not None  # of ms-swift (`swift/config/`)
-    return Sharding(
+    return StatedSharding(
         backend="deepspeed",
         zero_stage=stage,
         offload_optimizer=offloads,
@@ -103,7 +86,7 @@ def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Shardi
     )
 
 
-def sharding_of_document(document: Mapping[str, Any], keys: Keys, key: str) -> Sharding:
+def sharding_of_document(document: Mapping[str, Any], keys: Keys, key: str) -> StatedSharding:
     """Return the sharding in a DeepSpeed configuration (`runtime/zero/config.py`, `offload_config.py`)."""
     stage = at(document, ("zero_optimization", "stage"))
     zero = at(document, ("zero_optimization",))
@@ -129,7 +112,7 @@ def sharding_of_document(document: Mapping[str, Any], keys: Keys, key: str) -> S
     optimizer, parameters = offloads
     if parameters and not optimizer and as_whole(stage) == 3:
         keys.not_predicted((key,), "offload_param without offload_optimizer")
-    return Sharding(
+    return StatedSharding(
         backend="deepspeed",
         zero_stage=as_whole(stage) or 0,
         offload_optimizer=optimizer,
@@ -173,11 +156,11 @@ _YES = frozenset(["1", "true", "y", "yes", "on"])
 _FSDP1 = "FSDP's first version is predicted as FSDP2, which shards the same states"
 
 
-def _of_keys(written: Any, keys: Keys) -> Sharding:
+def _of_keys(written: Any, keys: Keys) -> StatedSharding:
     """Return the sharding in transformers' `fsdp` and `fsdp_config`, or in ms-swift's `--fsdp`."""
     is_swift = keys.configuration.trainer == "swift"
     if is_swift and written == "fsdp2":  # swift/config/fsdp2.json
-        return Sharding(backend="fsdp2", checkpoints=True)
+        return StatedSharding(backend="fsdp2", checkpoints=True)
     config = keys.given("fsdp_config")
     if is_swift:
         found = written if isinstance(written, Mapping) else _on_disk(str(written), keys.configuration)
@@ -191,7 +174,7 @@ def _of_keys(written: Any, keys: Keys) -> Sharding:
     if not {"full_shard", "hybrid_shard"} & set(words) or config.get("reshard_after_forward") is False:
         keys.not_predicted(("fsdp",))
     version = as_whole(config.get("fsdp_version", config.get("version"))) or (2 if is_swift else 1)
-    return Sharding(
+    return StatedSharding(
         backend="fsdp2",
         sharding="hybrid" if "hybrid_shard" in words else "full",
         offload="offload" in words,
@@ -200,7 +183,7 @@ def _of_keys(written: Any, keys: Keys) -> Sharding:
     )
 
 
-def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> Sharding:
+def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> StatedSharding:
     """Return the sharding in accelerate's file (accelerate `commands/config/config_args.py`, `utils/launch.py`)."""
     kind = str(told.get("distributed_type", "NO"))
     of_file = Keys(told, {})
@@ -224,7 +207,7 @@ def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> Sharding:
         shards = {"1": "FULL_SHARD", "4": "HYBRID_SHARD"}.get(strategy, strategy)
         if shards not in ("FULL_SHARD", "HYBRID_SHARD") or (version == 2 and not _on(reshards)):
             of_file.not_predicted(("fsdp_config",), "FSDP that does not shard the parameters")
-        return Sharding(
+        return StatedSharding(
             backend="fsdp2",
             sharding="hybrid" if shards == "HYBRID_SHARD" else "full",
             offload=_on(block.get("fsdp_offload_params")),
@@ -233,7 +216,7 @@ def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> Sharding:
             assumption=_FSDP1 if version == 1 else "",
         )
     if kind in ("MULTI_GPU", "NO"):
-        return Sharding()
+        return StatedSharding()
     of_file.not_predicted(("distributed_type",))
 
 

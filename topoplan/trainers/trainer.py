@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.reading.recognizer import Recognizer
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -26,6 +25,9 @@ from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.requirements import Requirement, Versions
 from topoplan.trainers.steps import Pauses
 from topoplan.trainers.trials import Trial, is_generated
+
+if TYPE_CHECKING:
+    from topoplan.reading.recognizer import Recognizer
 
 MAIN_FILE = "train.yaml"
 """The configuration file that the trainer reads first; every bundle has it."""

@@ -16,7 +16,7 @@ from topoplan.layout.layout import Layout
 from topoplan.reading.values import as_whole, is_for_training
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.codec import Codec, Reading, Row, by_key
+from topoplan.trainers.codec import Codec, Reading, Row, StatedSharding, by_key
 from topoplan.trainers.data_parallel import (
     ALLOCATOR_ROW,
     expandable_segments,
@@ -34,7 +34,6 @@ from topoplan.trainers.llamafactory.mca_job import of_stage
 from topoplan.trainers.llamafactory.mca_refusals import STAGES
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
 from topoplan.trainers.megatron_keys import check_something_trained, targets
-from topoplan.trainers.sharding import Sharding
 from topoplan.units import shown
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
@@ -153,7 +152,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     return job
 
 
-def _keeps_fp32(sharding: Sharding) -> bool:
+def _keeps_fp32(sharding: StatedSharding) -> bool:
     """Whether trained weights are kept in fp32 despite pure_bf16.
 
     With mixed precision, accelerate casts what FSDP2 trains to fp32. DeepSpeed's stages 1 and 2 have fp32 weights of

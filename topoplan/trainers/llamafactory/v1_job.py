@@ -15,9 +15,9 @@ from topoplan.reading.nested import flattened
 from topoplan.reading.recognizer import SURE, Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.job import Job
-from topoplan.trainers.codec import Codec, Reading, Row, by_key
+from topoplan.trainers.codec import Codec, Reading, Row, StatedSharding, by_key
 from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, refuse
-from topoplan.trainers.sharding import Sharding, sharding_of_name
+from topoplan.trainers.sharding import sharding_of_name
 
 _SURE_WITH_MODEL = frozenset(["train_dataset", "dist_config", "kernel_config", "model_class", "peft_config"])
 
@@ -105,7 +105,7 @@ def _layout(reading: Reading) -> Layout:
         reading.sharding = sharding_of_name(file, keys, Setup(parts=()), "dist_config.config_file")
         return read_layout(ROWS, reading)
     # fsdp2.py::get_mp_policy; loss.backward() without no_sync reduces after each micro-batch.
-    reading.sharding = Sharding(backend="fsdp2", offload=keys.flag("dist_config.offload_params"))
+    reading.sharding = StatedSharding(backend="fsdp2", offload=keys.flag("dist_config.offload_params"))
     return changed(read_layout(ROWS, reading), grad_reduce_in_fp32=True, sync_each_batch=True)
 
 

@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
-from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag
+from topoplan.trainers.codec import Codec, Reading, Row, StatedSharding, by_key, flag
 from topoplan.trainers.data_parallel import read_layout, recompute_row, refuse
 from topoplan.trainers.llamafactory import mca_job
 from topoplan.trainers.megatron_keys import targets
 from topoplan.trainers.refusal import missing_precision
 from topoplan.trainers.roll import role
-from topoplan.trainers.sharding import Sharding
 
 _MEGATRON_FREEZES = {
     "vision_model": (role.VISION, role.PROJECTOR),
@@ -99,7 +98,7 @@ def _fsdp2_layout(reading: Reading) -> Layout:
     size = keys.degree("fsdp_size")
     if 1 < size < reading.world:
         keys.not_predicted(("fsdp_size",), f"fsdp_size {size} of {reading.world} GPUs")
-    reading.sharding = Sharding(backend="fsdp2", offload=keys.flag("offload_policy"))
+    reading.sharding = StatedSharding(backend="fsdp2", offload=keys.flag("offload_policy"))
     return read_layout(_FSDP2_ROWS, reading)
 
 

@@ -19,9 +19,8 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
 from topoplan.specs.source import at
-from topoplan.trainers.codec import Codec, Reading, Row, by_key, degree, flag
+from topoplan.trainers.codec import Codec, Reading, Row, StatedSharding, by_key, degree, flag
 from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, refuse
-from topoplan.trainers.sharding import Sharding
 
 LENGTH = "max_model_len"
 _VERL = "trainer.trainer_config.actor_rollout_ref"
@@ -136,7 +135,7 @@ def _layout(reading: Reading) -> Layout:
     if keys.value("algorithm_type") in ("ppo", "opmd"):
         keys.not_predicted(("algorithm_type",), "a critic beside the actor (PPO)")
     offload = keys.value("trainer_strategy") == "fsdp2" and flag(reading, "offload_policy")
-    reading.sharding = Sharding(backend="fsdp2", offload=offload)
+    reading.sharding = StatedSharding(backend="fsdp2", offload=offload)
     return read_layout(ROWS, reading)
 
 
