@@ -33,7 +33,7 @@ VERIFY_TRINITY_CONSTRAINTS ?= tests/verify/constraints-trinity.txt
 VERIFY_PYTEST = -m pytest -v -rs --disable-warnings -m verify
 MCORE_ADAPTER ?=
 
-# Launches mostly wait.
+# Two a core: launches mostly wait.
 HOSTS_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1

@@ -127,7 +127,10 @@ def gpus_distinct(fleet: Fleet, node: Node) -> Result | None:
 
 
 def peer_access(fleet: Fleet, node: Node) -> Result | None:
-    """Row 20: direct access between consumer cards hangs if PCIe routes it through an IOMMU or ACS, or is missing."""
+    """Row 20: direct access between consumer cards hangs if PCIe routes it through an IOMMU or ACS.
+
+    RTX 40 cards have none, and accelerate refuses to start with a driver that may offer it.
+    """
     gpus = _used(fleet, node)
     if len(gpus) < 2 or not _CONSUMER.search(gpus[0].name):
         return None
