@@ -257,9 +257,9 @@ def test_in_words_each_command_is_a_line_of_its_own(cli: Cli, specs: dict[str, s
     error = cli("rank", specs["rtx4090"]).err
     assert "no single change" not in error
     assert re.search(
-        r"- on 3 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s per step, [\d,]+ tok", error
+        r"- on 2 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s per step, [\d,]+ tok", error
     )
-    assert "\n      topoplan rank rtx4090.yaml --nodes 3\n" in error
+    assert "\n      topoplan rank rtx4090.yaml --nodes 2\n" in error
     *_, tried, following = error.rstrip().splitlines()
     assert tried.startswith("tried, without success: another backend; ")
     assert following == f"Next  {re.findall(r'      (topoplan .*)', error)[0]}"

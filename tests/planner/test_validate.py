@@ -1,6 +1,7 @@
 """How predictions are graded against measured runs."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from topoplan.planner.measured import parse_runs
 from topoplan.planner.validate import (
     ALLOCATED,
     BY_STAGE,
+    DEVICE,
     RESERVED,
     Figure,
     Validation,
@@ -45,6 +47,18 @@ def test_a_run_is_graded_by_each_of_its_figures() -> None:
     assert speed.measured == pytest.approx(64 * 4096 / 4 / 8)
     assert speed.unit == "tokens/s/GPU"
     assert speed.error == pytest.approx(speed.predicted / speed.measured - 1)
+
+
+def test_memory_within_gaps_of_the_allocator_is_as_predicted() -> None:
+    seen, shown = graded(row("a", reserved_gib=1, device_gib=1)).figures
+    assert [one.kind for one in (seen, shown)] == [RESERVED, DEVICE]
+    assert shown.predicted > seen.predicted
+    assert seen.gaps == shown.gaps > 0.5
+    between = replace(seen, measured=seen.predicted + 0.9 * seen.gaps)
+    assert between.error < 0.0
+    assert between.off_by == 0.0
+    assert replace(seen, measured=1.1 * (seen.predicted + seen.gaps)).off_by == pytest.approx(0.1)
+    assert replace(seen, measured=0.9 * seen.predicted).off_by == pytest.approx(0.1)
 
 
 def test_model_flops_stand_in_where_tokens_were_not_published() -> None:

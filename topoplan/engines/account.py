@@ -27,7 +27,7 @@ class MemoryAccount:
     """Where the memory of the fullest GPU goes."""
 
     device: Term
-    """Memory used on the card as nvidia-smi shows it, broken down to single tensors."""
+    """Memory needed on the card, as nvidia-smi shows it at least, broken down to single tensors."""
     margin: Term
     host: Term | None
     """Pinned host memory of a node; None if nothing is offloaded."""
@@ -221,7 +221,9 @@ def on_card(
     )
     buffers = [Term(one.name, one.device_bytes, "bytes", origin, facts={"ranks": one.size}) for one in found]
     network = sum_of("NCCL", buffers, origin, "bytes", what="its communicators")
-    return sum_of("device", (reserved, context, network, *further), here, "bytes", what="what nvidia-smi shows")
+    return sum_of(
+        "device", (reserved, context, network, *further), here, "bytes", what="nvidia-smi shows at least this"
+    )
 
 
 def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term:

@@ -48,9 +48,9 @@ class Memory:
     allocated_bytes: float
     """Peak of live tensors (torch.cuda.max_memory_allocated)."""
     reserved_bytes: float
-    """Peak of what torch's caching allocator holds (torch.cuda.max_memory_reserved)."""
+    """Peak of what torch's caching allocator needs; torch.cuda.max_memory_reserved is up to gaps_bytes more."""
     device_bytes: float
-    """What nvidia-smi shows: reserved memory plus the CUDA context and NCCL's buffers."""
+    """What nvidia-smi shows at least: reserved memory plus the CUDA context and NCCL's buffers."""
     capacity_bytes: float
     """Memory of the card."""
     band: float
@@ -62,12 +62,26 @@ class Memory:
     """Pinned host memory per node."""
     host_capacity_bytes: float | None = None
     """Host memory of a node; None if the spec does not say."""
+    gaps_bytes: float = 0.0
+    """What torch's allocator may hold beyond reserved_bytes while the card has room; it gives that back when memory
+    runs out."""
     by_stage: tuple[StageMemory, ...]
 
     @property
     def band_bytes(self) -> tuple[float, float]:
-        """Interval in which device_bytes is expected."""
+        """Interval in which the device memory that the run needs is expected."""
         return band_interval(self.device_bytes, self.band)
+
+    @property
+    def shown_bytes(self) -> tuple[float, float]:
+        """Interval in which what nvidia-smi shows is expected: `band_bytes`, with gaps while the card has room."""
+        least, most = self.band_bytes
+        return least, max(most, min(self.device_bytes + self.gaps_bytes, self.capacity_bytes))
+
+    @property
+    def reserved_band(self) -> float:
+        """How much more than `reserved_bytes` torch may reserve, as a fraction: the band, or gaps if they are more."""
+        return max(self.band, self.gaps_bytes / self.reserved_bytes)
 
     @property
     def excess_bytes(self) -> float:

@@ -217,12 +217,28 @@ def _send_receive_bytes(channels: Channels, near: int, has_far: bool, proxied: i
     return total
 
 
+ALONE = Group(1, 1)
+"""One rank."""
+
+
 class UsedGroup(NamedTuple):
     """A group in which a rank communicates, and what is sent in it."""
 
     name: str
     group: Group
     uses: frozenset[Use]
+    across: Group = ALONE
+    """Groups of this shape are one group together: with the ranks of a pipeline, `group` is repeated on each stage."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size * self.across.size
+
+    def span(self, domain_size: int) -> Span:
+        """Return the spread over domains of `domain_size` consecutive ranks."""
+        one, other = span(self.group, domain_size), span(self.across, domain_size)
+        return Span(one.domains * other.domains, one.members * other.members, one.largest * other.largest)
 
 
 class Communicator(NamedTuple):
@@ -239,8 +255,6 @@ def communicators_of(groups: Iterable[UsedGroup], cluster: Cluster, profile: Pro
     """Return the communicators with their memory."""
     domain = local_ranks(cluster)
     return tuple(
-        Communicator(
-            one.name, one.group.size, buffer_bytes(one.group.size, span(one.group, domain), one.uses, cluster, profile)
-        )
+        Communicator(one.name, one.size, buffer_bytes(one.size, one.span(domain), one.uses, cluster, profile))
         for one in groups
     )

@@ -27,6 +27,8 @@ class Measured(Block):
     """Peak of live tensors on each pipeline stage."""
     reserved_gib: Figure = None
     """Peak of what torch's allocator held, on the fullest GPU."""
+    device_gib: Figure = None
+    """What nvidia-smi showed, on the fullest GPU."""
     tokens_per_s_per_gpu: Figure = None
     step_s: Figure = None
     """Seconds of an optimizer step."""

@@ -26,7 +26,8 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.units import GIB
 
-ALLOCATED, BY_STAGE, RESERVED, THROUGHPUT = "allocated", "allocated, by stage", "reserved", "throughput"
+ALLOCATED, BY_STAGE, RESERVED, DEVICE = "allocated", "allocated, by stage", "reserved", "device"
+THROUGHPUT = "throughput"
 """Kinds of figures; throughput is followed by the job's precision."""
 APART = 0.03
 """Runs of a group whose measured throughput differs by less are considered equally fast; their order is not graded."""
@@ -50,6 +51,8 @@ class Figure:
     """Band of the entry that the figure grades; empty if it grades none."""
     half_width: float = 0.0
     """Half width of the predicted band around the figure, as a fraction."""
+    gaps: float = 0.0
+    """What torch's allocator may hold beyond the prediction while the card has room, in the figure's unit."""
     setup_key: str = ""
     """Figures with equal text here are of runs that, as far as their source says, differ in their layout only."""
 
@@ -68,9 +71,12 @@ class Figure:
         """How far the measurement is from the prediction, as a fraction of the prediction, which a band has to cover.
 
         A step is longer by the factor by which throughput was predicted too high; memory is larger if it was predicted
-        too low.
+        too low, and with gaps of the allocator it is as predicted.
         """
-        return abs(self.error) if self.is_speed else abs(self.measured / self.predicted - 1.0)
+        if self.is_speed:
+            return abs(self.error)
+        nearest = min(max(self.measured, self.predicted), self.predicted + self.gaps)
+        return abs(self.measured / nearest - 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,12 +223,12 @@ def _machine(name: str, base: Path | None) -> OwnProfile:
 
 def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
     """Return figures grouped by kind (memory before throughput), then by source in the order of the file."""
-    order = {ALLOCATED: 0, BY_STAGE: 1, RESERVED: 2}
+    order = {kind: at for at, kind in enumerate((ALLOCATED, BY_STAGE, RESERVED, DEVICE))}
     groups: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:
         groups.setdefault((figure.kind, figure.family), []).append(figure)
     families = list(dict.fromkeys(figure.family for figure in figures))
-    keys = sorted(groups, key=lambda key: (order.get(key[0], 3), families.index(key[1]), key[0]))
+    keys = sorted(groups, key=lambda key: (order.get(key[0], len(order)), families.index(key[1]), key[0]))
     return [groups[key] for key in keys]
 
 
@@ -247,6 +253,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
             entry=entry_name(spec.cluster.gpu),
             band=memory_band if not of_speed else "" if run.slowed or run.machine else time_band,
             half_width=half_width,
+            gaps=memory.gaps_bytes / GIB if kind in (RESERVED, DEVICE) else 0.0,
             setup_key=setup_key,
         )
 
@@ -257,6 +264,8 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
             yield figure(BY_STAGE, "GiB", stage.allocated_bytes / GIB, real, stage.stage)
     if measured.reserved_gib is not None:
         yield figure(RESERVED, "GiB", memory.reserved_bytes / GIB, measured.reserved_gib)
+    if measured.device_gib is not None:
+        yield figure(DEVICE, "GiB", memory.device_bytes / GIB, measured.device_gib)
     speed = f"{THROUGHPUT} {spec.job.precision}"
     tokens = measured.tokens_per_s_per_gpu
     if tokens is None and measured.step_s is not None:

@@ -48,7 +48,7 @@ def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
             "reserved_gib": rounded(memory.reserved_bytes / GIB),
             "device_gib": rounded(memory.device_bytes / GIB),
             "capacity_gib": rounded(memory.capacity_bytes / GIB),
-            "band": [rounded(bound / GIB) for bound in memory.band_bytes],
+            "band": [rounded(bound / GIB) for bound in memory.shown_bytes],
             "margin_gib": rounded(memory.margin_bytes / GIB),
             "host_gib": rounded(memory.host_bytes / GIB),
             "by_stage": [

@@ -168,7 +168,7 @@ def _legend(spec: Spec, plans: Sequence[Plan], columns: Container[str]) -> str:
         margin = (
             f"{plans[0].memory.margin_bytes / plans[0].memory.device_bytes:.0%} more must also fit" if plans else ""
         )
-    text = f"GiB: memory of the fullest GPU, as nvidia-smi shows it{'; ' if margin else ''}{margin}."
+    text = f"GiB: what the fullest GPU needs, as nvidia-smi shows it{'; ' if margin else ''}{margin}."
     text += f" step: one optimizer step{', and its error band' if 'band' in columns else ''}."
     if "MFU" in columns:
         text += " MFU: without recomputation"

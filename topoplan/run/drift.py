@@ -48,11 +48,11 @@ _PEEK_EVERY_S = 60.0
 
 
 def reserved_prediction(spec: Spec, plan: Plan) -> tuple[float, float]:
-    """Return the bytes that PyTorch is predicted to reserve on the GPU that is logged, and their band, as a
-    fraction."""
+    """Return the bytes that PyTorch is predicted to reserve on the GPU that is logged, and how much more there may be,
+    as a fraction."""
     of_first = plan.trainer is not None and trainer_named(plan.trainer).log.peaks_of_rank_0
     _, reserved_bytes = predicted_bytes(Peaks(spec=spec, layout=plan.layout, stage=0 if of_first else None))
-    return reserved_bytes, plan.memory.band
+    return reserved_bytes, plan.memory.reserved_band
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ def measurement(record: RunRecord, spec: Spec, plan: Plan) -> Measurement | None
         band_s=(low, high),
         reserved_bytes=logged.reserved_bytes,
         predicted_reserved_bytes=reserved,
-        memory_band=memory.band,
+        memory_band=memory.reserved_band,
     )
 
 

@@ -194,6 +194,14 @@ class Constants:
         PART_OR_NONE,
         "The same where several micro batches are in flight, or experts get other numbers of tokens each time.",
     )
+    transient_gaps: float = _constant(
+        PART_OR_NONE,
+        "What torch's allocator holds beyond live tensors under Megatron-core while the card has room, as a share of "
+        "the tensors that come and go in a step.",
+    )
+    expert_gaps: float = _constant(
+        PART_OR_NONE, "The same of a mixture of experts, which get another number of tokens each time."
+    )
     sharded_fragmentation: float = _constant(
         PART_OR_NONE,
         "The same under ddp, deepspeed and fsdp2: gathered weights, logits and gradients of other sizes come and go.",

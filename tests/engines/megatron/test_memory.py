@@ -124,6 +124,21 @@ def test_reserved_is_above_allocated_and_device_above_reserved() -> None:
     assert memory.capacity_bytes == spec.cluster.gpu.memory_bytes
 
 
+def test_gaps_of_the_allocator_are_a_share_of_what_comes_and_goes_and_need_not_fit() -> None:
+    spec = spec_of(DENSE)
+    memory, light = (memory_of(spec, layout_of(spec, tp=2, recompute=mode)) for mode in ("none", "full"))
+    (stage,) = memory.by_stage
+    states = sum(stage.parts_bytes[part] for part in ("weights", "gradients", "optimizer", "workspace"))
+    share = profile_of(spec.cluster.gpu).transient_gaps
+    assert memory.reserved_bytes + memory.gaps_bytes == pytest.approx(
+        stage.allocated_bytes + share * (stage.allocated_bytes - states)
+    )
+    assert memory.shown_bytes == (memory.band_bytes[0], memory.device_bytes + memory.gaps_bytes)
+    assert memory.reserved_band == pytest.approx(memory.gaps_bytes / memory.reserved_bytes)
+    assert memory.excess_bytes == memory.device_bytes + memory.margin_bytes - memory.capacity_bytes
+    assert (light.shown_bytes, light.reserved_band) == (light.band_bytes, light.band)
+
+
 def test_a_plan_fits_up_to_the_margin_and_not_beyond() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)

@@ -87,6 +87,17 @@ def test_dummy_gradients_are_those_of_the_stated_versions() -> None:
     assert loss_terms(transformer_engine="2.2.0") == (0, 0)
 
 
+def test_an_old_pytorch_clones_what_it_times() -> None:
+    def copies(**software: str) -> float:
+        spec = spec_of(DENSE, cluster={"software": software})
+        native = layout_of(spec, cross_entropy_fusion=True, cross_entropy_fusion_impl="native")
+        (stage,) = memory_of(spec, native).by_stage
+        loss = next(dict(moment.terms_bytes) for moment in stage.moments if moment.name == "loss")
+        return loss["fp32 copies of the logits"]
+
+    assert copies(torch="2.5.1") == 1.5 * copies() == 1.5 * copies(torch="2.6.0")
+
+
 def test_a_dummy_that_is_not_kept_takes_the_room_of_one_gradient_in_backward() -> None:
     spec = spec_of(DENSE, cluster={"software": {"transformer-engine": "2.1"}})
     (stage,) = memory_of(spec, layout_of(spec)).by_stage

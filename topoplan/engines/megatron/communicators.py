@@ -9,32 +9,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from topoplan.layout.layout import Layout, Sharding, Step, Switches, stages_of
-from topoplan.network.nccl_buffers import Communicator, Use, UsedGroup, communicators_of
+from topoplan.network.nccl_buffers import ALONE, Communicator, Use, UsedGroup, communicators_of
 from topoplan.network.placement import Group, group
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import Profile
 
 
 def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
     """Return the communicators of a rank: the world, and every group of more than one rank.
 
-    Not included: groups used only for checkpoints or logging, groups that a trainer adds, and the buffers of the flex
-    dispatcher, which DeepEP allocates outside NCCL.
+    Not included: groups used only for checkpoints, groups of one rank, and the buffers of the flex dispatcher, which
+    DeepEP allocates outside NCCL.
     """
     cluster, profile = case.cluster, case.profile
     is_flex = layout.ep > 1 and dispatcher_of(case, layout) == "flex"
-    return _communicators(_grid(layout), _shared_embedding(case, layout), cluster, profile, is_flex)
+    loop = _Loop(is_adapter=case.traits.is_adapter, has_experts=facts_of(case.model).is_moe, is_flex=is_flex)
+    return _communicators(_grid(layout), _shared_embedding(case, layout), cluster, profile, loop)
+
+
+class _Loop(NamedTuple):
+    """What else of a run decides which groups are used."""
+
+    is_adapter: bool
+    """Whether the training loop is mcore_adapter's."""
+    has_experts: bool
+    is_flex: bool
 
 
 @lru_cache(maxsize=1 << 14)
 def _communicators(
-    grid: Layout, embedding: tuple[int, ...], cluster: Cluster, profile: Profile, is_flex: bool
+    grid: Layout, embedding: tuple[int, ...], cluster: Cluster, profile: Profile, loop: _Loop
 ) -> tuple[Communicator, ...]:
-    return communicators_of(_used_groups(grid, embedding, is_flex=is_flex), cluster, profile)
+    return communicators_of(_used_groups(grid, embedding, loop), cluster, profile)
 
 
 def _grid(layout: Layout) -> Layout:
@@ -72,18 +84,19 @@ def _shared_embedding(case: Case, layout: Layout) -> tuple[int, ...]:
     return ranks if len(ranks) > 1 else ()
 
 
-def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[UsedGroup]:
-    """Return the send and receive with the previous and the next rank.
+def _exchange(name: str, shape: Group, *uses: Use, is_batched: bool) -> list[UsedGroup]:
+    """Return the send and receive with the previous and the next rank, and what else is sent in the group.
 
     Batched operations use the group's communicator, single ones a communicator of two ranks per neighbor.
     """
     if is_batched:
-        return [UsedGroup(name, shape, frozenset({"neighbours"}))]
+        return [UsedGroup(name, shape, frozenset({"neighbours", *uses}))]
     pair = Group(2, shape.stride)
-    return [UsedGroup(f"{name}, {end}", pair, frozenset({"neighbours"})) for end in ("rank before", "rank after")]
+    found = [UsedGroup(f"{name}, {end}", pair, frozenset({"neighbours"})) for end in ("rank before", "rank after")]
+    return [UsedGroup(name, shape, frozenset(uses)), *found] if uses else found
 
 
-def _used_groups(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> list[UsedGroup]:
+def _used_groups(layout: Layout, embedding: tuple[int, ...], loop: _Loop) -> list[UsedGroup]:
     """Return the groups and what is sent in them.
 
     Groups: megatron-core 0.16 `core/parallel_state.py::initialize_model_parallel`. Operations: a barrier and scalars in
@@ -91,16 +104,19 @@ def _used_groups(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -
     (`core/optimizer/__init__.py`, intra_dist_opt_group); `core/tensor_parallel/mappings.py`; gradients and weights in
     `core/distributed/param_and_grad_buffer.py`, and the loss in the same group;
     `core/pipeline_parallel/p2p_communication.py`; `core/transformer/moe/token_dispatcher.py`
-    (MoEAlltoAllTokenDispatcher); `core/distributed/finalize_model_grads.py` for the embedding; Transformer Engine
-    `context_parallel.py`.
+    (MoEAlltoAllTokenDispatcher); `core/distributed/finalize_model_grads.py` for the embedding and, along the pipeline,
+    for the number of tokens; Transformer Engine `context_parallel.py`. For what is logged:
+    `training/training.py::train_step` and ms-swift `megatron/trainers/base.py` (over tp x pp, and over dp, which is
+    another group than dp x cp), mcore_adapter `trainer/trainer.py` (dp and pp), and
+    `core/transformer/moe/moe_utils.py::reduce_aux_losses_tracker_across_ranks` (tp x cp).
     """
     everyone = Group(layout.world_size, 1)
     sharded: Use = "gather" if layout.distributed_optimizer else "large all-reduce"
     groups = [UsedGroup("world", everyone, frozenset({"small all-reduce"}))]
 
-    def add(name: str, shape: Group, *uses: Use) -> None:
-        if shape.size > 1:
-            groups.append(UsedGroup(name, shape, frozenset(uses)))
+    def add(name: str, shape: Group, *uses: Use, across: Group = ALONE) -> None:
+        if shape.size * across.size > 1:
+            groups.append(UsedGroup(name, shape, frozenset(uses), across))
 
     if layout.distributed_optimizer:
         add("gradient norm", everyone, "small all-reduce")
@@ -110,11 +126,16 @@ def _used_groups(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -
     elif layout.cp > 1:
         groups += _exchange("cp", group(layout, "cp"), is_batched=layout.cp == 2)
     add("dp x cp", group(layout, "dp_cp"), sharded, "small all-reduce")
+    add("dp", group(layout, "dp"), "small all-reduce")
     if layout.pp > 1:
-        groups += _exchange("pp", group(layout, "pp"), is_batched=layout.vpp == 1)
+        groups += _exchange("pp", group(layout, "pp"), "small all-reduce", is_batched=layout.vpp == 1)
+    if not loop.is_adapter:
+        add("tp x pp", group(layout, "tp"), "small all-reduce", across=group(layout, "pp"))
+    if loop.has_experts:
+        add("tp x cp", Group(layout.tp * layout.cp, 1), "small all-reduce")
     if layout.ep > 1 or layout.etp > 1:
         # The flex dispatcher's kernels do not use NCCL; its ranks gather addresses once.
-        add("ep", group(layout, "ep"), "gather" if is_flex else "all-to-all")
+        add("ep", group(layout, "ep"), "gather" if loop.is_flex else "all-to-all")
         add("etp", group(layout, "etp"), "gather")
         add("etp x ep", group(layout, "tp_ep"), "gather")
         add("expert dp", group(layout, "edp"), sharded)

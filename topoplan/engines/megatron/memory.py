@@ -60,6 +60,11 @@ class TransientMemory(NamedTuple):
     peak: tuple[str, float]
     """Name and bytes of the largest of `moments`."""
 
+    @property
+    def total_bytes(self) -> float:
+        """Everything that comes and goes, at the fullest moment."""
+        return self.activations_bytes + self.vision_bytes + self.peak[1]
+
 
 TransientMemories = dict[tuple[int, tuple[Chunk, ...], Recompute], TransientMemory]
 """By stage, the stage's chunks and recompute mode, for layouts that otherwise differ only in offload."""
@@ -117,7 +122,10 @@ class ShapeStates(NamedTuple):
 
     stages: tuple[StageStates, ...]
     fragmentation: float
-    """Memory that torch's allocator holds beyond live tensors, as a fraction of them."""
+    """Memory that torch's allocator cannot give back beyond live tensors, as a fraction of them."""
+    gaps: float
+    """Memory that it holds beyond live tensors while the card has room, as a fraction of those that come and go: what
+    stays is never freed and leaves no gaps."""
     band: float
     """Half width of the error band of memory, as a fraction."""
     non_torch_bytes: tuple[float, float]
@@ -126,7 +134,7 @@ class ShapeStates(NamedTuple):
 
 def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> ShapeStates:
     """Return the states of a layout: of every pipeline stage, or only of the stages that can need the most."""
-    profile, is_regular = case.profile, layout.pp == 1 and not facts_of(case.model).is_moe
+    profile, is_moe = case.profile, facts_of(case.model).is_moe
     ranks = range(layout.pp) if all_stages else distinct_ranks(case, layout)
     without, with_it = (
         profile.context_bytes + communicators_bytes(case, changed(layout, sequence_parallel=switch))
@@ -134,7 +142,8 @@ def shape_states(case: Case, layout: Layout, *, all_stages: bool = False) -> Sha
     )
     return ShapeStates(
         stages=stage_states(case, layout, ranks),
-        fragmentation=profile.fragmentation if is_regular else profile.irregular_fragmentation,
+        fragmentation=profile.irregular_fragmentation if is_moe or layout.pp > 1 else profile.fragmentation,
+        gaps=profile.expert_gaps if is_moe else profile.transient_gaps,
         band=getattr(profile, band_keys(case.model, case.job)[0]),
         non_torch_bytes=(without, with_it),
     )
@@ -185,13 +194,14 @@ def predict_memory(
     stages: list[StageMemory] = []
     non_torch, allocated = states.non_torch_bytes[layout.sequence_parallel], 0.0
     non_torch += user_buffer_bytes(shard, model.hidden_size)
-    reserved = device = margin = 0.0
+    reserved = device = margin = loose = 0.0
     for one in states.stages:
         key = one.rank, one.chunks, layout.recompute
         if (held := known.get(key)) is None:
             kept = kept or kept_of(model, case.job.mtp_num_layers, shard, layout.recompute)
             held = known[key] = transient_memory(case, layout, one, shard, kept)
         stages.append(stage_memory(case, layout, one, held, with_moments=all_stages))
+        loose = max(loose, stages[-1].allocated_bytes + states.gaps * held.total_bytes)
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
             reserved, device, margin = _on_card(case, states, non_torch, allocated)
@@ -206,5 +216,6 @@ def predict_memory(
         margin_bytes=margin,
         host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
         host_capacity_bytes=cluster.host_memory_bytes,
+        gaps_bytes=max(0.0, loose - reserved),
         by_stage=tuple(stages),
     )

@@ -159,37 +159,46 @@ FP32_GRADIENT = ">=2.18"
 `pytorch/triton/cross_entropy.py::cross_entropy_forward`). They are not assumed, but taken if the spec states one."""
 
 
-def te_loss_copies(case: Case) -> int:
-    """Return the bytes per logit that Transformer Engine's fused loss allocates beside the logits."""
-    software = case.cluster.software
-    return FP32 if "transformer-engine" in software and case.cluster.may_run("transformer-engine", FP32_GRADIENT) else 0
+CLONES_WHAT_IT_TIMES = "<2.6"
+"""Versions of PyTorch whose torch.compile clones the tensors that a kernel writes to while it times the kernel
+(`_inductor/runtime/triton_heuristics.py::clone_args`; from 2.6 on not beyond the peak so far,
+`copy_args_to_cpu_if_needed`). They are not assumed either."""
 
 
-def bytes_per_logit(layout: Layout, *, is_adapter: bool = False, te_copies: int = 0) -> tuple[int, int]:
+def stated_loss_copies(case: Case, layout: Layout) -> int:
+    """Return the bytes per logit that the stated versions of a fused loss allocate in addition."""
+    native = layout.cross_entropy_fusion_impl == "native"
+    package, versions = ("torch", CLONES_WHAT_IT_TIMES) if native else ("transformer-engine", FP32_GRADIENT)
+    return FP32 if package in case.cluster.software and case.cluster.may_run(package, versions) else 0
+
+
+def bytes_per_logit(layout: Layout, *, is_adapter: bool = False, stated_copies: int = 0) -> tuple[int, int]:
     """Return the bytes of the loss per logit: (bf16 value, what the cross entropy allocates for it).
 
     Unfused, an fp32 copy becomes the softmax and then the gradient (`core/tensor_parallel/cross_entropy.py`); compiled,
     two fp32 copies are alive for a moment of backward (`core/fusions/fused_cross_entropy.py`). Measured with
     megatron-core 0.16.1 and torch's profiler: 6.03 and 10.03 bytes in total. Transformer Engine 2 overwrites the logits
-    with the gradient, or allocates `te_copies` for it (`te_loss_copies`). mcore_adapter has a fused loss of its own,
-    which allocates the gradient beside the logits (`parallel_functions/fused_cross_entropy.py::cross_entropy_bwd`).
+    with the gradient. `stated_copies` are what stated versions add to both (`stated_loss_copies`). mcore_adapter has a
+    fused loss of its own, which allocates the gradient beside the logits
+    (`parallel_functions/fused_cross_entropy.py::cross_entropy_bwd`).
     """
     if not layout.cross_entropy_fusion:
         return BF16, FP32
     if is_adapter:
         return BF16, BF16
-    return BF16, 2 * FP32 if layout.cross_entropy_fusion_impl == "native" else te_copies
+    own = 2 * FP32 if layout.cross_entropy_fusion_impl == "native" else 0
+    return BF16, own + stated_copies
 
 
 def mtp_bytes_per_logit(
-    layout: Layout, depths: int, *, is_adapter: bool = False, te_copies: int = 0
+    layout: Layout, depths: int, *, is_adapter: bool = False, stated_copies: int = 0
 ) -> tuple[int, int]:
     """Return the bytes that multi-token prediction adds to `bytes_per_logit`: (beside the main loss, alone after it).
 
     Every depth keeps its softmax until its backward, which comes after that of the main loss. Unfused, the peak is in
     forward, where a variable still holds the last depth's bf16 logits (`core/models/gpt/gpt_model.py::_postprocess`).
     """
-    value, copies = bytes_per_logit(layout, is_adapter=is_adapter, te_copies=te_copies)
+    value, copies = bytes_per_logit(layout, is_adapter=is_adapter, stated_copies=stated_copies)
     kept = FP32 if copies >= FP32 else value
     variable = 0 if layout.cross_entropy_fusion else BF16
     return kept * depths + variable, kept * (depths - 1) + value + copies
@@ -264,8 +273,8 @@ def _losses(
     model, job = case.model, case.job
     depths = job.mtp_num_layers
     hidden_bytes, logits = BF16 * model.hidden_size, shard.tokens * (vocabulary // model.hidden_size)
-    is_adapter, te_copies = case.traits.is_adapter, te_loss_copies(case)
-    value, copies = bytes_per_logit(layout, is_adapter=is_adapter, te_copies=te_copies)
+    is_adapter, stated_copies = case.traits.is_adapter, stated_loss_copies(case, layout)
+    value, copies = bytes_per_logit(layout, is_adapter=is_adapter, stated_copies=stated_copies)
     # With multi-token prediction, its layers keep the norm's output, and the loss gets a copy of it.
     ends = (
         (
@@ -290,7 +299,7 @@ def _losses(
         "sum of the output layer's dummy gradients",
         float(BF16 * vocabulary) if job.trains_language_weights else 0.0,
     )
-    beside, alone = mtp_bytes_per_logit(layout, depths, is_adapter=is_adapter, te_copies=te_copies)
+    beside, alone = mtp_bytes_per_logit(layout, depths, is_adapter=is_adapter, stated_copies=stated_copies)
     return [
         Moment("loss", (first, values, made, (others, beside * logits), *ends)),
         Moment("loss backward", (dummies, added, (others, alone * logits), *ends)),
