@@ -66,7 +66,7 @@ def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_comm
     screen = "".join(f"{line}\n" for line in rows[-23:])  # the last line holds the prompt
     plan = r"tp\d+(-[a-z_+0-9]+)+"
     assert re.search(rf"^Best  {plan}", screen, re.MULTILINE)
-    assert re.search(rf"^Safe  {plan}", screen, re.MULTILINE)
+    assert re.search(rf"^Safe  (same plan|{plan})", screen, re.MULTILINE)
     whole = screen.replace("\n", "")
     assert re.search(rf"Next  topoplan generate {re.escape(str(spec_file))} --plan {plan}$", whole)
 
@@ -238,7 +238,7 @@ def spare_gib(plan: dict[str, Any]) -> float:
 
 
 def test_a_job_that_barely_fits_is_shown_what_leaves_room(cli: Cli, specs: dict[str, str]) -> None:
-    document = ranked(cli, specs["h100"], "--top", "400")
+    document = ranked(cli, specs["h100"], "--seq-len", "2048", "--top", "400")
     assert document["plans"]
     assert all(spare_gib(plan) < 0.1 * 79.6 for plan in document["plans"])
     assert [way["kind"] for way in document["ways_out"] if way["plan"]] == ["host_memory", "nodes", "gpu"]
@@ -257,17 +257,17 @@ def test_in_words_each_command_is_a_line_of_its_own(cli: Cli, specs: dict[str, s
     error = cli("rank", specs["rtx4090"]).err
     assert "no single change" not in error
     assert re.search(
-        r"- on 2 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s per step, [\d,]+ tok", error
+        r"- on 3 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s per step, [\d,]+ tok", error
     )
-    assert "\n      topoplan rank rtx4090.yaml --nodes 2\n" in error
+    assert "\n      topoplan rank rtx4090.yaml --nodes 3\n" in error
     *_, tried, following = error.rstrip().splitlines()
     assert tried.startswith("tried, without success: another backend; ")
     assert following == f"Next  {re.findall(r'      (topoplan .*)', error)[0]}"
-    table = cli("rank", specs["h100"]).out
+    table = cli("rank", specs["h100"], "--seq-len", "2048").out
     assert (
         "\nPlan 1 is tight, and no plan leaves 10% of the card free beyond its margin.\nThese changes would:\n" in table
     )
-    assert "\n      topoplan rank h100.yaml --nodes 2\n" in table
+    assert "\n      topoplan rank h100.yaml --nodes 2 --seq-len 2048\n" in table
 
 
 def test_a_change_takes_the_place_of_what_the_command_line_says_of_its_key() -> None:

@@ -219,7 +219,8 @@ def test_a_plan_that_splits_data_alone_has_the_bands_of_its_own() -> None:
     low, high = plan.time.band_s
     assert high / plan.time.step_s - 1 == pytest.approx(profile.sharded_time_band)
     assert 1 - low / plan.time.step_s == pytest.approx(profile.sharded_time_band)
-    assert plan.memory.margin_bytes == pytest.approx(profile.sharded_memory_band * plan.memory.device_bytes)
+    band_bytes = profile.sharded_memory_band * plan.memory.device_bytes
+    assert plan.memory.margin_bytes == pytest.approx(band_bytes + profile.driver_bytes)
 
 
 def test_experts_without_measured_runs_have_a_wider_band() -> None:

@@ -76,13 +76,13 @@ def test_the_blocks_lead_from_the_step_to_single_tensors() -> None:
         "Activations that a layer saves for one micro batch: attention + moe, 24 layers",
         "Weights of a layer, elements: attention + moe, 24 layers (sharded by tp 2, ep 4, etp 1)",
         "Weights outside the layers",
-        "engines/megatron/memory.py::margin_bytes",
+        "engines/prediction.py::margin_bytes",
     )
     positions = [text.index(block) for block in blocks]
     assert positions == sorted(positions)
     assert "forward backward recomp. step" in text
     assert "moe, full recomputed" in text
-    assert "the error band of the prediction" in text
+    assert "the error band, and what the driver keeps" in text
 
 
 def test_one_stage_needs_no_table_of_stages_and_no_recomputation_no_column() -> None:

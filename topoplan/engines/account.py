@@ -234,7 +234,7 @@ def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term
         memory.margin_bytes,
         "bytes",
         source_of(formula, BANDS),
-        what="as the spec or --margin says" if stated else "the error band of the prediction",
+        what="as the spec or --margin says" if stated else "the error band, and what the driver keeps",
         facts={"from": "spec" if stated else "band"},
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from topoplan.specs.cluster import Cluster
+from topoplan.specs.case import Case
 
 FREED = "activations freed by then"
 """Name of the negative term of a moment: activations that it no longer holds."""
@@ -57,7 +57,8 @@ class Memory:
     """Half width of the error band around device_bytes, as a fraction of it; the band of the other figures is as
     wide."""
     margin_bytes: float
-    """What must stay free on the card for `fits`: the error band, unless the spec states a margin."""
+    """What must stay free on the card for `fits`: the error band and what the driver keeps, unless the spec states a
+    margin."""
     host_bytes: float
     """Pinned host memory per node."""
     host_capacity_bytes: float | None = None
@@ -111,9 +112,11 @@ def band_interval(value: float, band: float) -> tuple[float, float]:
     return value * (1.0 - band), value * (1.0 + band)
 
 
-def stated_margin_bytes(cluster: Cluster, usual_bytes: float) -> float:
-    """Return the margin that the spec states as a share of the card's memory, or else `usual_bytes`."""
-    return usual_bytes if cluster.margin is None else cluster.margin * cluster.gpu.memory_bytes
+def margin_bytes(case: Case, band_bytes: float) -> float:
+    """Return what `fits` leaves free: the spec's share of the card, or the error band and what the driver keeps."""
+    if case.cluster.margin is None:
+        return band_bytes + case.profile.driver_bytes
+    return case.cluster.margin * case.cluster.gpu.memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,9 @@ class Cluster:
         default=dict,
     )
     margin: Margin | None = key(
-        "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
+        "Part of the card that a plan must leave free; by default the error band of the prediction, and what the driver "
+        "keeps.",
+        "8%",
     )
     assumed: tuple[str, ...] = ()
     """Keys left out of the spec and taken from the GPU's usual machine; `gpu` if it is given by a short name."""

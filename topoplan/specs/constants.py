@@ -183,9 +183,7 @@ class Constants:
         HELD, "One cuBLAS workspace of Transformer Engine, which holds one, and four more for grouped GEMMs."
     )
     context_bytes: int = _constant(HELD, "CUDA context and loaded kernels: device memory that torch does not see.")
-    driver_bytes: int = _constant(
-        HELD, "What nvidia-smi's total has over what CUDA lets a process use (`topoplan show recipes`)."
-    )
+    driver_bytes: int = _constant(HELD, "What nvidia-smi's total has over what CUDA lets a process use.")
     fragmentation: float = _constant(
         PART_OR_NONE,
         "Reserved over allocated memory, less one, where every micro batch allocates the same sizes in the same order.",

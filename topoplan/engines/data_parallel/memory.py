@@ -9,7 +9,7 @@ from topoplan.engines.data_parallel.communicators import communicators_bytes
 from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts, parameter_bytes
 from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
-from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, stated_margin_bytes
+from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, margin_bytes
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import ATTENTION_OUTPUTS, LayerActivations, eager_activations
 from topoplan.operators.adapters import LORA_RANK
@@ -271,7 +271,7 @@ def sharded_memory(case: Case, layout: Layout, *, all_stages: bool = False) -> M
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
         band=profile.sharded_memory_band,
-        margin_bytes=stated_margin_bytes(cluster, device * profile.sharded_memory_band),
+        margin_bytes=margin_bytes(case, device * profile.sharded_memory_band),
         host_bytes=states.host_bytes * min(cluster.gpus_per_node, layout.world_size),
         host_capacity_bytes=cluster.host_memory_bytes,
         by_stage=(stage,),

@@ -16,7 +16,7 @@ from topoplan.engines.megatron.states import (
     resident_parts,
     stage_states,
 )
-from topoplan.engines.prediction import Memory, Moment, StageMemory, stated_margin_bytes
+from topoplan.engines.prediction import Memory, Moment, StageMemory, margin_bytes
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import Chunk
 from topoplan.operators.shard import Shard, shard_of
@@ -112,11 +112,6 @@ def stage_memory(
     )
 
 
-def margin_bytes(case: Case, device_bytes: float, band: float) -> float:
-    """Return the bytes that `fits` leaves free: the spec's share of the card, or else the prediction's error band."""
-    return stated_margin_bytes(case.cluster, device_bytes * band)
-
-
 class ShapeStates(NamedTuple):
     """What layouts that differ only in micro-batch, recompute mode or offload share."""
 
@@ -166,7 +161,7 @@ def _on_card(
     """Return (reserved bytes, device bytes, margin in bytes) for some allocated bytes."""
     reserved = allocated_bytes * (1.0 + states.fragmentation)
     device = reserved + non_torch_bytes
-    return reserved, device, margin_bytes(case, device, states.band)
+    return reserved, device, margin_bytes(case, device * states.band)
 
 
 def predict_memory(

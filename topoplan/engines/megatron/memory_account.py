@@ -15,7 +15,7 @@ from topoplan.engines.account import (
     state_term,
 )
 from topoplan.engines.megatron.communicators import communicators
-from topoplan.engines.megatron.memory import fullest_moment, margin_bytes, predict_memory, stage_memory
+from topoplan.engines.megatron.memory import fullest_moment, predict_memory, stage_memory
 from topoplan.engines.megatron.moments import KeptPiece, chunk_kept, chunk_kept_bytes, kept_of, stage_moments
 from topoplan.engines.megatron.pipeline import in_flight
 from topoplan.engines.megatron.states import (
@@ -30,7 +30,7 @@ from topoplan.engines.megatron.states import (
     stage_parameters,
     stage_states,
 )
-from topoplan.engines.prediction import Memory, StageMemory
+from topoplan.engines.prediction import Memory, StageMemory, margin_bytes
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import kept_activations, layer_activations
 from topoplan.operators.layers import layer_tensors
