@@ -46,7 +46,8 @@ NARROWEST: Mapping[str, float] = {
     "sharded_time_band": 0.10,
 }
 """Reasons: the last step of memory, from torch's allocator to the card, is graded by few runs, which hold up to 4 GiB
-more beside torch than is predicted, and few MoE runs routed their tokens freely. The speed of one layout on one kind of machine differs by some 10% between releases."""
+more beside torch than is predicted, and few MoE runs routed their tokens freely. The speed of one layout on one kind of
+machine differs by some 10% between releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,7 @@ class Cluster:
         default=dict,
     )
     margin: Margin | None = key(
-        "Part of the card that a plan must leave free; by default the error band of the prediction, and what the driver "
+        "Part of the card that a plan must leave free; by default the error band of the prediction and what the driver "
         "keeps.",
         "8%",
     )
