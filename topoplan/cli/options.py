@@ -208,9 +208,10 @@ class SpecOptions:
 
         return load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
 
-    def trainer_job(self, spec: str | Source | None) -> JobFile | None:
+    def trainer_job(self, spec: str | Source | None, backend: str | None = None) -> JobFile | None:
         """Return the trainer's file given as --job, interpreted for this cluster; None if it is a file of topoplan's.
-        Its global batch is computed for the cluster as described; variations of the cluster keep that batch."""
+        Its global batch is computed for the cluster as described; variations of the cluster keep that batch. `backend`
+        is that of the plan, if known."""
         if self.job is None:
             return None
         from topoplan.lint.job_file import job_of, trainer_file
@@ -222,16 +223,18 @@ class SpecOptions:
             return None
         cluster = self.read_cluster(spec)
         tokens = None if self.seq_len is None else in_thousands(parse_value(self.seq_len, name="--seq-len"))
-        return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
+        length = tokens if isinstance(tokens, int) else None
+        return job_of(file, cluster, model=self.model, seq_len=length, backend=backend)
 
-    def read(self, spec: str | Source | None, *overrides: str) -> Spec:
+    def read(self, spec: str | Source | None, *overrides: str, backend: str | None = None) -> Spec:
         """Return the spec file with the command line's options and `key=value` overrides applied. Without a file, the
-        options must be sufficient by themselves."""
+        options must be sufficient by themselves. With the `backend` of a plan, a job of a trainer's file has every key
+        that the plan's files can have."""
         from topoplan.specs.load import load_spec
 
         if spec is None:
             self._check_whole()
-        of_trainer = self.trainer_job(spec)
+        of_trainer = self.trainer_job(spec, backend)
         read = load_spec(
             spec,
             keys=self._keys(spec),

@@ -30,6 +30,7 @@ from topoplan.trainers.requirements import Versions
 from topoplan.trainers.steps import pauses_of
 from topoplan.trainers.train_yaml import DDP_TIMEOUT, loaders, save_steps, slow_precision, workers
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, TrainerRun
+from topoplan.trainers.traits import SHARDED
 from topoplan.trainers.yaml_text import Entry, Section
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
@@ -151,21 +152,37 @@ _OF_THE_RUN = frozenset(
 """Keys of a single run, which every plan sets itself, or which are read elsewhere."""
 
 
-def carried(keys: Keys, job: Job) -> Mapping[str, Any]:
+WARMUP_RATIO = "warmup_ratio"
+_UNSTATED = {"lr_scheduler_type": "linear", "warmup_steps": 0}
+"""Defaults of transformers (`training_args.py`) for keys that bundles write with another value."""
+
+
+def carried(keys: Keys, job: Job, backend: str | None = None) -> Mapping[str, Any]:
     """Return the keys of the job that no prediction reads.
 
-    Under `trainer` are non-default keys that LLaMA-Factory reads on every path that may train the job.
+    Under `trainer` are keys that LLaMA-Factory reads on the path of a backend, or, for None, on every path that may
+    train the job, if they differ from its defaults or bundles have another default.
     """
     paths = ("mca", "plain") if job.finetuning == "full" else ("plain",)
+    if backend is not None:
+        paths = ("plain",) if backend in SHARDED else ("mca",)
     version, usual = trainer_versions()["llamafactory"], {**known_keys(), **plain_keys()}
     not_these = {*_OF_THE_RUN, *DECIDED, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}
     trainer = dict(job.trainer)
     for key in keys.configuration.source.data:
         if key not in not_these:
-            verdicts = [judge_key(key, value_of(keys.configuration, key), path=path, version=version) for path in paths]
+            written = value_of(keys.configuration, key)
+            verdicts = [judge_key(key, written, path=path, version=version) for path in paths]
             value = verdicts[0].value
-            if not any(verdict.trouble for verdict in verdicts) and value not in (None, usual[key].default):
+            is_usual = value == usual[key].default and key not in _UNSTATED if key in usual else True
+            if not any(verdict.trouble for verdict in verdicts) and value is not None and not is_usual:
                 trainer[key] = value
+    if trainer.get("warmup_steps") or WARMUP_RATIO not in trainer:
+        trainer.pop(WARMUP_RATIO, None)  # transformers 4 ignores it beside a number of steps
+        trainer = {**_UNSTATED, **trainer}
+    else:
+        trainer = {**_UNSTATED, **trainer}
+        del trainer["warmup_steps"]
     named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
     return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
 
@@ -258,13 +275,14 @@ def model_section(spec: Spec, freezable: Collection[str], where: str, *method: E
     return Section(title="Model and method", entries=tuple(entries))
 
 
-def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Section:
-    """Return the section; `why` is the reason for the number of warm-up steps."""
+def training_section(spec: Spec, user: Mapping[str, Any], warmup: int, why: str, *further: Entry) -> Section:
+    """Return the section; `why` is the reason for the number of warm-up steps, unless the user's keys have a ratio."""
+    by_steps = Entry("warmup_steps", warmup, f"{why}; an integer works with transformers 4 and 5")
     entries = (
         Entry("num_train_epochs", float(spec.job.epochs)),
         Entry("learning_rate", float(spec.job.learning_rate)),
         Entry("lr_scheduler_type", "cosine"),
-        Entry("warmup_steps", warmup, f"{why}; an integer works with transformers 4 and 5"),
+        Entry(WARMUP_RATIO, user[WARMUP_RATIO]) if WARMUP_RATIO in user else by_steps,
         *further,
         DDP_TIMEOUT,
     )

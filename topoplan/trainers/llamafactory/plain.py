@@ -82,7 +82,7 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
     return [
         model_section(spec, FREEZABLE_MODEL_TYPES, where, *_method_entries(spec.job)),
         data_section(spec, "shuffled in each epoch"),
-        training_section(spec, warmup_steps(steps), why, *further),
+        training_section(spec, user, warmup_steps(steps), why, *further),
         _layout_section(spec, layout),
         Section(title="Memory", entries=tuple(memory)),
         output_section(

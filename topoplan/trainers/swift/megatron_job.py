@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -311,7 +312,7 @@ CODEC = Codec(
     view=with_answers,
     layout=_layout,
     job=_job,
-    carries=lambda keys, job: carried(keys, job, rows=ROWS, commands=("megatron sft",)),
+    carries=partial(carried, rows=ROWS),
     tells_faults=True,  # for LLaMA-Factory, they are reported even without a cluster
     assumptions=_assumptions,
 )
