@@ -194,7 +194,8 @@ class JobForm(Block, Job):
 
     lengths: Annotated[tuple[tuple[int, int], ...] | str | None, LENGTHS] = key(  # type: ignore[assignment]
         "How many samples have how many tokens: [tokens, count] pairs, a mapping, or the path of a CSV or JSON file, "
-        "relative to this one. In place of reading the data set.",
+        "relative to this one; with stage dpo how many answers, two a sample, each with its prompt. In place of "
+        "reading the data set.",
         [[512, 1000], [1024, 300]],
     )
     pin: PinForm | None = key("Fixed layout keys.")  # type: ignore[assignment]

@@ -36,7 +36,7 @@ class Job:
         "Tokens in a sequence: LLaMA-Factory's cutoff_len; `32k` is 32 x 1024.", 4096, default=MISSING
     )
     global_batch_size: Annotated[int, Count(1, 1_000_000)] = key(
-        "Sequences in an optimizer step, over all GPUs.", 64, default=MISSING
+        "Sequences in an optimizer step, over all GPUs; with stage dpo pairs of them.", 64, default=MISSING
     )
     precision: Annotated[str, Choice(("bf16", "fp16", "fp8", "mxfp8", "nvfp4"))] = key(
         "Number format of the matrix multiplications.", default="bf16"

@@ -160,7 +160,14 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
         with document.errors_at("job", "lengths"):
             counts, source = read_length_file(file), file.name
     sequences = sum(count for _, count in counts)
-    samples = max(1, sequences // 2) if job.stage == "dpo" else sequences
+    if job.stage == "dpo" and sequences % 2:
+        document.fail(
+            ("job", "lengths"),
+            f"{sequences:,} answers are no whole number of pairs",
+            expected="expected two for each sample of stage dpo, the chosen and the rejected one, each with its prompt",
+            remedy="count both",
+        )
+    samples = sequences // 2 if job.stage == "dpo" else sequences
     return Lengths(counts=counts, samples=samples, source=source)
 
 

@@ -190,32 +190,67 @@ def carried(keys: Keys, job: Job, backend: str | None = None) -> Mapping[str, An
 # Data sets and trials -------------------------------------------------------------------------------------------------
 
 _CHAT_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+_USUAL_COLUMNS = {
+    "pt": {"prompt": "text"},
+    "sft": {"messages": "messages", "content_tag": "content"},
+    "dpo": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+}
+"""Stage -> the columns of a file that is not on this machine."""
+_UNREAD_COLUMNS = {"pt": ("query", "response", "history", "chosen", "rejected"), "sft": ("chosen", "rejected")}
+"""Stage -> the columns that it leaves alone. In stage dpo, `response` is another answer, which it does not read."""
 
 
 def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
     """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text.
 
-    Source: LLaMA-Factory data/parser.py (DatasetAttr) and data/converter.py.
+    The columns are those of the file if it was read. Source: LLaMA-Factory data/parser.py (DatasetAttr) and
+    data/converter.py.
     """
     name = (job.dataset or "").split(",")[0].strip() or DATASET_TO_FILL_IN
     if name == DATASET_TO_FILL_IN:
         name = "my_data"
-    entry: dict[str, Any] = {"file_name": name if name.endswith((".json", ".jsonl")) else f"{name}.json"}
-    record: dict[str, Any]
-    if job.stage == "pt":
-        entry["columns"] = {"prompt": "text"}
-        record = {"text": "A whole document."}
-    elif job.stage == "dpo":
-        entry |= {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}
-        record = {"prompt": "A question?", "chosen": "The better answer.", "rejected": "The worse answer."}
-    else:
-        columns = {"messages": "messages"} | ({"images": "images"} if model.vision is not None else {})
-        entry |= {"formatting": "sharegpt", "columns": columns, "tags": {**_CHAT_TAGS, "system_tag": "system"}}
-        question = "<image>A question?" if model.vision is not None else "A question?"
-        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "The answer."}]
-        record = {"messages": turns} | ({"images": ["path/to/image.png"]} if model.vision is not None else {})
+    read = job.lengths.columns if job.lengths and not trials.is_generated(job) else ()
+    unread = _UNREAD_COLUMNS.get(job.stage, ("response",))
+    columns = {role: column for role, column in read if role not in unread} or dict(_USUAL_COLUMNS[job.stage])
+    if model.vision is not None and job.stage == "sft":
+        columns["images"] = "images"
+    talks, content = "messages" in columns, columns.pop("content_tag", "value")
+    file = job.lengths.source.split(", ")[0] if job.lengths and read else f"{name}.json"
+    entry: dict[str, Any] = {"file_name": name if name.endswith((".json", ".jsonl")) else file}
+    entry |= {"ranking": True} if job.stage == "dpo" else {}
+    entry |= {"formatting": "sharegpt"} if talks else {}
+    entry["columns"] = columns
+    entry |= {"tags": {**_CHAT_TAGS, "system_tag": "system"}} if talks and content == "content" else {}
+    values = _record(job, model, talks=talks, in_roles=content == "content")
+    record = {column: values[role] for role, column in columns.items()}
     lines = ",\n".join(f"    {_json(key)}: {_json(value)}" for key, value in entry.items())
     return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", f"[{_json(record)}]"
+
+
+def _record(job: Job, model: Model, *, talks: bool, in_roles: bool) -> dict[str, Any]:
+    """Return a value for each role of a column; `in_roles`: messages have roles and content, as in OpenAI's format."""
+
+    def said(user: bool, text: str) -> Any:
+        if not talks:
+            return text
+        if in_roles:
+            return {"role": "user" if user else "assistant", "content": text}
+        return {"from": "human" if user else "gpt", "value": text}
+
+    question = "<image>A question?" if model.vision is not None and job.stage == "sft" else "A question?"
+    asked, answered = said(True, question), said(False, "The answer.")
+    return {
+        "prompt": "A whole document." if job.stage == "pt" else question,
+        "query": "Its input, if any.",
+        "response": "The answer.",
+        "history": [["An earlier question?", "Its answer."]],
+        "system": "An instruction.",
+        "tools": "[]",
+        "messages": [asked] if job.stage == "dpo" else [asked, answered],
+        "chosen": said(False, "The better answer."),
+        "rejected": said(False, "The worse answer."),
+        "images": ["path/to/image.png"],
+    }
 
 
 def _json(value: object) -> str:
