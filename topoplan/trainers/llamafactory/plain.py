@@ -11,6 +11,7 @@ from typing import Any
 
 from topoplan.errors import listed
 from topoplan.layout.layout import Layout
+from topoplan.operators.adapters import ALPHA_PER_RANK, LORA_RANK
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import plain_checkpoint_size
@@ -101,11 +102,12 @@ def _method_entries(job: Job) -> list[Entry]:
         layers = job.freeze_trainable_layers
         which = f"only the {'last' if layers > 0 else 'first'} {abs(layers)} layers are trained"
         return [Entry("finetuning_type", "freeze"), Entry("freeze_trainable_layers", layers, which)]
-    target = ",".join(job.lora_target)
+    target, rank = ",".join(job.lora_target), job.lora_rank or LORA_RANK
     lines = [
         Entry("finetuning_type", "lora"),
-        Entry("lora_rank", job.lora_rank or 8, "lora_alpha is twice this by default"),
-        *([Entry("lora_dropout", job.lora_dropout)] if job.lora_dropout else []),
+        Entry("lora_rank", rank),
+        Entry("lora_alpha", ALPHA_PER_RANK * rank, "twice the rank, with every trainer"),
+        Entry("lora_dropout", job.lora_dropout or 0.0),
         Entry("lora_target", target, "every linear layer except the output layer" if target == "all" else ""),
     ]
     if job.finetuning == "qlora":

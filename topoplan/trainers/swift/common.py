@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.operators.adapters import LORA_RANK
+from topoplan.operators.adapters import ALPHA_PER_RANK, LORA_RANK
 from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
 from topoplan.specs.source import plain_scalar
@@ -84,7 +84,7 @@ def adapter_entries(job: Job, dropout: float) -> list[Entry]:
     rank, every = job.lora_rank or LORA_RANK, "all" in job.lora_target
     return [
         Entry("lora_rank", rank),
-        Entry("lora_alpha", 4 * rank, "four times the rank, as in ms-swift's defaults"),
+        Entry("lora_alpha", ALPHA_PER_RANK * rank, "twice the rank, with every trainer; ms-swift's default is 32"),
         Entry(
             "lora_dropout",
             dropout if job.lora_dropout is None else job.lora_dropout,
