@@ -39,6 +39,7 @@ from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC, ROWS
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, refusals, support_warnings
 from topoplan.trainers.llamafactory.user_keys import OPTIMIZERS, user_keys
+from topoplan.trainers.loading import loading_caveats
 from topoplan.trainers.requirements import install_commands, requirements_of
 from topoplan.trainers.sharding_files import ACCELERATE_FILE, DEEPSPEED_FILE, accelerate_text, deepspeed_text
 from topoplan.trainers.steps import steps, training_steps
@@ -251,6 +252,7 @@ PLAIN = TrainingPath(
     backends=tuple(SHARDED),
     traits=SHARDED,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
+    caveats=loading_caveats,
     refusals=refusals,
     steps=steps,
     files=plain_trainer_files,

@@ -18,6 +18,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize, plain_checkpoint_size
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.loading import loading_caveats
 from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.requirements import Versions, install_commands, requirements_of
 from topoplan.trainers.sharding_files import DEEPSPEED_FILE
@@ -258,6 +259,7 @@ _SFT = TrainingPath(
     backends=tuple(PACKED_APART),
     traits=PACKED_APART,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
+    caveats=loading_caveats,
     refusals=sharded_refusals,
     steps=_steps,
     files=sft_files,
