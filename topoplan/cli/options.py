@@ -246,12 +246,14 @@ class SpecOptions:
         )
         # A trainer's file may have further keys, which only that trainer understands.
         trainer = self.trainer or (of_trainer.trainer.name if of_trainer else None)
-        return read if self.backend is None and trainer is None else self._searched_by(read, trainer)
+        is_any = self.backend is None and trainer is None and read.trainer is None
+        return read if is_any else self._searched_by(read, trainer)
 
     def _searched_by(self, read: Spec, trainer: str | None) -> Spec:
         from topoplan.trainers.registry import backend_names, trainer_name
 
-        job, whose = read.job, trainer_name(trainer, "--trainer")
+        where = "--trainer" if trainer else ": ".join(filter(None, (read.path, "trained_by")))
+        job, whose = read.job, trainer_name(trainer or read.trainer, where)
         backends: tuple[str, ...] = ()
         if self.backend is not None:
             backends = backend_names(self.backend, whose, "--backend", finetuning=job.finetuning)
@@ -259,7 +261,7 @@ class SpecOptions:
         if backends and pinned is not None and (pinned,) != backends:
             where, remedy = f"--backend {self.backend}", "leave one of them out"
             raise InputError(f"the job pins backend {pinned}", where=where, remedy=remedy)
-        return replace(read, backends=backends, trainer=whose or read.trainer)
+        return replace(read, backends=backends, trainer=whose)
 
 
 def expand_options(verb: Callable[..., Any]) -> Callable[..., Any]:

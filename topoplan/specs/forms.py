@@ -230,6 +230,11 @@ class SpecForm(Block):
         "A name of `topoplan show models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
     job: JobForm | None = key("The fine-tuning job.")
+    trained_by: Annotated[str | None, Text(pattern="[a-z]+", meaning="a trainer's name")] = key(
+        "Trainer of the plans, as --trainer names it, which overrides this: llamafactory, swift or trinity; left out: "
+        "any.",
+        "swift",
+    )
     hosts: tuple[Host, ...] = as_in(Cluster, "hosts")
     fabric: FabricForm | None = key("The network between the nodes.")
     host_memory: Annotated[int | None, Quantity(BYTES, 2**30, 2**50, "1GiB to 1PiB")] = key(

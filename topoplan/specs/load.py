@@ -132,7 +132,8 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
         profile.check_gpu(cluster.gpu)
     note = "" if job.lengths else _data_note(document, form.job)
     # Constants calibrated on one trainer's runs hold for that trainer only, so it becomes the default.
-    trainer = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
+    calibrated = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
+    trainer = form.trained_by or calibrated
     return Spec(cluster=cluster, model=model, job=job, profile=profile, trainer=trainer, data_note=note, path=path)
 
 

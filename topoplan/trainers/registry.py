@@ -77,7 +77,11 @@ def _known_backends(trainer: str | None = None) -> list[str]:
 
 
 def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
-    """Return the backends to search for a trainer, Megatron first; for None, those of the default trainer."""
+    """Return the backends to search for a trainer, Megatron first; for None, those of the default trainer.
+
+    Raises InputError for an unknown trainer.
+    """
+    trainer_name(name, "trained_by")
     return next(one for one in TRAINERS if one.name == name or (name is None and finetuning in one.usual_for)).backends
 
 
