@@ -231,8 +231,7 @@ class SpecForm(Block):
     )
     job: JobForm | None = key("The fine-tuning job.")
     trained_by: Annotated[str | None, Text(pattern="[a-z]+", meaning="a trainer's name")] = key(
-        "Trainer of the plans, as --trainer names it, which overrides this: llamafactory, swift or trinity; left out: "
-        "any.",
+        "Trainer of the plans: llamafactory, swift or trinity; left out: any. The option --trainer overrides it.",
         "swift",
     )
     hosts: tuple[Host, ...] = as_in(Cluster, "hosts")
