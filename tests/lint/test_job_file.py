@@ -201,6 +201,20 @@ def test_a_key_of_some_plans_alone_goes_with_those(
     assert "neftune_noise_alpha" not in of_one.left_out
 
 
+def test_another_trainer_gets_the_keys_that_it_takes(tmp_path: Path) -> None:
+    text = SWIFT.replace("swift sft", "swift sft --truncation_strategy left --max_grad_norm 0.5 --warmup_ratio 0.1")
+    for_it = job(tmp_path, text, "run.sh", trainer="llamafactory", backend="deepspeed")
+    shared = {"max_grad_norm": 0.5, "warmup_ratio": 0.1, "lora_alpha": 32}
+    assert for_it.source.data["job"]["trainer"] == shared
+    assert "truncation_strategy" in for_it.left_out
+    assert "left out: truncation_strategy" in job(tmp_path, text, "run.sh", trainer="llamafactory").notes
+    own = job(tmp_path, text, "run.sh").source.data["job"]["trainer"]
+    assert own == {**shared, "truncation_strategy": "left"}
+    assert job(tmp_path, text, "run.sh", trainer="trinity").source.data["job"]["trainer"] == {}
+    back = job(tmp_path, FULL, trainer="swift", backend="megatron").source.data["job"]["trainer"]
+    assert back == OF_FULL
+
+
 def test_the_gpus_of_the_command_give_the_batch_and_are_not_those_planned_for(tmp_path: Path) -> None:
     found = job(tmp_path, SWIFT, "run.sh", nodes=4)
     (batch,) = found.on_batch

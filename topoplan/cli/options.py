@@ -217,14 +217,15 @@ class SpecOptions:
         from topoplan.lint.job_file import job_of, trainer_file
         from topoplan.specs.kinds import in_thousands
         from topoplan.specs.source import parse_value
+        from topoplan.trainers.registry import trainer_name
 
         file = trainer_file(self.job)
         if file is None:
             return None
         cluster = self.read_cluster(spec)
         tokens = None if self.seq_len is None else in_thousands(parse_value(self.seq_len, name="--seq-len"))
-        length = tokens if isinstance(tokens, int) else None
-        return job_of(file, cluster, model=self.model, seq_len=length, backend=backend)
+        length, whose = tokens if isinstance(tokens, int) else None, trainer_name(self.trainer, "--trainer")
+        return job_of(file, cluster, model=self.model, seq_len=length, trainer=whose, backend=backend)
 
     def read(self, spec: str | Source | None, *overrides: str, backend: str | None = None) -> Spec:
         """Return the spec file with the command line's options and `key=value` overrides applied. Without a file, the

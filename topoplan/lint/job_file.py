@@ -20,6 +20,7 @@ from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
 from topoplan.trainers.recognizers import codec_of, recognizers, trainer_of
+from topoplan.trainers.registry import trainer_named
 from topoplan.trainers.trainer import Trainer
 
 _OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
@@ -110,31 +111,49 @@ def job_of(
     *,
     model: str | None = None,
     seq_len: int | None = None,
+    trainer: str | None = None,
     backend: str | None = None,
 ) -> JobFile:
     """Return the job of a trainer's file on a cluster, whose size determines how many sequences a step takes.
 
     `model` and `seq_len` override the file. Of its further keys, the job has those that plans of `backend` can have,
-    or, for None, of every backend. Raises InputError, with the reason, for what cannot be predicted.
+    or, for None, of every backend; `trainer` is by default the file's. Raises InputError, with the reason, for what
+    cannot be predicted.
     """
     try:
         found = translate(file.configuration, file.setup, cluster, model=model, length=seq_len)
     except ModelError as error:
         place = file.configuration.part.place(file.configuration.line(*_model_key(file).split(".")))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
-    further = found.codec.carries(found.keys, found.spec.job, backend)
+    whose = trainer_of(file.configuration)
+    by = whose if trainer is None else trainer_named(trainer)
+    further = _further(file, found, by, backend)
     keys = {**job_keys(found.spec.job), **further}
     left_out = _left_out(file, found, further)
     # A job is planned for the whole cluster; the GPUs of its command only give the batch.
     assumptions = [words for words in found.assumptions if words != found.on_part]
-    notes = [*assumptions, *_on_layout(file, found), *_on_left_out(file, found, left_out)]
+    notes = [*assumptions, *_on_layout(file, found), *_on_left_out(file, found, by, left_out)]
     return JobFile(
         source=Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys}),
-        trainer=trainer_of(file.configuration),
+        trainer=whose,
         on_batch=tuple(_on_batch(found)),
         notes=tuple(notes),
         left_out=left_out,
     )
+
+
+def _further(file: TrainerFile, found: Translation, trainer: Trainer, backend: str | None) -> dict[str, Any]:
+    """Return the file's further keys of a job that plans of a trainer can have under a backend, or, for None, under all
+    that may train the job."""
+    further = {**found.codec.carries(found.keys, found.spec.job, backend)}
+    if trainer is not trainer_of(file.configuration):
+        paths = [path for path in trainer.training_paths if backend is None or backend in path.traits]
+        codecs = [path.codec for path in paths if path.codec is not None]
+        keys = further.get("trainer", {})
+        further["trainer"] = {
+            name: value for name, value in keys.items() if codecs and all(codec.takes(name, value) for codec in codecs)
+        }
+    return further
 
 
 def _model_key(file: TrainerFile) -> str:
@@ -175,12 +194,10 @@ def _left_out(file: TrainerFile, found: Translation, further: Mapping[str, Any])
     }
 
 
-def _on_left_out(file: TrainerFile, found: Translation, left_out: Iterable[str]) -> Iterator[str]:
+def _on_left_out(file: TrainerFile, found: Translation, by: Trainer, left_out: Iterable[str]) -> Iterator[str]:
     """Say which keys no plan has, and which are in the files of some plans only."""
-    paths = [path for path in trainer_of(file.configuration).training_paths if path.codec is not None]
-    lacking = [
-        _left_out(file, found, found.codec.carries(found.keys, found.spec.job, path.backends[0])) for path in paths
-    ]
+    paths = [path for path in by.training_paths if path.codec is not None]
+    lacking = [_left_out(file, found, _further(file, found, by, path.backends[0])) for path in paths]
     if nowhere := [key for key in left_out if all(key in lacks for lacks in lacking)]:
         yield f"left out: {', '.join(nowhere)}"
     for path, lacks in zip(paths, lacking, strict=True):

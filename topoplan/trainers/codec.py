@@ -185,6 +185,8 @@ class Codec:
     carries: Callable[[Keys, Job, str | None], Mapping[str, Any]] = common
     """Further keys for a spec's job that do not affect the layout: those that plans of a backend can have, or, for
     None, plans of every backend that may train the job."""
+    takes: Callable[[str, Any], bool] = lambda *_: False
+    """Whether the trainer takes a key with a value, for keys of another trainer's file."""
     refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
     """Jobs that the trainer refuses to run from its files."""
     tells_faults: bool = False

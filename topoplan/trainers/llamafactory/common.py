@@ -18,6 +18,7 @@ from topoplan.trainers import trials
 from topoplan.trainers.codec import common
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.key_list import (
+    TrainerPath,
     default_template,
     judge_key,
     known_keys,
@@ -185,6 +186,11 @@ def carried(keys: Keys, job: Job, backend: str | None = None) -> Mapping[str, An
         del trainer["warmup_steps"]
     named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
     return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
+
+
+def takes(name: str, value: Any, *, path: TrainerPath) -> bool:
+    """Whether LLaMA-Factory takes a key with a value on a path."""
+    return not judge_key(name, value, path=path, version=trainer_versions()["llamafactory"]).trouble
 
 
 # Data sets and trials -------------------------------------------------------------------------------------------------

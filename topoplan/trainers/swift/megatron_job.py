@@ -35,6 +35,7 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
+from topoplan.trainers.swift.arguments import accepted
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
 from topoplan.trainers.swift.refusals import finetuning
@@ -313,6 +314,7 @@ CODEC = Codec(
     layout=_layout,
     job=_job,
     carries=partial(carried, rows=ROWS),
+    takes=partial(accepted, command="megatron sft"),
     tells_faults=True,  # for LLaMA-Factory, they are reported even without a cluster
     assumptions=_assumptions,
 )

@@ -29,6 +29,7 @@ from topoplan.trainers.data_parallel import (
     zero_preset,
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
+from topoplan.trainers.swift.arguments import accepted
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.megatron_job import ROWS as MEGATRON_ROWS
 from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
@@ -237,6 +238,7 @@ CODEC = Codec(
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
     carries=partial(carried, rows={**MEGATRON_ROWS, **ROWS}),
+    takes=partial(accepted, command="swift sft"),
     tells_faults=True,
     assumptions=lambda reading, *_: rlhf_assumptions(reading),
 )
