@@ -152,6 +152,9 @@ def test_the_readme_says_what_to_expect() -> None:
     assert "4,096 tokens/s per GPU, 131,072 in total; 21% MFU" in readme
     assert "4686 steps, 2.68 hours, 85.8 GPU-hours" in readme
     assert "the spec has no `samples`" in bundle(job={"samples": None})["README.md"]
+    assert re.search(r"for \d+ sequences of", readme)
+    pairs = bundle(model=QWEN3_8B, job={"stage": "dpo", "packing": False})["README.md"]
+    assert re.search(r"for \d+ pairs of sequences of", pairs)
 
 
 def test_the_readme_says_what_every_node_needs() -> None:

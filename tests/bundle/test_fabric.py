@@ -12,6 +12,7 @@ from tests.bundle.test_node_script import cluster_in, start
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.fabric import fabric_needs, lossless_note
 from topoplan.bundle.write import write_bundle
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric
 
 TOPOLOGY = "/opt/microsoft/ndv5-topo.xml"
@@ -135,6 +136,43 @@ def test_a_queue_that_drops_nothing_is_asked_for_where_nobody_has_named_one(quie
 
     assert "`traffic_class` under `fabric`" in note(fabric=Fabric(kind="roce"))
     assert note(**quiet) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "set `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` under `env`."),
+        ({"env": {"NCCL_SOCKET_IFNAME": "eth1"}}, "set `GLOO_SOCKET_IFNAME` under `env`."),
+        ({"env": {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1"}}, None),
+        ({"hosts": HOSTS}, None),
+        ({"fabric": Fabric(kind="infiniband")}, None),
+    ],
+)
+def test_the_interface_of_an_ethernet_network_is_asked_for(changes: dict[str, Any], said: str | None) -> None:
+    assert all(host.socket_interface for host in HOSTS)
+    cluster = replace(CLUSTER, **{"fabric": Fabric(kind="ethernet"), **changes})
+    readme = generate(*make_spec_and_plan(cluster=cluster))["README.md"]
+    assert ("names no network interface" in readme) == (said is not None)
+    assert said is None or said in readme
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "lacking"),
+    [
+        ("rtx4090", {"fabric": Fabric(kind="ethernet")}, "`NCCL_P2P_DISABLE: '1'`"),
+        ("rtx4090", {"fabric": Fabric(kind="roce")}, "`NCCL_IB_DISABLE: '0'` and `NCCL_P2P_DISABLE: '1'`"),
+        ("rtx4090", {"fabric": Fabric(kind="ethernet"), "env": {"NCCL_P2P_DISABLE": "1"}}, None),
+        ("a6000", {"fabric": Fabric(kind="ethernet")}, None),
+    ],
+)
+def test_the_readme_asks_for_the_driver_that_accelerate_does(
+    gpu: str, changes: dict[str, Any], lacking: str | None
+) -> None:
+    files = generate(*make_spec_and_plan(cluster=replace(CLUSTER, gpu=known.gpu(gpu), **changes)))
+    assert ("driver 550.40.07 or newer" in files["README.md"]) == (lacking is not None)
+    assert lacking is None or f"unless the spec has {lacking} under `env`." in files["README.md"]
+    # With a newer driver, the cards reach each other.
+    assert ("NCCL_P2P_DISABLE" in files["node-00.sh"]) == ("env" in changes)
 
 
 @pytest.mark.parametrize("kind", ["efa", "tcpxo"])

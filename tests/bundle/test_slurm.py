@@ -121,6 +121,8 @@ def test_the_time_limit_is_left_to_the_user_with_the_prediction_beside_it() -> N
         ({"gpus_per_node": "h100:8"}, ["--gpus-per-node=h100:8"], ["--gpus-per-node=8"]),
         ({"gres": "gpu:h100:8"}, ["--gres=gpu:h100:8"], ["--gpus-per-node"]),
         ({"gres": "nvme:1"}, ["--gres=nvme:1", "--gpus-per-node=8"], []),
+        ({"gpus": 32}, ["--gpus=32"], ["--gpus-per-node"]),
+        ({"gpus_per_task": "h100:8"}, ["--gpus-per-task=h100:8"], ["--gpus-per-node"]),
         ({"gpus_per_node": False}, [], ["--gpus-per-node"]),
         ({"exclusive": False, "mem_per_gpu": "200G"}, ["--mem-per-gpu=200G"], ["--exclusive", "--mem="]),
         ({"exclusive": "user"}, ["--exclusive=user"], []),
@@ -152,6 +154,21 @@ def test_options_that_could_leave_their_line_are_refused(given: dict[str, str | 
     with pytest.raises(SpecError) as error:
         script(cluster=replace(CLUSTER, slurm=given))
     assert message.replace("\\\\", "\\") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"gpus_per_node": 4}, "gpus-per-node 4 asks for 4 GPUs in a node"),
+        ({"gres": "nvme:1,gpu:h100:4"}, "gres nvme:1,gpu:h100:4 asks for 4 GPUs in a node"),
+        ({"gpus": "h100:20"}, "gpus h100:20 asks for 20 GPUs for 4 nodes"),
+        ({"gpus_per_task": 1}, "gpus-per-task 1 asks for 1 GPUs in a node"),
+    ],
+)
+def test_fewer_gpus_than_the_plan_has_are_refused(given: dict[str, str | bool], asked: str) -> None:
+    name = next(iter(given)).replace("_", "-")
+    with pytest.raises(SpecError, match=rf"^slurm\.{name}: {asked}, and the plan has 8 in each; set the spec's"):
+        script(cluster=with_options(**given))
 
 
 def test_hosts_of_the_spec_are_asked_for_by_name() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.conftest import Cli
 
@@ -119,6 +120,45 @@ def test_the_trainer_of_the_option_is_asked_for(cli: Cli, spec_file: Path) -> No
     for options, trainer in (([], None), (["--trainer", "swift"], "swift")):
         assert cli("generate", spec_file, "-o", "out", "--force", *options).code == 0
         assert json.loads(Path("out/plan.json").read_text()).get("trainer") == trainer
+
+
+RUN = """\
+NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-8B --tuner_type full --dataset a --max_length 4096 --deepspeed zero3 \\
+  --max_grad_norm 0.5 --lr_scheduler_type constant_with_warmup --warmup_ratio 0.2 --neftune_noise_alpha 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "written", "left_out"),
+    [
+        (
+            "zero3-dp8-mbs1-full",
+            {"max_grad_norm": 0.5, "lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.2}
+            | {"neftune_noise_alpha": 5},
+            None,
+        ),
+        (
+            "tp8-pp1-dp1-mbs1",
+            {"clip_grad": 0.5, "lr_decay_style": "constant", "lr_warmup_fraction": 0.2},
+            "neftune_noise_alpha",
+        ),
+    ],
+)
+def test_a_job_of_a_trainers_file_is_trained_by_it_with_what_the_file_says(
+    cli: Cli, plan: str, written: dict[str, Any], left_out: str | None
+) -> None:
+    Path("run.sh").write_text(RUN)
+    job = ["--gpu", "h100", "--nodes", 1, "--job", "run.sh", "-o", "out", "--plan", plan]
+    result = cli("generate", *job, "--backend", "all", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["trainer"] == "swift"
+    values = yaml.safe_load(Path("out/train.yaml").read_text())
+    assert {key: values.get(key) for key in written} == written
+    notes = [f"left out of run.sh: {left_out}"] if left_out else []
+    assert json.loads(result.out)["notes"] == notes
+    shown = cli("generate", *job, "--backend", "all", "--force")
+    assert [f"Warning: {note}" in shown.out for note in notes] == [True] * len(notes)
+    assert bool(notes) or "Warning: left out" not in shown.out
 
 
 @pytest.mark.parametrize(

@@ -279,3 +279,12 @@ def test_a_change_takes_the_place_of_what_the_command_line_says_of_its_key() -> 
     free = changed(given, Change(kind="pins", words="", sets=("pin={}",), backend="all"))
     assert free.words(None)[-4:] == ["--set", "pin={}", "--backend", "all"]
     assert "--pin" not in free.words(None)
+
+
+def test_the_trainer_of_the_spec_is_searched_unless_the_option_names_another(
+    cli: Cli, spec_file: Path, fake_search: list[Any]
+) -> None:
+    spec_file.write_text(f"{spec_file.read_text()}\ntrained_by: swift\n")
+    for options in ([], ["--backend", "deepspeed"], ["--trainer", "llamafactory"]):
+        cli("rank", spec_file, *options, "--csv", "--no-cache")
+    assert [call["spec"].trainer for call in fake_search] == ["swift", "swift", "llamafactory"]

@@ -40,6 +40,8 @@ SWIFT = """\
 NNODES=2 NPROC_PER_NODE=4 swift sft --model Qwen/Qwen3-8B --tuner_type lora --lora_rank 16 --dataset a#5 b \\
   --max_length 4096 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --num_train_epochs 2
 """
+OF_FULL = {"logging_steps": 10, "lr_scheduler_type": "linear", "warmup_ratio": 0.1}
+"""Further keys of FULL, of which transformers' default schedule is not that of bundles."""
 QLORA = "quantization_bit: 4\nlora_alpha: 32\nlora_rank: 16\n"
 MEGATRON = """\
 model_name_or_path: Qwen/Qwen3-30B-A3B
@@ -69,7 +71,7 @@ def job(tmp_path: Path, text: str, name: str = "train.yaml", *, nodes: int = 2, 
             {
                 **{"stage": "sft", "finetuning": "full", "seq_len": 2048, "global_batch_size": 32},
                 **{"dataset": "identity,alpaca_en_demo", "template": "qwen3_nothink"},
-                **{"learning_rate": 1e-5, "epochs": 2.0, "trainer": {"max_samples": 1000, "logging_steps": 10}},
+                **{"learning_rate": 1e-5, "epochs": 2.0, "trainer": {**OF_FULL, "max_samples": 1000}},
             },
         ),
         (
@@ -80,7 +82,7 @@ def job(tmp_path: Path, text: str, name: str = "train.yaml", *, nodes: int = 2, 
                 **{"stage": "sft", "finetuning": "qlora", "seq_len": 2048, "global_batch_size": 32},
                 **{"lora_rank": 16, "quantization_bit": 4, "dataset": "identity,alpaca_en_demo"},
                 **{"template": "qwen3_nothink", "learning_rate": 1e-5, "epochs": 2.0},
-                "trainer": {"max_samples": 1000, "logging_steps": 10, "lora_alpha": 32},
+                "trainer": {**OF_FULL, "max_samples": 1000, "lora_alpha": 32},
             },
         ),
         (
@@ -89,7 +91,8 @@ def job(tmp_path: Path, text: str, name: str = "train.yaml", *, nodes: int = 2, 
             "Qwen/Qwen3-8B",
             {
                 **{"stage": "sft", "finetuning": "lora", "seq_len": 4096, "global_batch_size": 64, "lora_rank": 16},
-                **{"dataset": "a#5,b", "epochs": 2.0},
+                # Neither is stated, and bundles warm up and scale otherwise.
+                **{"dataset": "a#5,b", "epochs": 2.0, "trainer": {"warmup_ratio": 0.0, "lora_alpha": 32}},
             },
         ),
         (
@@ -113,8 +116,11 @@ ON_BOTH = "--lora_alpha 8 --weight_decay 0.05 --hub_token hf_abc --output_dir ou
 @pytest.mark.parametrize(
     ("command", "keys"),
     [
-        # `megatron sft` has no warmup_ratio, and one of its plans may be the best.
-        ("swift sft --warmup_ratio 0.1 --tuner_type lora", {"trainer": {"lora_alpha": 8, "weight_decay": 0.05}}),
+        # `megatron sft` has counterparts of all but neftune_noise_alpha, and one of its plans may be the best.
+        (
+            "swift sft --warmup_ratio 0.1 --max_grad_norm 0.5 --neftune_noise_alpha 5 --tuner_type lora",
+            {"trainer": {"warmup_ratio": 0.1, "max_grad_norm": 0.5, "lora_alpha": 8, "weight_decay": 0.05}},
+        ),
         (
             "megatron sft --lr 3e-5 --max_epochs 2 --lr_warmup_fraction 0.1 --adam_beta1 no --train_type lora",
             {
@@ -170,7 +176,50 @@ def test_what_is_not_taken_over_is_said(tmp_path: Path) -> None:
     notes = found.notes
     layout = "deepspeed, per_device_train_batch_size, gradient_accumulation_steps"
     assert f"its layout is not taken over: {layout}" in notes
-    assert notes[-1] == "left out: output_dir, warmup_ratio"
+    assert notes[-1] == "left out: output_dir"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "of_megatron", "of_others"),
+    [
+        (FULL + "neftune_noise_alpha: 5\n", "train.yaml", "mca", "ddp, deepspeed or fsdp2"),
+        (
+            SWIFT.replace("swift sft", "swift sft --neftune_noise_alpha 5"),
+            "run.sh",
+            "megatron",
+            "ddp, deepspeed or fsdp2",
+        ),
+    ],
+)
+def test_a_key_of_some_plans_alone_goes_with_those(
+    tmp_path: Path, text: str, name: str, of_megatron: str, of_others: str
+) -> None:
+    of_every, of_one, of_another = (job(tmp_path, text, name, backend=one) for one in (None, "deepspeed", of_megatron))
+    assert f"only in the files of plans with {of_others}: neftune_noise_alpha" in of_every.notes
+    assert [one.source.data["job"]["trainer"].get("neftune_noise_alpha") for one in (of_every, of_one)] == [None, 5]
+    assert of_another.left_out["neftune_noise_alpha"] in (5, "5")
+    assert "neftune_noise_alpha" not in of_one.left_out
+
+
+def test_another_trainer_gets_the_keys_that_it_takes(tmp_path: Path) -> None:
+    text = SWIFT.replace("swift sft", "swift sft --truncation_strategy left --max_grad_norm 0.5 --warmup_ratio 0.1")
+    for_it = job(tmp_path, text, "run.sh", trainer="llamafactory", backend="deepspeed")
+    shared = {"max_grad_norm": 0.5, "warmup_ratio": 0.1, "lora_alpha": 32}
+    assert for_it.source.data["job"]["trainer"] == shared
+    assert "truncation_strategy" in for_it.left_out
+    assert "left out: truncation_strategy" in job(tmp_path, text, "run.sh", trainer="llamafactory").notes
+    own = job(tmp_path, text, "run.sh").source.data["job"]["trainer"]
+    assert own == {**shared, "truncation_strategy": "left"}
+    assert job(tmp_path, text, "run.sh", trainer="trinity").source.data["job"]["trainer"] == {}
+    back = job(tmp_path, FULL, trainer="swift", backend="megatron").source.data["job"]["trainer"]
+    assert back == OF_FULL
+
+
+def test_the_gpus_of_the_command_give_the_batch_and_are_not_those_planned_for(tmp_path: Path) -> None:
+    found = job(tmp_path, SWIFT, "run.sh", nodes=4)
+    (batch,) = found.on_batch
+    assert batch.endswith("8 data parallel ranks on the 2 x 4 GPUs that the command uses")
+    assert not any("predicted on" in note for note in found.notes)
 
 
 def test_a_layout_that_the_gpus_do_not_divide_into_leaves_the_job_with_a_batch_that_is_told(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ FULL = Spec(
         template="qwen3",
         packing=True,
         lengths=Lengths(
+            columns=(("messages", "conversations"), ("content_tag", "value")),
             counts=tuple((tokens, 1 + tokens % 7) for tokens in range(5, 90)),
             samples=171,
             source="a.json",

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import SpecError
+from topoplan.specs.load import load_spec
 from topoplan.specs.source import MAX_FILE_BYTES, MAX_SPEC_BYTES, parse_source, parse_value, read_source, read_text
 
 
@@ -54,6 +55,13 @@ def test_every_key_and_item_keeps_its_line() -> None:
 )
 def test_plain_values_follow_yaml_1_2(text: str, value: object) -> None:
     assert parse_value(text, name="--set") == value
+
+
+def test_the_lines_of_an_options_text_are_not_joined() -> None:
+    assert parse_value("a\nb", name="--set") == "a\nb"
+    assert parse_value("[a,\n b]\n", name="--set") == ["a", "b"]
+    with pytest.raises(SpecError, match=r"--set 'env.NAME=a\\nb': 'a\\nb' is not usable; expected text on one line"):
+        load_spec(parse_source("gpu: h100\n", name="spec"), overrides=["env.NAME=a\nb"])
 
 
 def test_a_bare_no_is_remembered_and_a_quoted_one_is_not() -> None:

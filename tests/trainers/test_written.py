@@ -19,6 +19,7 @@ of the warnings, of which a `quiet` case has none. `refused` is a part of the me
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from tests.tables import table
 from topoplan import errors
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.specs import known
+from topoplan.specs.load import load_spec
+from topoplan.specs.source import Source
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
-from topoplan.trainers.registry import written_by
+from topoplan.trainers.registry import has_backend, written_by
 from topoplan.trainers.swift.arguments import arguments_of
 
 MODELS = {"qwen3-8b": QWEN3_8B, "qwen3-30b": QWEN3_30B, "qwen3-vl-8b": QWEN3_VL_8B, "deepseek": DEEPSEEK}
@@ -99,6 +102,24 @@ def test_a_plan_is_written_as_its_trainer_reads_it_or_refused(name: str, case: d
     assert [words for words in case.get("warns", ()) if words not in warnings] == []
     assert [words for words in case.get("warns_not", ()) if words in warnings] == []
     assert not ("quiet" in case and warnings)
+
+
+@pytest.mark.parametrize(
+    ("job", "adapters"),
+    [({}, (8, 16, 0.0)), ({"lora_rank": 64, "lora_dropout": 0.1}, (64, 128, 0.1)), ({"lora_alpha": 5}, (8, 5, 0.0))],
+)
+def test_every_plan_of_a_job_trains_the_same_adapters(job: dict[str, Any], adapters: tuple[float, ...]) -> None:
+    alpha = {"trainer": {"lora_alpha": job.pop("lora_alpha")}} if "lora_alpha" in job else {}
+    usual = {"seq_len": 4096, "global_batch_size": 64, "finetuning": "lora", "dataset": "a", **alpha}
+    data = {"gpu": "h100", "nodes": 1, "gpus_per_node": 8, "model": "Qwen/Qwen3-8B", "job": usual | job}
+    spec = load_spec(Source(name="spec", data=data))
+    found = set()
+    for trainer, backend in product(("llamafactory", "swift"), ("ddp", "deepspeed", "fsdp2", "megatron")):
+        if has_backend(backend, trainer):
+            layout = Layout.of(backend=backend, dp=8, gradient_accumulation_steps=8, sequence_parallel=False)
+            values = written_by(backend, trainer)[1].written(spec, layout).values
+            found.add(tuple(values[key] for key in ("lora_rank", "lora_alpha", "lora_dropout")))
+    assert found == {adapters}
 
 
 GONE = {

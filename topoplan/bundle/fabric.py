@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from topoplan.catalog.fabrics import Need, needs_of_kind, topology_file
 from topoplan.specs.cluster import Cluster
+from topoplan.trainers.environment import SOCKET_INTERFACES
 
 
 def fabric_needs(cluster: Cluster) -> tuple[Need, ...]:
@@ -25,6 +26,24 @@ def _needs(cluster: Cluster) -> Iterator[Need]:
             yield need._replace(paths=(path,), missing=f"no {path}, given by {need.variable} in env of the spec")
     if file := cluster.env.get("NCCL_TOPO_FILE") or cluster.fabric.topology_file:
         yield topology_file(file)
+
+
+def network_notes(cluster: Cluster) -> tuple[str, ...]:
+    """Return advice on what the spec leaves open about the network between the nodes."""
+    return tuple(filter(None, (lossless_note(cluster), _interface_note(cluster))))
+
+
+def _interface_note(cluster: Cluster) -> str:
+    if cluster.nodes == 1 or cluster.fabric.kind != "ethernet" or any(host.socket_interface for host in cluster.hosts):
+        return ""
+    lacking = [name for name in SOCKET_INTERFACES if name not in cluster.env]
+    if not lacking:
+        return ""
+    return (
+        "The spec names no network interface, so NCCL and Gloo choose one themselves. If that is a slow or an"
+        " unreachable one (`docker0`, a management network), NCCL hangs at the first collective: give each of the"
+        f" spec's `hosts` its `socket_interface`, or set {' and '.join(f'`{name}`' for name in lacking)} under `env`"
+    )
 
 
 def lossless_note(cluster: Cluster) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import topoplan
 from topoplan.bundle.draft import Draft
-from topoplan.bundle.fabric import fabric_needs, lossless_note
+from topoplan.bundle.fabric import fabric_needs, network_notes
 from topoplan.bundle.node_script import script_name
 from topoplan.bundle.slurm import JOB_SCRIPT
 from topoplan.bundle.warnings import warnings_of
@@ -17,6 +17,7 @@ from topoplan.catalog.packages import PYTHON, in_words
 from topoplan.errors import listed
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.environment import DRIVER_FOR_RTX_40, asks_for_driver, lacking_for_older_driver
 from topoplan.trainers.models import is_hub_id
 from topoplan.trainers.templating import code_span, gigabytes, render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
@@ -60,11 +61,22 @@ def readme(draft: Draft) -> str:
         "secrets": listed([code_span(name) for name in cluster.secrets]),
         "commands": [] if draft.scheduler is not None else _commands(cluster, draft.trainer.run_name),
         "log_dir": f"logs/{draft.trainer.run_name}",
-        "network_needs": [need.what for need in fabric_needs(cluster)],
-        "lossless_note": lossless_note(cluster),
+        "further_needs": [need.what for need in fabric_needs(cluster)] + _driver_needs(cluster),
+        "network_notes": network_notes(cluster),
         "larger_margin": _larger_margin(draft.view["memory"]),
     }
     return render("README.md.j2", context)
+
+
+def _driver_needs(cluster: Cluster) -> list[str]:
+    """Return the requirement on the NVIDIA driver, if there is one besides PyTorch's."""
+    lacking = lacking_for_older_driver(cluster, 0)
+    if not lacking or not asks_for_driver(cluster.gpu.name, cluster):
+        return []
+    said = listed([f"`{name}: '{value}'`" for name, value in lacking.items()])
+    refuses = "trainers that use accelerate refuse to start on several RTX 40 cards"
+    older = f"With an older one, {refuses}, unless the spec has {said} under `env`"
+    return [f"An NVIDIA driver {DRIVER_FOR_RTX_40} or newer. {older}"]
 
 
 def _larger_margin(memory: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import topoplan
 from topoplan.bundle.draft import Draft
 from topoplan.errors import SpecError
+from topoplan.reading.slurm import request_of
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.passed_on import check_option
 from topoplan.trainers.templating import digits, render
@@ -176,8 +177,29 @@ def options_of(cluster: Cluster, job_name: str, *, can_resume: bool) -> list[Sba
         if option.name not in user.keys() | replaced
     ]
     given = [pair for pair in user.items() if pair[1] is not False]
+    _check_gpus(cluster, given)
     theirs = [SbatchOption(*one, "" if index else "from slurm in the cluster spec") for index, one in enumerate(given)]
     return [*ours, *theirs]
+
+
+_OF_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
+
+
+def _check_gpus(cluster: Cluster, given: list[tuple[str, str | bool]]) -> None:
+    """Raise SpecError for fewer GPUs than a node's script starts processes, which the script would find out there."""
+    for name, value in given:
+        if name not in _OF_GPUS:
+            continue
+        request = request_of([f"--nodes={cluster.nodes}", f"--{name}={value}"])
+        each = request.gpus_per_task if name == "gpus-per-task" else request.gpus_per_node
+        total = request.gpus or cluster.world_size
+        if (each is not None and each < cluster.gpus_per_node) or total < cluster.world_size:
+            asked = f"{total} GPUs for {cluster.nodes} nodes" if name == "gpus" else f"{each} GPUs in a node"
+            raise SpecError(
+                f"{name} {value} asks for {asked}, and the plan has {cluster.gpus_per_node} in each",
+                where=f"slurm.{name}",
+                remedy="set the spec's `gpus_per_node`, or leave it out",
+            )
 
 
 def _own_options(cluster: Cluster, job_name: str, *, can_resume: bool) -> Iterator[SbatchOption]:

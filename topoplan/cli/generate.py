@@ -98,7 +98,8 @@ def _planned(
 
     if spec is None and options.gpu is None:
         raise InputError("expected a SPEC, --gpu or --from PLAN", remedy=f"such as {EXAMPLE}")
-    read = replace(options, trainer=trainer).read(spec)
+    options = replace(options, trainer=trainer)
+    read = options.read(spec)
     scheduler_of(read, scheduler, where="--scheduler")
     ranking = search(read, fresh=fresh)
     if not ranking.plans:
@@ -106,8 +107,13 @@ def _planned(
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
+    if of_file := options.trainer_job(spec, chosen.layout.backend):
+        read = options.read(spec, backend=chosen.layout.backend)
     chosen = plan_under(read, chosen, writer_of(read, chosen.layout, trainer)[0].name)
-    return draft_of(read, chosen, scheduler, trainer), ()
+    draft = draft_of(read, chosen, scheduler, trainer)
+    said = of_file.left_out.items() if of_file else ()
+    left_out = [key for key, value in said if draft.trainer.values.get(key) != value]
+    return draft, (f"left out of {options.job}: {', '.join(left_out)}",) if left_out else ()
 
 
 def _from_plan(

@@ -77,7 +77,7 @@ def init(
     from topoplan.bundle.write import write_file
 
     write_file(output, text, mark="", writer="topoplan init", force=True)
-    _tell(spec, output, begun.trainer)
+    _tell(spec, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,6 @@ class _Begun:
     """The cluster, and perhaps model and job."""
     text: Callable[[Spec, list[str]], str]
     """Returns the file's text for a spec, with sentences on where its job comes from."""
-    trainer: str | None = None
-    """The trainer that the job's further keys belong to."""
 
     @property
     def lacks(self) -> list[str]:
@@ -114,8 +112,9 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
         from topoplan.bundle.plan_file import read_plan_file
 
         recorded = read_plan_file(from_file)
-        base = parse_source(spec_text(recorded.spec), name=from_file)
-        return _Begun(options, base, spec_text, recorded.plan.trainer if recorded.spec.job.trainer else None)
+        # Further keys of a job are those of its trainer.
+        spec = replace(recorded.spec, trainer=recorded.plan.trainer if recorded.spec.job.trainer else None)
+        return _Begun(options, parse_source(spec_text(spec), name=from_file), spec_text)
     return _of_file(from_file, options)
 
 
@@ -124,20 +123,17 @@ def _of_file(path: str, options: SpecOptions) -> _Begun:
     from topoplan.lint.job_file import trainer_file
     from topoplan.report.spec_text import spec_text
     from topoplan.specs.source import read_source
-    from topoplan.trainers.recognizers import trainer_of
 
     file = trainer_file(path)
     options = replace(options, job=path)
     if file is None and "gpu" in read_source(Path(path)).data:
         raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {quote(path)}` takes it as it is")
-    if file is None:
-        return _Begun(options, None, spec_text)
-    starts = file.processes
+    starts = file.processes if file else None
     if starts and starts.nodes and options.nodes is None:
         options = replace(options, nodes=str(starts.nodes))
     if starts and starts.gpus_per_node and options.gpus_per_node is None:
         options = replace(options, gpus_per_node=str(starts.gpus_per_node))
-    return _Begun(options, None, spec_text, trainer_of(file.configuration).name)
+    return _Begun(options, None, spec_text)
 
 
 def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _Begun:
@@ -197,7 +193,7 @@ def _refuse_to_overwrite(output: str, force: bool) -> None:
         raise OutputError("exists", where=output, remedy="name another with -o, or overwrite it with --force")
 
 
-def _tell(spec: Spec, output: str, trainer: str | None) -> None:
+def _tell(spec: Spec, output: str) -> None:
     from topoplan.planner.oddities import machine_note
     from topoplan.report.tables import paragraph
     from topoplan.report.text import spec_line
@@ -208,8 +204,7 @@ def _tell(spec: Spec, output: str, trainer: str | None) -> None:
         paragraph(console, f"{note[0].upper()}{note[1:]}.")
     print_written(output)
     console.print()
-    command = ["topoplan", "rank", output, *(["--trainer", trainer] if trainer else [])]
-    console.print(f"Next  {join(command)}", soft_wrap=True)
+    console.print(f"Next  {join(['topoplan', 'rank', output])}", soft_wrap=True)
 
 
 _PLACES = {"model": "Qwen/Qwen3-0.6B", "seq_len": "128", "batch": "1"}

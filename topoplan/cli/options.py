@@ -208,30 +208,34 @@ class SpecOptions:
 
         return load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
 
-    def trainer_job(self, spec: str | Source | None) -> JobFile | None:
+    def trainer_job(self, spec: str | Source | None, backend: str | None = None) -> JobFile | None:
         """Return the trainer's file given as --job, interpreted for this cluster; None if it is a file of topoplan's.
-        Its global batch is computed for the cluster as described; variations of the cluster keep that batch."""
+        Its global batch is computed for the cluster as described; variations of the cluster keep that batch. `backend`
+        is that of the plan, if known."""
         if self.job is None:
             return None
         from topoplan.lint.job_file import job_of, trainer_file
         from topoplan.specs.kinds import in_thousands
         from topoplan.specs.source import parse_value
+        from topoplan.trainers.registry import trainer_name
 
         file = trainer_file(self.job)
         if file is None:
             return None
         cluster = self.read_cluster(spec)
         tokens = None if self.seq_len is None else in_thousands(parse_value(self.seq_len, name="--seq-len"))
-        return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
+        length, whose = tokens if isinstance(tokens, int) else None, trainer_name(self.trainer, "--trainer")
+        return job_of(file, cluster, model=self.model, seq_len=length, trainer=whose, backend=backend)
 
-    def read(self, spec: str | Source | None, *overrides: str) -> Spec:
+    def read(self, spec: str | Source | None, *overrides: str, backend: str | None = None) -> Spec:
         """Return the spec file with the command line's options and `key=value` overrides applied. Without a file, the
-        options must be sufficient by themselves."""
+        options must be sufficient by themselves. With the `backend` of a plan, a job of a trainer's file has every key
+        that the plan's files can have."""
         from topoplan.specs.load import load_spec
 
         if spec is None:
             self._check_whole()
-        of_trainer = self.trainer_job(spec)
+        of_trainer = self.trainer_job(spec, backend)
         read = load_spec(
             spec,
             keys=self._keys(spec),
@@ -243,12 +247,14 @@ class SpecOptions:
         )
         # A trainer's file may have further keys, which only that trainer understands.
         trainer = self.trainer or (of_trainer.trainer.name if of_trainer else None)
-        return read if self.backend is None and trainer is None else self._searched_by(read, trainer)
+        is_any = self.backend is None and trainer is None and read.trainer is None
+        return read if is_any else self._searched_by(read, trainer)
 
     def _searched_by(self, read: Spec, trainer: str | None) -> Spec:
         from topoplan.trainers.registry import backend_names, trainer_name
 
-        job, whose = read.job, trainer_name(trainer, "--trainer")
+        where = "--trainer" if trainer else ": ".join(filter(None, (read.path, "trained_by")))
+        job, whose = read.job, trainer_name(trainer or read.trainer, where)
         backends: tuple[str, ...] = ()
         if self.backend is not None:
             backends = backend_names(self.backend, whose, "--backend", finetuning=job.finetuning)
@@ -256,7 +262,7 @@ class SpecOptions:
         if backends and pinned is not None and (pinned,) != backends:
             where, remedy = f"--backend {self.backend}", "leave one of them out"
             raise InputError(f"the job pins backend {pinned}", where=where, remedy=remedy)
-        return replace(read, backends=backends, trainer=whose or read.trainer)
+        return replace(read, backends=backends, trainer=whose)
 
 
 def expand_options(verb: Callable[..., Any]) -> Callable[..., Any]:

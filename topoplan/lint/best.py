@@ -14,6 +14,7 @@ from topoplan.planner.predict import predict
 from topoplan.planner.rank import TIE, ranked
 from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import USUAL_LORA_DROPOUT
 from topoplan.specs.spec import Spec
 from topoplan.trainers.recognizers import trainer_of
 from topoplan.units import GIB
@@ -142,7 +143,9 @@ def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> I
             change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory per node", plan=plan
         )
     if job.finetuning in ("full", "freeze"):
-        with_adapters = replace(spec, job=replace(job, finetuning="lora", pure_bf16=False))
+        with_adapters = replace(
+            spec, job=replace(job, finetuning="lora", lora_dropout=USUAL_LORA_DROPOUT, pure_bf16=False)
+        )
         if plan := best_of(translation, search, with_adapters).nearest:
             yield FittingChange(change=f"with LoRA of rank {job.lora_rank or 8}", plan=plan)
     yield from _on_more_gpus(translation, cluster, search)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
 from topoplan.trainers.recognizers import codec_of, recognizers, trainer_of
+from topoplan.trainers.registry import trainer_named
 from topoplan.trainers.trainer import Trainer
 
 _OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
@@ -53,6 +54,8 @@ class JobFile:
     """How the batch follows from the file and the cluster."""
     notes: tuple[str, ...]
     """Assumptions, and what the file holds besides the job."""
+    left_out: Mapping[str, Any]
+    """The keys that are in the file and do not go along with its job, with their values."""
 
 
 def trainer_file(path: str) -> TrainerFile | None:
@@ -102,20 +105,55 @@ def _refuse_other_keys(path: str) -> None:
         )
 
 
-def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq_len: int | None = None) -> JobFile:
+def job_of(
+    file: TrainerFile,
+    cluster: Cluster,
+    *,
+    model: str | None = None,
+    seq_len: int | None = None,
+    trainer: str | None = None,
+    backend: str | None = None,
+) -> JobFile:
     """Return the job of a trainer's file on a cluster, whose size determines how many sequences a step takes.
 
-    `model` and `seq_len` override the file. Raises InputError, with the reason, for what cannot be predicted.
+    `model` and `seq_len` override the file. Of its further keys, the job has those that plans of `backend` can have,
+    or, for None, of every backend; `trainer` is by default the file's. Raises InputError, with the reason, for what
+    cannot be predicted.
     """
     try:
         found = translate(file.configuration, file.setup, cluster, model=model, length=seq_len)
     except ModelError as error:
         place = file.configuration.part.place(file.configuration.line(*_model_key(file).split(".")))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
-    keys = {**job_keys(found.spec.job), **found.codec.carries(found.keys, found.spec.job)}
-    source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
-    notes = tuple(_notes(file, found, keys))
-    return JobFile(source=source, trainer=trainer_of(file.configuration), on_batch=tuple(_on_batch(found)), notes=notes)
+    whose = trainer_of(file.configuration)
+    by = whose if trainer is None else trainer_named(trainer)
+    further = _further(file, found, by, backend)
+    keys = {**job_keys(found.spec.job), **further}
+    left_out = _left_out(file, found, further)
+    # A job is planned for the whole cluster; the GPUs of its command only give the batch.
+    assumptions = [words for words in found.assumptions if words != found.on_part]
+    notes = [*assumptions, *_on_layout(file, found), *_on_left_out(file, found, by, left_out)]
+    return JobFile(
+        source=Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys}),
+        trainer=whose,
+        on_batch=tuple(_on_batch(found)),
+        notes=tuple(notes),
+        left_out=left_out,
+    )
+
+
+def _further(file: TrainerFile, found: Translation, trainer: Trainer, backend: str | None) -> dict[str, Any]:
+    """Return the file's further keys of a job that plans of a trainer can have under a backend, or, for None, under all
+    that may train the job."""
+    further = {**found.codec.carries(found.keys, found.spec.job, backend)}
+    if trainer is not trainer_of(file.configuration):
+        paths = [path for path in trainer.training_paths if backend is None or backend in path.traits]
+        codecs = [path.codec for path in paths if path.codec is not None]
+        keys = further.get("trainer", {})
+        further["trainer"] = {
+            name: value for name, value in keys.items() if codecs and all(codec.takes(name, value) for codec in codecs)
+        }
+    return further
 
 
 def _model_key(file: TrainerFile) -> str:
@@ -128,24 +166,43 @@ def _on_batch(found: Translation) -> Iterator[str]:
     yield (
         f"a batch of {found.spec.job.global_batch_size:,}: micro batch {layout.micro_batch_size} x gradient"
         f" accumulation {layout.gradient_accumulation_steps} x {data} data parallel rank{'' if data == 1 else 's'}"
+        f"{found.on_part.removeprefix('predicted')}"
     )
     if rest := world % split:
         what = f"its layout splits a model over {split} GPUs, and {world} GPUs % {split} = {rest}"
         yield f"{what}: --batch sets another batch"
 
 
-def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Iterator[str]:
-    yield from found.assumptions
-    written, meant = found.keys.configuration.source.data, found.keys.configuration.misspelt
-    of_layout = [key for key in written if meant.get(key, key) in _layout_keys(file)]
-    if of_layout:
+def _on_layout(file: TrainerFile, found: Translation) -> Iterator[str]:
+    if of_layout := _of_layout(file, found):
         yield f"its layout is not taken over: {', '.join(of_layout)}"
-    taken = {_model_key(file), *of_layout, *keys.get("trainer", ()), *found.keys.read}
+
+
+def _of_layout(file: TrainerFile, found: Translation) -> list[str]:
+    written, meant = found.keys.configuration.source.data, found.keys.configuration.misspelt
+    keys = _layout_keys(file)
+    return [key for key in written if meant.get(key, key) in keys]
+
+
+def _left_out(file: TrainerFile, found: Translation, further: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the file has besides defaults and does not go along with its job; `further` does."""
+    written, meant = found.keys.configuration.source.data, found.keys.configuration.misspelt
+    taken = {_model_key(file), *_of_layout(file, found), *further.get("trainer", ()), *found.keys.read}
     usual = found.codec.defaults()
-    if others := [
-        key for key, value in written.items() if meant.get(key, key) not in taken and value != usual.get(key)
-    ]:
-        yield f"left out: {', '.join(others)}"
+    return {
+        key: value for key, value in written.items() if meant.get(key, key) not in taken and value != usual.get(key)
+    }
+
+
+def _on_left_out(file: TrainerFile, found: Translation, by: Trainer, left_out: Iterable[str]) -> Iterator[str]:
+    """Say which keys no plan has, and which are in the files of some plans only."""
+    paths = [path for path in by.training_paths if path.codec is not None]
+    lacking = [_left_out(file, found, _further(file, found, by, path.backends[0])) for path in paths]
+    if nowhere := [key for key in left_out if all(key in lacks for lacks in lacking)]:
+        yield f"left out: {', '.join(nowhere)}"
+    for path, lacks in zip(paths, lacking, strict=True):
+        if only := [key for key in left_out if key not in lacks]:
+            yield f"only in the files of plans with {listed(path.backends, 'or')}: {', '.join(only)}"
 
 
 def _layout_keys(file: TrainerFile) -> set[str]:

@@ -37,6 +37,8 @@ class Translation:
     """The processes that the configuration's command starts; None if no command was found."""
     assumptions: tuple[str, ...]
     """Sentences on what the files leave open."""
+    on_part: str = ""
+    """The one of them that says which of the cluster's GPUs the prediction is for."""
     planned: bool = False
     """True if the configuration belongs to a bundle, whose plan records what was requested and chosen."""
     keys: Keys = field(compare=False, repr=False)
@@ -92,6 +94,7 @@ def translate(
         layout=layout,
         processes=processes,
         assumptions=tuple(filter(None, assumptions)),
+        on_part=on_part,
         keys=keys,
     )
 

@@ -15,8 +15,11 @@ from topoplan.specs.job import Job
 LORA_RANK = 8
 """LoRA rank if the job does not say: 8 in LLaMA-Factory `hparams/finetuning_args.py`, ms-swift
 `arguments/tuner_args.py` and peft `tuners/lora/config.py`."""
+ALPHA_PER_RANK = 2
+"""LoRA's scale by its rank if the job does not say: LLaMA-Factory `hparams/finetuning_args.py`. ms-swift's is 32."""
 DROPOUT = 0.05
-"""LoRA dropout: ms-swift `swift/megatron/arguments/megatron_args.py::MegatronTunerMixin`, lora_dropout."""
+"""LoRA dropout of a run document that does not say: ms-swift `swift/megatron/arguments/megatron_args.py`
+(MegatronTunerMixin, lora_dropout)."""
 
 
 def target_of(name: str) -> str:

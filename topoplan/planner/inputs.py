@@ -33,6 +33,13 @@ def _pairs(line: Any) -> list[tuple[int, int]]:
     return list(histogram_of_line(line))
 
 
+def _columns(block: Any) -> tuple[tuple[str, str], ...]:
+    is_block = isinstance(block, Mapping) and all(isinstance(name, str) for name in block.values())
+    if not is_block:
+        raise SpecError(f"{shown(block)} is not a block of columns", expected="expected role: name")
+    return tuple((str(role), name) for role, name in block.items())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layers(Layer):
     """A run of equal layers."""
@@ -49,6 +56,7 @@ class _Model(Block, Model):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lengths(Block, Lengths):
     counts: tuple[Annotated[list[tuple[int, int]], Checked(_pairs, {})], ...] = ()  # type: ignore[assignment]
+    columns: Annotated[tuple[tuple[str, str], ...], Checked(_columns, {})] = ()
     mean: Any = None
     median: Any = None
     p99: Any = None

@@ -20,6 +20,7 @@ from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
+from topoplan.trainers.loading import loading_note
 from topoplan.trainers.refusal import missing_precision, refuse
 from topoplan.trainers.registry import TrainerChoice, caveats_of, choose_trainer, training_path_of, unpredicted
 from topoplan.trainers.requirements import environment_warnings
@@ -105,6 +106,8 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
     host = memory.host_capacity_bytes
     if host is not None and memory.host_bytes > host:
         found.append(f"offload needs {memory.host_bytes / GIB:.0f} GiB of a node's {host / GIB:.0f} GiB host memory")
+    if trainer and (loading := loading_note(spec, layout, memory.device_bytes)):
+        found.append(loading)
     found += engine.warnings(case, layout)
     found += environment_warnings(spec, layout, trainer.versions if trainer else None)
     found += engine.assumptions(case, layout)

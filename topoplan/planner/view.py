@@ -106,6 +106,7 @@ def job_to_dict(job: Job, *, whole: bool = False) -> dict[str, Any]:
             "stride": lengths.stride,
             "samples": lengths.samples,
             **length_summary(lengths),
+            **({"columns": dict(lengths.columns)} if whole and lengths.columns else {}),
             **({"counts": histogram_lines(lengths.counts)} if whole else {}),
         }
     return view

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from topoplan.reading.setup import Launch
 from topoplan.reading.words import is_open
+
+if TYPE_CHECKING:
+    from topoplan.reading.setup import Launch
 
 _OPTIONS = {
     **dict.fromkeys(("--nodes", "-N"), "nodes"),
@@ -56,10 +59,14 @@ def directives(text: str) -> str:
     return " ".join(_DIRECTIVE.findall(text))
 
 
+def request_of(words: Sequence[str]) -> SlurmRequest:
+    """Return what options of sbatch request."""
+    return _given(_numbers(words), is_asked=bool(words))
+
+
 def job_of(launch: Launch) -> SlurmRequest:
     """Return what a launch's script requests for its job."""
-    words = directives(launch.part.text).split()
-    return _given(_numbers(words), is_asked=bool(words))
+    return request_of(directives(launch.part.text).split())
 
 
 def srun_request_of(launch: Launch) -> SlurmRequest:

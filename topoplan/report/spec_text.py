@@ -27,11 +27,11 @@ def spec_text(spec: Spec, notes: Sequence[str] = ()) -> str:
 
 
 def job_text(spec: Spec, notes: Sequence[str] = ()) -> str:
-    """Return only the model and the job."""
-    return (
-        "\n".join([_line(SpecForm, "model", model_key(spec.model)), "", *_notes(notes), "job:", *_job_lines(spec)])
-        + "\n"
-    )
+    """Return only the model, the job, and whose plans are searched."""
+    head = [_line(SpecForm, "model", model_key(spec.model))]
+    if spec.trainer is not None:
+        head.append(_line(SpecForm, "trained_by", spec.trainer))
+    return "\n".join([*head, "", *_notes(notes), "job:", *_job_lines(spec)]) + "\n"
 
 
 def _cluster_lines(spec: Spec) -> Iterator[str]:

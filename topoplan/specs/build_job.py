@@ -12,7 +12,7 @@ from topoplan.specs.blocks import as_base
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.draft import Document
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.job import Job, usual_learning_rate
+from topoplan.specs.job import ADAPTERS, USUAL_LORA_DROPOUT, Job, usual_learning_rate
 from topoplan.specs.layout_parts import completed_recompute
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
@@ -30,6 +30,9 @@ def build_job(document: Document, cluster: Cluster, model: Model, form: JobForm,
         job = replace(job, packing=job.stage == "pt")
     if not document.has("job", "learning_rate"):
         job = replace(job, learning_rate=usual_learning_rate(job.finetuning, job.stage))
+    if job.finetuning in ADAPTERS and job.lora_dropout is None and not document.is_run_document:
+        # Every plan trains the same adapters. A run document describes a run that took its trainer's default.
+        job = replace(job, lora_dropout=USUAL_LORA_DROPOUT)
     if lengths is not None and job.samples is None:
         sequences = sequences_of(job, lengths)
         if sequences < 1:

@@ -43,6 +43,12 @@ class Columns:
     content_tag: str = "value"
     media: tuple[str, ...] = ()
 
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """Return (role, name) of the columns that there are, and the tag of a message's text in a conversation."""
+        roles = ("prompt", "query", "response", "history", "system", "tools", "messages", "chosen", "rejected")
+        found = [(role, name) for role in roles if (name := getattr(self, role))]
+        return (*found, ("content_tag", self.content_tag)) if self.messages else tuple(found)
+
     def check(self, record: Mapping[str, Any], where: str) -> None:
         """Raise SpecError for a record that has none of the columns."""
         columns = [self.messages] if self.messages else [self.prompt, self.query, self.response]
@@ -233,12 +239,14 @@ def read_dataset(
     counter = token_counter(tokenizer)
     counts: Counter[int] = Counter()
     samples, widest = 0, 1
+    columns: list[Columns] = []
     for data in here:
         stride = data.stride(counter.measured_bytes)
         measured = _measured(data, stage, counter, stride, max_samples)
         if measured is None:
             return None
-        tokens, records = measured
+        tokens, records, found_columns = measured
+        columns.append(found_columns)
         if not tokens:
             raise SpecError(f"has no sample that stage {stage} takes", where=shown_path(data.path))
         for length, times in tokens.items():
@@ -253,6 +261,7 @@ def read_dataset(
         rule=counter.rule,
         error=counter.error,
         stride=widest,
+        columns=columns[0].named(),
     )
 
 
@@ -306,8 +315,8 @@ def _entries(index: Path) -> Mapping[str, Any]:
 
 def _measured(
     data: _DataSet, stage: str, counter: TokenCounter, stride: int, max_samples: int | None
-) -> tuple[Counter[int], int] | None:
-    """Return (sequences by token count, total samples) of a file; None if it has images, videos or audio."""
+) -> tuple[Counter[int], int, Columns] | None:
+    """Return (sequences by token count, total samples, columns) of a file; None if it has images, videos or audio."""
     columns, name = data.columns, shown_path(data.path)
     tokens: Counter[int] = Counter()
     records = read = taken = 0
@@ -334,6 +343,6 @@ def _measured(
         if len(waiting) >= _TOGETHER:
             measure()
     measure()
-    if not records:
+    if not records or columns is None:
         raise SpecError("is empty: it holds no sample", where=name)
-    return tokens, round(records * taken / read)
+    return tokens, round(records * taken / read), columns

@@ -194,7 +194,8 @@ class JobForm(Block, Job):
 
     lengths: Annotated[tuple[tuple[int, int], ...] | str | None, LENGTHS] = key(  # type: ignore[assignment]
         "How many samples have how many tokens: [tokens, count] pairs, a mapping, or the path of a CSV or JSON file, "
-        "relative to this one. In place of reading the data set.",
+        "relative to this one; with stage dpo how many answers, two a sample, each with its prompt. In place of "
+        "reading the data set.",
         [[512, 1000], [1024, 300]],
     )
     pin: PinForm | None = key("Fixed layout keys.")  # type: ignore[assignment]
@@ -229,6 +230,10 @@ class SpecForm(Block):
         "A name of `topoplan show models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
     job: JobForm | None = key("The fine-tuning job.")
+    trained_by: Annotated[str | None, Text(pattern="[a-z]+", meaning="a trainer's name")] = key(
+        "Trainer of the plans: llamafactory, swift or trinity; left out: any. The option --trainer overrides it.",
+        "swift",
+    )
     hosts: tuple[Host, ...] = as_in(Cluster, "hosts")
     fabric: FabricForm | None = key("The network between the nodes.")
     host_memory: Annotated[int | None, Quantity(BYTES, 2**30, 2**50, "1GiB to 1PiB")] = key(

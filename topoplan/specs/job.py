@@ -14,6 +14,8 @@ from topoplan.specs.passed_on import TRAINER_KEYS
 _TARGETS = Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9_.]*", meaning="names of linear layers, or all", is_tuple=True)
 
 FINETUNINGS = ("full", "freeze", "lora", "qlora")
+ADAPTERS = ("lora", "qlora")
+"""Kinds of fine-tuning that train adapters beside frozen weights."""
 STAGES = ("pt", "sft", "dpo")
 
 
@@ -25,7 +27,11 @@ def usual_learning_rate(finetuning: str, stage: str) -> float:
     """
     if stage == "dpo":
         return 5e-6
-    return 1e-4 if finetuning in ("lora", "qlora") else 2e-5
+    return 1e-4 if finetuning in ADAPTERS else 2e-5
+
+
+USUAL_LORA_DROPOUT = 0.0
+"""Default lora_dropout of a spec, the same for every plan: that of LLaMA-Factory (`hparams/finetuning_args.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class Job:
         "Tokens in a sequence: LLaMA-Factory's cutoff_len; `32k` is 32 x 1024.", 4096, default=MISSING
     )
     global_batch_size: Annotated[int, Count(1, 1_000_000)] = key(
-        "Sequences in an optimizer step, over all GPUs.", 64, default=MISSING
+        "Sequences in an optimizer step, over all GPUs; with stage dpo pairs of them.", 64, default=MISSING
     )
     precision: Annotated[str, Choice(("bf16", "fp16", "fp8", "mxfp8", "nvfp4"))] = key(
         "Number format of the matrix multiplications.", default="bf16"
@@ -68,11 +74,14 @@ class Job:
     learning_rate: Annotated[float, Number(1e-12, 1)] = key(
         "Peak learning rate; else 2e-5, 1e-4 of adapters, 5e-6 of DPO.", default=2e-5
     )
-    lora_rank: Annotated[int | None, Count(1, 8192)] = key("Rank with lora and qlora.")
+    lora_rank: Annotated[int | None, Count(1, 8192)] = key(
+        "Rank with lora and qlora; left out: 8. lora_alpha, a key for `trainer`, is else twice the rank, "
+        "LLaMA-Factory's default, in the files of every trainer."
+    )
     """None means 8, the trainers' common default."""
     lora_dropout: Annotated[float | None, Number(0, 1)] = key(
-        "Dropout of the adapters' input; left out: ms-swift's 0.05 with Megatron, else 0. Any needs memory for a copy "
-        "and a mask of the input.",
+        "Dropout of the adapters' input; left out: 0, LLaMA-Factory's default, or in a document for `predict` "
+        "ms-swift's 0.05 with Megatron. Any needs memory for a copy and a mask of the input.",
         0.05,
     )
     lora_target: Annotated[tuple[str, ...], _TARGETS] = key(
@@ -144,7 +153,7 @@ class Job:
     @property
     def keeps_reference(self) -> bool:
         """Whether a second, forward-only model stays in memory; with adapters, switching them off replaces it."""
-        return self.forwards_beside > 0 and self.finetuning not in ("lora", "qlora")
+        return self.forwards_beside > 0 and self.finetuning not in ADAPTERS
 
     @property
     def packs(self) -> bool:

@@ -41,6 +41,9 @@ class Lengths:
     """Possible relative error of the mean (a single sample may be off by more); 0 for given or counted lengths."""
     stride: Annotated[int, SIZE] = 1
     """One in `stride` samples was measured."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """(role, name) of the columns of the (first) file that was read, as LLaMA-Factory's dataset_info.json calls the
+    roles, with `content_tag` for conversations; empty if the lengths were given."""
 
     @property
     def sequences(self) -> int:

@@ -132,7 +132,8 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
         profile.check_gpu(cluster.gpu)
     note = "" if job.lengths else _data_note(document, form.job)
     # Constants calibrated on one trainer's runs hold for that trainer only, so it becomes the default.
-    trainer = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
+    calibrated = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
+    trainer = form.trained_by or calibrated
     return Spec(cluster=cluster, model=model, job=job, profile=profile, trainer=trainer, data_note=note, path=path)
 
 
@@ -160,7 +161,14 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
         with document.errors_at("job", "lengths"):
             counts, source = read_length_file(file), file.name
     sequences = sum(count for _, count in counts)
-    samples = max(1, sequences // 2) if job.stage == "dpo" else sequences
+    if job.stage == "dpo" and sequences % 2:
+        document.fail(
+            ("job", "lengths"),
+            f"{sequences:,} answers are no whole number of pairs",
+            expected="expected two for each sample of stage dpo, the chosen and the rejected one, each with its prompt",
+            remedy="count both",
+        )
+    samples = sequences // 2 if job.stage == "dpo" else sequences
     return Lengths(counts=counts, samples=samples, source=source)
 
 

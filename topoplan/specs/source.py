@@ -196,7 +196,9 @@ def parse_value(text: str, *, name: str) -> Any:
     value = _Reader(name).document(text)
     # Behind a key, only braces and brackets begin keys or items on the same line: `?` is text.
     is_block = isinstance(value, dict | list) and "\n" not in text and text.lstrip()[:1] not in ("{", "[", "&", "!")
-    return text.strip() if is_block else value
+    # YAML joins the lines of a text with blanks; whoever takes the value is to see them.
+    is_folded = isinstance(value, str) and "\n" in text.strip()
+    return text.strip() if is_block or is_folded else value
 
 
 class _Reader:

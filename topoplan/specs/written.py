@@ -11,7 +11,7 @@ from topoplan.specs.build_cluster import usual_sockets
 from topoplan.specs.build_job import sequences_of
 from topoplan.specs.cluster import USUAL_STORAGE_BYTES_PER_S, Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.job import Job, usual_learning_rate
+from topoplan.specs.job import ADAPTERS, USUAL_LORA_DROPOUT, Job, usual_learning_rate
 from topoplan.specs.kinds import NONE
 from topoplan.specs.model import Model
 from topoplan.units import format_bit_rate, format_byte_rate, format_seconds
@@ -30,6 +30,7 @@ def job_keys(job: Job) -> dict[str, Any]:
     implied = {
         "packing": job.stage == "pt",
         "learning_rate": usual_learning_rate(job.finetuning, job.stage),
+        "lora_dropout": USUAL_LORA_DROPOUT if job.finetuning in ADAPTERS else None,
         "lengths": None,
     }
     if job.lengths is not None and job.lengths.rule:

@@ -146,7 +146,7 @@ def none(*_: object) -> Iterator[Any]:
     return iter(())
 
 
-def common(keys: Keys, _: Job) -> Mapping[str, Any]:
+def common(keys: Keys, _: Job, __: str | None = None) -> Mapping[str, Any]:
     """Return keys of a file that go along with its job whatever plan is chosen, in all trainers on transformers."""
     names = keys.value("dataset")
     found: dict[str, Any] = {
@@ -182,8 +182,11 @@ class Codec:
     """Read the layout. Raises SpecError for a value of a wrong type, NotPredictedError for an unsupported value."""
     job: Callable[[Reading, Layout, int], Job]
     """Read the job, given the sequence length in tokens. Raises as `layout` does."""
-    carries: Callable[[Keys, Job], Mapping[str, Any]] = common
-    """Further keys for a spec's job that do not affect the layout."""
+    carries: Callable[[Keys, Job, str | None], Mapping[str, Any]] = common
+    """Further keys for a spec's job that do not affect the layout: those that plans of a backend can have, or, for
+    None, plans of every backend that may train the job."""
+    takes: Callable[[str, Any], bool] = lambda *_: False
+    """Whether the trainer takes a key with a value, for keys of another trainer's file."""
     refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
     """Jobs that the trainer refuses to run from its files."""
     tells_faults: bool = False

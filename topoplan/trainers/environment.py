@@ -7,7 +7,8 @@ is set here, for a fabric without RDMA. A vendor's profile that a script reads f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from topoplan.errors import SpecError
@@ -15,6 +16,14 @@ from topoplan.specs.cluster import Cluster, Fabric, Host
 
 _MOST_HCAS = 32  # NCCL user guide, NCCL_IB_HCA
 _THREADS_WHEN_UNKNOWN = 4
+
+
+SOCKET_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+"""Variables with the network interface of a host, which both choose themselves without."""
+DRIVER_FOR_RTX_40 = "550.40.07"
+"""With an older one and several RTX 40 cards, accelerate 1.15 refuses to start (utils/environment.py,
+check_cuda_p2p_ib_support) unless NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set, to whatever value (state.py,
+PartialState). With a newer one the cards reach each other, so no script sets NCCL_P2P_DISABLE."""
 
 
 class EnvVar(NamedTuple):
@@ -35,6 +44,21 @@ def node_environment(cluster: Cluster, trainer: tuple[EnvVar, ...], node: int) -
         chosen.pop(name, None)
         chosen[name] = EnvVar(name, value, "from env in the cluster spec")
     return tuple(chosen.values())
+
+
+def asks_for_driver(card: str, cluster: Cluster) -> bool:
+    """Whether accelerate refuses several of these cards in a node with a driver older than DRIVER_FOR_RTX_40; `card` is
+    a name of the driver's or of a spec."""
+    return cluster.gpus_per_node > 1 and re.search("rtx ?40", card, re.IGNORECASE) is not None
+
+
+def lacking_for_older_driver(cluster: Cluster, node: int, found: Container[str] = ()) -> dict[str, str]:
+    """Return the variables, with a value, with which accelerate accepts an older driver and that node number `node`
+    neither exports nor has (`found`)."""
+    rdma = cluster.nodes > 1 and cluster.fabric.uses_rdma
+    exported = {variable.name for variable in node_environment(cluster, (), node)}
+    values = {"NCCL_IB_DISABLE": "0" if rdma else "1", "NCCL_P2P_DISABLE": "1"}
+    return {name: value for name, value in values.items() if name not in exported and name not in found}
 
 
 def _processes(cluster: Cluster) -> Iterator[EnvVar]:

@@ -77,7 +77,11 @@ def _known_backends(trainer: str | None = None) -> list[str]:
 
 
 def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
-    """Return the backends to search for a trainer, Megatron first; for None, those of the default trainer."""
+    """Return the backends to search for a trainer, Megatron first; for None, those of the default trainer.
+
+    Raises InputError for an unknown trainer.
+    """
+    trainer_name(name, "trained_by")
     return next(one for one in TRAINERS if one.name == name or (name is None and finetuning in one.usual_for)).backends
 
 
@@ -244,7 +248,8 @@ def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Training
 
 
 def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trainer, TrainingPath]:
-    """Return the trainer that writes files for a layout; without a name, the first one that can run it, if any.
+    """Return the trainer that writes files for a layout: the one named, or that of the spec, or else the first one
+    that can run it, if any.
 
     Raises SpecError for a job that can be predicted but that no files are written for yet, and otherwise as
     `written_by`.
@@ -257,4 +262,4 @@ def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trai
         if not is_written:
             what = f"{key} {getattr(job, key)} is predicted, and no trainer's files are written for it yet"
             raise SpecError(what, where=f"{spec.path}: job.{key}" if spec.path else f"job.{key}", remedy="leave it out")
-    return written_by(layout.backend, name or choose_trainer(spec, layout).name)
+    return written_by(layout.backend, name or spec.trainer or choose_trainer(spec, layout).name)

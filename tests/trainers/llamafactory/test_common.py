@@ -1,11 +1,13 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.bundle.bundle import generate
+from topoplan.specs.dataset import read_dataset
 from topoplan.trainers.llamafactory.common import data_section, dataset_entry
 from topoplan.trainers.yaml_text import Section
 
@@ -27,6 +29,36 @@ def test_each_stage_has_its_form() -> None:
     info, record = entry(model=QWEN3_8B, job={"stage": "pt"})
     assert info["identity"]["columns"] == {"prompt": "text"}
     assert set(record) == {"text"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "record"),
+    [
+        ("dpo", {"conversations": [{"from": "human", "value": "a"}], "chosen": {"from": "gpt", "value": "b"}}),
+        ("dpo", {"instruction": "a", "input": "b", "output": "never read", "chosen": "b"}),
+        ("sft", {"instruction": "a", "input": "", "output": "b", "system": "c", "history": [["d", "e"]]}),
+        ("sft", {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "tools": "[]"}),
+        ("pt", {"prompt": "a"}),
+    ],
+)
+def test_a_file_that_was_read_has_an_entry_of_its_own_columns(
+    tmp_path: Path, stage: str, record: dict[str, Any]
+) -> None:
+    record |= {"rejected": record["chosen"]} if "chosen" in record else {}
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps(record))
+    lengths = read_dataset("own.jsonl", tmp_path, base=tmp_path, stage=stage)
+    info, shown = entry(model=QWEN3_8B, job={"stage": stage, "dataset": "own.jsonl", "lengths": lengths})
+    assert shown.keys() == record.keys() - ({"output"} if stage == "dpo" else set())
+    # The record shown is read by the entry shown.
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"listed": info["own.jsonl"]}))
+    file.write_text(json.dumps(shown))
+    again = read_dataset("listed", tmp_path, base=tmp_path, stage=stage)
+    assert again is not None
+    assert again.sequences == (2 if stage == "dpo" else 1)
+    assert info["own.jsonl"].get("ranking", False) == (stage == "dpo")
+    listed, _ = entry(model=QWEN3_8B, job={"stage": stage, "dataset": "listed", "lengths": again})
+    assert listed == {"listed": info["own.jsonl"]}
 
 
 def test_images_have_a_column_and_a_place_in_the_text() -> None:

@@ -68,7 +68,8 @@ def largest_layer(model: Model) -> int:
     return max(layer_parameters(model, layer, 1, 1, 1).total for layer in {id(x): x for x in model.layers}.values())
 
 
-def _largest_linear(model: Model) -> int:
+def largest_linear(model: Model) -> int:
+    """Return the elements of the largest linear layer."""
     return max((linear.elements for layer in model.layers for linear in layer_linears(model, layer)), default=0)
 
 
@@ -87,7 +88,7 @@ def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
 
 def _gathered(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
     model, job = case.model, case.job
-    unpacked = float(BF16 * _largest_linear(model)) if elements.quantised else 0.0
+    unpacked = float(BF16 * largest_linear(model)) if elements.quantised else 0.0
     how = sharding_of(layout)
     if how.unit == "submodule":
         return min(wire_bytes(elements, each), BF16 * LIVE_PARAMETERS) + unpacked
@@ -147,7 +148,7 @@ def _bucket_bytes(case: Case, layout: Layout, elements: Elements) -> float:
     if not sharding_of(layout).divides_gradients:
         return float(BF16 * BUCKET)
     share = elements.trained / elements.total
-    parameter = max(_largest_linear(case.model), root_elements(case)) * share
+    parameter = max(largest_linear(case.model), root_elements(case)) * share
     again = layout.gradient_accumulation_steps > 1 and not layout.offload_optimizer
     own = elements.trained / shards_of(layout, case.cluster.gpus_per_node).gradients if again else 0.0
     copied = min(BUCKET, elements.trained) if layout.world_size > 1 else 0

@@ -8,7 +8,7 @@ from topoplan.catalog.packages import allows
 from topoplan.hosts.facts import GpuFacts, GpuProcess
 from topoplan.hosts.preflight.fleet import Fleet, Node
 from topoplan.hosts.result import Result, failure, ok, warning
-from topoplan.trainers.environment import node_environment
+from topoplan.trainers.environment import DRIVER_FOR_RTX_40, asks_for_driver, lacking_for_older_driver
 from topoplan.units import format_gib, format_seconds, named
 
 _IDLE_BYTES = 2**30
@@ -16,10 +16,6 @@ _IDLE_BYTES = 2**30
 _SAME_MEMORY = 0.03
 """Reports of one card's memory differ by up to this fraction: drivers reserve different amounts (ECC, firmware)."""
 _CONSUMER = re.compile(r"GeForce|RTX [2345]0\d\d", re.IGNORECASE)
-_DRIVER_FOR_RTX_40 = "550.40.07"
-"""With an older one and several RTX 40 cards, accelerate 1.15 refuses to start (utils/environment.py,
-check_cuda_p2p_ib_support) unless NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set, to whatever value (state.py,
-PartialState)."""
 
 
 def gpus_present(fleet: Fleet, node: Node) -> Result:
@@ -153,17 +149,15 @@ def peer_access(fleet: Fleet, node: Node) -> Result | None:
 
 def _refused_by_accelerate(fleet: Fleet, node: Node, card: str) -> Result | None:
     driver = node.facts.versions.get("driver", "")
-    if "RTX 40" not in card or allows(f">={_DRIVER_FOR_RTX_40}", driver):
+    if not asks_for_driver(card, fleet.cluster) or allows(f">={DRIVER_FOR_RTX_40}", driver):
         return None
-    exported = {variable.name for variable in node_environment(fleet.cluster, (), node.number)}
-    values = {"NCCL_IB_DISABLE": "0" if fleet.uses_rdma else "1", "NCCL_P2P_DISABLE": "1"}
-    lacking = [name for name in values if name not in exported and name not in node.facts.nccl_settings]
+    lacking = lacking_for_older_driver(fleet.cluster, node.number, node.facts.nccl_settings)
     if not lacking:
         return None
-    said = " and ".join(f"{name}: '{values[name]}'" for name in lacking)
+    said = " and ".join(f"{name}: '{value}'" for name, value in lacking.items())
     return warning(
         f"driver {driver} with {card}: trainers that use accelerate refuse to start",
-        f"install driver {_DRIVER_FOR_RTX_40} or newer, or set {said} under env in the spec",
+        f"install driver {DRIVER_FOR_RTX_40} or newer, or set {said} under env in the spec",
     )
 
 

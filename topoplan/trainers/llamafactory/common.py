@@ -18,6 +18,7 @@ from topoplan.trainers import trials
 from topoplan.trainers.codec import common
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.key_list import (
+    TrainerPath,
     default_template,
     judge_key,
     known_keys,
@@ -30,6 +31,7 @@ from topoplan.trainers.requirements import Versions
 from topoplan.trainers.steps import pauses_of
 from topoplan.trainers.train_yaml import DDP_TIMEOUT, loaders, save_steps, slow_precision, workers
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, Checkpoints, TrainerRun
+from topoplan.trainers.traits import SHARDED
 from topoplan.trainers.yaml_text import Entry, Section
 
 _LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml" ${resume[@]+"${resume[@]}"}'
@@ -151,54 +153,110 @@ _OF_THE_RUN = frozenset(
 """Keys of a single run, which every plan sets itself, or which are read elsewhere."""
 
 
-def carried(keys: Keys, job: Job) -> Mapping[str, Any]:
+WARMUP_RATIO = "warmup_ratio"
+_UNSTATED = {"lr_scheduler_type": "linear", "warmup_steps": 0}
+"""Defaults of transformers (`training_args.py`) for keys that bundles write with another value."""
+
+
+def carried(keys: Keys, job: Job, backend: str | None = None) -> Mapping[str, Any]:
     """Return the keys of the job that no prediction reads.
 
-    Under `trainer` are non-default keys that LLaMA-Factory reads on every path that may train the job.
+    Under `trainer` are keys that LLaMA-Factory reads on the path of a backend, or, for None, on every path that may
+    train the job, if they differ from its defaults or bundles have another default.
     """
     paths = ("mca", "plain") if job.finetuning == "full" else ("plain",)
+    if backend is not None:
+        paths = ("plain",) if backend in SHARDED else ("mca",)
     version, usual = trainer_versions()["llamafactory"], {**known_keys(), **plain_keys()}
     not_these = {*_OF_THE_RUN, *DECIDED, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}
     trainer = dict(job.trainer)
     for key in keys.configuration.source.data:
         if key not in not_these:
-            verdicts = [judge_key(key, value_of(keys.configuration, key), path=path, version=version) for path in paths]
+            written = value_of(keys.configuration, key)
+            verdicts = [judge_key(key, written, path=path, version=version) for path in paths]
             value = verdicts[0].value
-            if not any(verdict.trouble for verdict in verdicts) and value not in (None, usual[key].default):
+            is_usual = value == usual[key].default and key not in _UNSTATED if key in usual else True
+            if not any(verdict.trouble for verdict in verdicts) and value is not None and not is_usual:
                 trainer[key] = value
+    if trainer.get("warmup_steps") or WARMUP_RATIO not in trainer:
+        trainer.pop(WARMUP_RATIO, None)  # transformers 4 ignores it beside a number of steps
+        trainer = {**_UNSTATED, **trainer}
+    else:
+        trainer = {**_UNSTATED, **trainer}
+        del trainer["warmup_steps"]
     named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
     return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
+
+
+def takes(name: str, value: Any, *, path: TrainerPath) -> bool:
+    """Whether LLaMA-Factory takes a key with a value on a path."""
+    return not judge_key(name, value, path=path, version=trainer_versions()["llamafactory"]).trouble
 
 
 # Data sets and trials -------------------------------------------------------------------------------------------------
 
 _CHAT_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+_USUAL_COLUMNS = {
+    "pt": {"prompt": "text"},
+    "sft": {"messages": "messages", "content_tag": "content"},
+    "dpo": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+}
+"""Stage -> the columns of a file that is not on this machine."""
+_UNREAD_COLUMNS = {"pt": ("query", "response", "history", "chosen", "rejected"), "sft": ("chosen", "rejected")}
+"""Stage -> the columns that it leaves alone. In stage dpo, `response` is another answer, which it does not read."""
 
 
 def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
     """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text.
 
-    Source: LLaMA-Factory data/parser.py (DatasetAttr) and data/converter.py.
+    The columns are those of the file if it was read. Source: LLaMA-Factory data/parser.py (DatasetAttr) and
+    data/converter.py.
     """
     name = (job.dataset or "").split(",")[0].strip() or DATASET_TO_FILL_IN
     if name == DATASET_TO_FILL_IN:
         name = "my_data"
-    entry: dict[str, Any] = {"file_name": name if name.endswith((".json", ".jsonl")) else f"{name}.json"}
-    record: dict[str, Any]
-    if job.stage == "pt":
-        entry["columns"] = {"prompt": "text"}
-        record = {"text": "A whole document."}
-    elif job.stage == "dpo":
-        entry |= {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}
-        record = {"prompt": "A question?", "chosen": "The better answer.", "rejected": "The worse answer."}
-    else:
-        columns = {"messages": "messages"} | ({"images": "images"} if model.vision is not None else {})
-        entry |= {"formatting": "sharegpt", "columns": columns, "tags": {**_CHAT_TAGS, "system_tag": "system"}}
-        question = "<image>A question?" if model.vision is not None else "A question?"
-        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "The answer."}]
-        record = {"messages": turns} | ({"images": ["path/to/image.png"]} if model.vision is not None else {})
+    read = job.lengths.columns if job.lengths and not trials.is_generated(job) else ()
+    unread = _UNREAD_COLUMNS.get(job.stage, ("response",))
+    columns = {role: column for role, column in read if role not in unread} or dict(_USUAL_COLUMNS[job.stage])
+    if model.vision is not None and job.stage == "sft":
+        columns["images"] = "images"
+    talks, content = "messages" in columns, columns.pop("content_tag", "value")
+    file = job.lengths.source.split(", ")[0] if job.lengths and read else f"{name}.json"
+    entry: dict[str, Any] = {"file_name": name if name.endswith((".json", ".jsonl")) else file}
+    entry |= {"ranking": True} if job.stage == "dpo" else {}
+    entry |= {"formatting": "sharegpt"} if talks else {}
+    entry["columns"] = columns
+    entry |= {"tags": {**_CHAT_TAGS, "system_tag": "system"}} if talks and content == "content" else {}
+    values = _record(job, model, talks=talks, in_roles=content == "content")
+    record = {column: values[role] for role, column in columns.items()}
     lines = ",\n".join(f"    {_json(key)}: {_json(value)}" for key, value in entry.items())
     return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", f"[{_json(record)}]"
+
+
+def _record(job: Job, model: Model, *, talks: bool, in_roles: bool) -> dict[str, Any]:
+    """Return a value for each role of a column; `in_roles`: messages have roles and content, as in OpenAI's format."""
+
+    def said(user: bool, text: str) -> Any:
+        if not talks:
+            return text
+        if in_roles:
+            return {"role": "user" if user else "assistant", "content": text}
+        return {"from": "human" if user else "gpt", "value": text}
+
+    question = "<image>A question?" if model.vision is not None and job.stage == "sft" else "A question?"
+    asked, answered = said(True, question), said(False, "The answer.")
+    return {
+        "prompt": "A whole document." if job.stage == "pt" else question,
+        "query": "Its input, if any.",
+        "response": "The answer.",
+        "history": [["An earlier question?", "Its answer."]],
+        "system": "An instruction.",
+        "tools": "[]",
+        "messages": [asked] if job.stage == "dpo" else [asked, answered],
+        "chosen": said(False, "The better answer."),
+        "rejected": said(False, "The worse answer."),
+        "images": ["path/to/image.png"],
+    }
 
 
 def _json(value: object) -> str:
@@ -258,13 +316,14 @@ def model_section(spec: Spec, freezable: Collection[str], where: str, *method: E
     return Section(title="Model and method", entries=tuple(entries))
 
 
-def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Section:
-    """Return the section; `why` is the reason for the number of warm-up steps."""
+def training_section(spec: Spec, user: Mapping[str, Any], warmup: int, why: str, *further: Entry) -> Section:
+    """Return the section; `why` is the reason for the number of warm-up steps, unless the user's keys have a ratio."""
+    by_steps = Entry("warmup_steps", warmup, f"{why}; an integer works with transformers 4 and 5")
     entries = (
         Entry("num_train_epochs", float(spec.job.epochs)),
         Entry("learning_rate", float(spec.job.learning_rate)),
         Entry("lr_scheduler_type", "cosine"),
-        Entry("warmup_steps", warmup, f"{why}; an integer works with transformers 4 and 5"),
+        Entry(WARMUP_RATIO, user[WARMUP_RATIO]) if WARMUP_RATIO in user else by_steps,
         *further,
         DDP_TIMEOUT,
     )

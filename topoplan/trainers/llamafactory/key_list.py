@@ -26,7 +26,6 @@ _GONE = {
     "logging_dir": "leave it out: it is deprecated, and the trainer logs below output_dir",
     "overwrite_output_dir": "leave it out: every plan has an output_dir of its own",
     "save_safetensors": "leave it out: safetensors is what the trainer writes",
-    "warmup_ratio": "write warmup_steps, as a whole number",
 }
 """Keys that some supported transformers versions refuse, with what to do instead."""
 

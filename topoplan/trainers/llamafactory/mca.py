@@ -81,7 +81,7 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
             "read in order; this trainer does not shuffle",
             padded="padded; with expert parallelism always to cutoff_len" if is_moe else PADDED,
         ),
-        _training_section(spec, layout, steps),
+        _training_section(spec, layout, steps, user),
         _layout_section(spec, layout, user),
         Section(
             title="Memory",
@@ -102,12 +102,12 @@ def _model_section(spec: Spec) -> Section:
     return model_section(spec, FREEZABLE_MODEL_TYPES, where, *method)
 
 
-def _training_section(spec: Spec, layout: Layout, steps: int | None) -> Section:
+def _training_section(spec: Spec, layout: Layout, steps: int | None, user: Mapping[str, Any]) -> Section:
     warmup, why = warmup_steps(steps), "a guess; must be fewer than all steps"
     if steps is not None:
         # Megatron's scheduler asserts that warm-up takes fewer than all steps (core/optimizer_param_scheduler.py).
         warmup, why = min(warmup, steps - 1), f"3% of {steps} steps"
-    return training_section(spec, warmup, why, *_precision_entries(spec, layout))
+    return training_section(spec, user, warmup, why, *_precision_entries(spec, layout))
 
 
 def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:

@@ -15,7 +15,7 @@ from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
-from topoplan.trainers.llamafactory.common import carried
+from topoplan.trainers.llamafactory.common import carried, takes
 from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_refusals import FREEZABLE_MODEL_TYPES, STAGES, job_refusals
 from topoplan.trainers.megatron_keys import (
@@ -195,6 +195,7 @@ CODEC = Codec(
     layout=lambda reading: layout_of(ROWS, reading, backend="mca"),
     job=_job,
     carries=carried,
+    takes=partial(takes, path="mca"),
     refusals=job_refusals,
     follows=("apply_rope_fusion", "moe_token_dispatcher_type"),
     assumptions=_assumptions,

@@ -213,7 +213,7 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     """Warn about valid settings that may surprise the user."""
     job = spec.job
     found = [*_weights(spec), *caveats(spec, layout)]
-    if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
+    if job.samples is None and not {"max_steps", "warmup_steps", "warmup_ratio"} & set(job.trainer):
         found.append(
             "job.samples is not in the spec (--set samples=N), so the number of warm-up steps is a guess: Megatron's"
             " scheduler fails an assertion if the run has no more steps than that"

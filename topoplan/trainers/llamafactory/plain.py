@@ -11,6 +11,7 @@ from typing import Any
 
 from topoplan.errors import listed
 from topoplan.layout.layout import Layout
+from topoplan.operators.adapters import ALPHA_PER_RANK, LORA_RANK
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import plain_checkpoint_size
@@ -38,6 +39,7 @@ from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC, ROWS
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, refusals, support_warnings
 from topoplan.trainers.llamafactory.user_keys import OPTIMIZERS, user_keys
+from topoplan.trainers.loading import loading_caveats
 from topoplan.trainers.requirements import install_commands, requirements_of
 from topoplan.trainers.sharding_files import ACCELERATE_FILE, DEEPSPEED_FILE, accelerate_text, deepspeed_text
 from topoplan.trainers.steps import steps, training_steps
@@ -82,7 +84,7 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
     return [
         model_section(spec, FREEZABLE_MODEL_TYPES, where, *_method_entries(spec.job)),
         data_section(spec, "shuffled in each epoch"),
-        training_section(spec, warmup_steps(steps), why, *further),
+        training_section(spec, user, warmup_steps(steps), why, *further),
         _layout_section(spec, layout),
         Section(title="Memory", entries=tuple(memory)),
         output_section(
@@ -101,11 +103,12 @@ def _method_entries(job: Job) -> list[Entry]:
         layers = job.freeze_trainable_layers
         which = f"only the {'last' if layers > 0 else 'first'} {abs(layers)} layers are trained"
         return [Entry("finetuning_type", "freeze"), Entry("freeze_trainable_layers", layers, which)]
-    target = ",".join(job.lora_target)
+    target, rank = ",".join(job.lora_target), job.lora_rank or LORA_RANK
     lines = [
         Entry("finetuning_type", "lora"),
-        Entry("lora_rank", job.lora_rank or 8, "lora_alpha is twice this by default"),
-        *([Entry("lora_dropout", job.lora_dropout)] if job.lora_dropout else []),
+        Entry("lora_rank", rank),
+        Entry("lora_alpha", ALPHA_PER_RANK * rank, "twice the rank, with every trainer"),
+        Entry("lora_dropout", job.lora_dropout or 0.0),
         Entry("lora_target", target, "every linear layer except the output layer" if target == "all" else ""),
     ]
     if job.finetuning == "qlora":
@@ -249,6 +252,7 @@ PLAIN = TrainingPath(
     backends=tuple(SHARDED),
     traits=SHARDED,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
+    caveats=loading_caveats,
     refusals=refusals,
     steps=steps,
     files=plain_trainer_files,

@@ -28,7 +28,7 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
-from topoplan.trainers.llamafactory.common import carried
+from topoplan.trainers.llamafactory.common import carried, takes
 from topoplan.trainers.llamafactory.key_list import defaults_of
 from topoplan.trainers.llamafactory.mca_job import of_stage
 from topoplan.trainers.llamafactory.mca_refusals import STAGES
@@ -170,6 +170,7 @@ CODEC = Codec(
     layout=_layout,
     job=_job,
     carries=carried,
+    takes=partial(takes, path="plain"),
     tells_faults=True,
     assumptions=_assumptions,
 )

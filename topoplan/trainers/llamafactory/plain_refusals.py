@@ -12,6 +12,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.common import usual_warnings
 from topoplan.trainers.llamafactory.mca_refusals import STAGES
+from topoplan.trainers.loading import too_large_to_load
 from topoplan.trainers.refusal import Refusal, offload, pure_fp16, quantized_weights
 
 FREEZABLE_MODEL_TYPES = frozenset(
@@ -43,6 +44,7 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     yield from _job(spec)
     yield from quantized_weights(spec.job)
     yield from _packed_weights(spec, layout)
+    yield from too_large_to_load(spec, layout)
     yield from _numbers(spec, layout)
     yield from offload(spec, layout)
     yield from _liger(spec, layout)

@@ -10,7 +10,7 @@ from topoplan.errors import LayoutError, SpecError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.common import DECIDED
+from topoplan.trainers.llamafactory.common import DECIDED, WARMUP_RATIO
 from topoplan.trainers.llamafactory.key_list import (
     TrainerPath,
     check_key,
@@ -103,12 +103,12 @@ def user_keys(
 
 
 def _with_warmup_steps(given: Mapping[str, Any], steps: int | None) -> Mapping[str, Any]:
-    """Convert warmup_ratio to the number of steps it stands for, because transformers 5 deprecates the ratio."""
-    ratio = given.get("warmup_ratio")
+    """Convert warmup_ratio to the number of steps it stands for, if known: transformers 5 deprecates the ratio."""
+    ratio = given.get(WARMUP_RATIO)
     is_ratio = isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio < 1
     if ratio is None or "warmup_steps" in given or steps is None or not is_ratio:
-        return given  # check_key refuses the ratio and says what to write
-    rest = {key: value for key, value in given.items() if key != "warmup_ratio"}
+        return given
+    rest = {key: value for key, value in given.items() if key != WARMUP_RATIO}
     return {**rest, "warmup_steps": math.ceil(ratio * steps)}
 
 

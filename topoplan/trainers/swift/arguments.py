@@ -18,6 +18,7 @@ from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
 from topoplan.trainers.megatron_keys import EMBEDDING, FIRST, LAST, LOSS
+from topoplan.trainers.swift.counterparts import in_terms_of
 from topoplan.trainers.train_yaml import check_user_keys
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
@@ -144,7 +145,8 @@ def arguments_of(command: Command) -> Arguments:
 
 
 def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `job.trainer`, each argument checked; `decided` has the plan's values, None for an argument it leaves out.
+    """Return `job.trainer` in terms of the command, each argument checked; `decided` has the plan's values, None for an
+    argument it leaves out.
 
     Raises SpecError for what the command would refuse, LayoutError for what contradicts the plan.
     """
@@ -156,18 +158,21 @@ def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> 
         return _checked(name, value, command, where)
 
     fixed = {name: (value,) for name, value in decided.items()}
-    return check_user_keys(spec, spec.job.trainer, check, fixed, OF_THE_JOB, left_out="leaves it out")
+    given = in_terms_of(command, spec.job.trainer)
+    return check_user_keys(spec, given, check, fixed, OF_THE_JOB, left_out="leaves it out")
 
 
-def accepted(name: str, value: Any, command: Command) -> Any:
-    """Return a user's value of an argument, converted to its type; None if the command refuses name or value."""
+def accepted(name: str, value: Any, command: Command) -> bool:
+    """Whether a command takes a user's argument, under its name or as its counterpart."""
     if any(secrets_in({name: value})):
-        return None
+        return False
     try:
-        _check_name(name, command, "")
-        return _checked(name, value, command, "")
+        for own, meant in in_terms_of(command, {name: value}).items():
+            _check_name(own, command, "")
+            _checked(own, meant, command, "")
     except SpecError:
-        return None
+        return False
+    return True
 
 
 def _check_name(name: str, command: Command, where: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.operators.adapters import LORA_RANK
+from topoplan.operators.adapters import ALPHA_PER_RANK, LORA_RANK
 from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
 from topoplan.specs.source import plain_scalar
@@ -14,8 +15,9 @@ from topoplan.trainers import train_yaml
 from topoplan.trainers.codec import Reading
 from topoplan.trainers.models import model_directory
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
+from topoplan.trainers.swift.counterparts import WARMUP_KEYS
 from topoplan.trainers.swift.samples import dataset_value, samples_of
-from topoplan.trainers.train_yaml import head, loaders, workers
+from topoplan.trainers.train_yaml import WARMUP_FRACTION, head, loaders, workers
 from topoplan.trainers.yaml_text import Entry, Section
 
 READ_AT = swift_versions()[-1]
@@ -82,7 +84,7 @@ def adapter_entries(job: Job, dropout: float) -> list[Entry]:
     rank, every = job.lora_rank or LORA_RANK, "all" in job.lora_target
     return [
         Entry("lora_rank", rank),
-        Entry("lora_alpha", 4 * rank, "four times the rank, as in ms-swift's defaults"),
+        Entry("lora_alpha", ALPHA_PER_RANK * rank, "twice the rank, with every trainer; ms-swift's default is 32"),
         Entry(
             "lora_dropout",
             dropout if job.lora_dropout is None else job.lora_dropout,
@@ -94,6 +96,11 @@ def adapter_entries(job: Job, dropout: float) -> list[Entry]:
             "every linear layer except the output layer" if every else "",
         ),
     ]
+
+
+def warmup_entries(key: str, user: Mapping[str, Any]) -> list[Entry]:
+    """Return the entry for the warm-up's share of all steps, unless the user's arguments have it as a number."""
+    return [] if user.keys() & WARMUP_KEYS - {key} else [Entry(key, WARMUP_FRACTION, "of all steps")]
 
 
 def data_section(spec: Spec, *, unpacked: str) -> Section:

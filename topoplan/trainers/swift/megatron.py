@@ -6,6 +6,7 @@ format, so nothing has to be converted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -27,10 +28,12 @@ from topoplan.trainers.swift.common import (
     model_entries,
     output_section,
     swift_head,
+    warmup_entries,
 )
+from topoplan.trainers.swift.counterparts import in_terms_of
 from topoplan.trainers.swift.megatron_job import DTYPE_KEYS, LAYOUT_KEYS, ROWS
 from topoplan.trainers.swift.refusals import swift_warnings
-from topoplan.trainers.train_yaml import DDP_TIMEOUT, WARMUP_FRACTION, trainer_files, values_of
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.traits import FINE_TUNING, MCA
 from topoplan.trainers.yaml_text import Entry, Section
@@ -61,7 +64,8 @@ def megatron_files(spec: Spec, layout: Layout) -> TrainerFiles:
 
 
 def _sections(spec: Spec, layout: Layout) -> list[Section]:
-    iterations = spec.job.trainer.get("train_iters")
+    user = in_terms_of("megatron sft", spec.job.trainer)
+    iterations = user.get("train_iters")
     steps = megatron_steps(spec.job, iterations if isinstance(iterations, int) else None)
     saved = "adapters in PEFT's format" if spec.job.finetuning == "lora" else "Hugging Face weights"
     memory_keys = (*MEMORY_KEYS, "gradient_accumulation_fusion", "use_precision_aware_optimizer", *DTYPE_KEYS)
@@ -69,7 +73,7 @@ def _sections(spec: Spec, layout: Layout) -> list[Section]:
     return [
         _model_section(spec, layout),
         data_section(spec, unpacked="the samples of a micro batch are concatenated (padding_free)"),
-        _training_section(spec, steps),
+        _training_section(spec, steps, user),
         Section(title=title(layout), entries=tuple(entries(ROWS, LAYOUT_KEYS, spec, layout))),
         Section(title="Memory", entries=tuple(memory)),
         _speed_section(spec, layout),
@@ -111,7 +115,7 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
     return lines
 
 
-def _training_section(spec: Spec, steps: int | None) -> Section:
+def _training_section(spec: Spec, steps: int | None, user: Mapping[str, Any]) -> Section:
     job = spec.job
     if job.epochs == int(job.epochs) or steps is None:
         length = Entry("num_train_epochs", int(job.epochs))
@@ -121,7 +125,7 @@ def _training_section(spec: Spec, steps: int | None) -> Section:
         length,
         Entry("lr", float(job.learning_rate)),
         Entry("lr_decay_style", "cosine"),
-        Entry("lr_warmup_fraction", WARMUP_FRACTION, "of all steps"),
+        *warmup_entries("lr_warmup_fraction", user),
         DDP_TIMEOUT,
     )
     return Section(title="Training", entries=lines)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from topoplan.layout.layout import Layout
@@ -34,6 +35,7 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
+from topoplan.trainers.swift.arguments import accepted
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
 from topoplan.trainers.swift.refusals import finetuning
@@ -311,7 +313,8 @@ CODEC = Codec(
     view=with_answers,
     layout=_layout,
     job=_job,
-    carries=lambda keys, job: carried(keys, job, rows=ROWS, commands=("megatron sft",)),
+    carries=partial(carried, rows=ROWS),
+    takes=partial(accepted, command="megatron sft"),
     tells_faults=True,  # for LLaMA-Factory, they are reported even without a cluster
     assumptions=_assumptions,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,9 @@ from topoplan.reading.values import Keys, as_whole, value_of
 from topoplan.specs.job import Job
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.trainers.codec import Reading, common
-from topoplan.trainers.swift.arguments import DECIDED, OF_THE_JOB, Command, accepted, arguments_of
+from topoplan.trainers.swift.arguments import COMMANDS, DECIDED, OF_THE_JOB, Command, accepted, arguments_of
+from topoplan.trainers.swift.counterparts import WARMUP_KEYS
+from topoplan.trainers.traits import PACKED_APART
 
 _MARKS = frozenset(["train_type", "tuner_type", "torch_dtype", "max_length", "split_dataset_ratio", "model", "ENV"])
 _MARKS_OF_MEGATRON = frozenset(
@@ -95,25 +97,46 @@ _OF_THE_RUN = frozenset(
 
 _OF_MEGATRON = {"lr": "learning_rate", "max_epochs": "epochs"}
 """Arguments of `megatron sft`, the latter until ms-swift 3, and the keys of a job that they are."""
+_ALPHA = 32
+"""Default of `lora_alpha`, whatever the rank."""
 
 
-def carried(keys: Keys, job: Job, *, rows: Mapping[str, Any], commands: tuple[Command, ...]) -> Mapping[str, Any]:
+def carried(keys: Keys, job: Job, backend: str | None, *, rows: Collection[str]) -> Mapping[str, Any]:
     """Return the keys of the job that no prediction reads.
 
-    Under `trainer` are arguments that all of the commands which may train the job accept. `rows` are the arguments that
-    express a layout.
+    Under `trainer` are arguments that the command of a backend takes, or, for None, every command that may train the
+    job; and what the file leaves to defaults that bundles do not share. `rows` are the arguments that express a layout.
     """
-    of_plan = {name for command in commands for name in DECIDED[command]}
+    commands = _commands(job, backend)
+    of_plan = {name for command in COMMANDS for name in DECIDED.get(command, ())}
     not_these = {*_OF_THE_RUN, *OF_THE_JOB, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT, *rows, *of_plan}
     trainer = dict(job.trainer)
     for key in keys.configuration.source.data:
-        name = arguments_of(commands[0]).renamed.get(key, key)
-        if name not in not_these:
-            values = [accepted(name, value_of(keys.configuration, key), command) for command in commands]
-            if None not in values:
-                trainer[name] = values[0]
+        name = next((known.renamed[key] for known in map(arguments_of, COMMANDS) if key in known.renamed), key)
+        value = value_of(keys.configuration, key)
+        if name not in not_these and all(accepted(name, value, command) for command in commands):
+            trainer[name] = value
+    trainer |= _unstated(job, trainer)
     of_megatron = {own: keys.number(name) for name, own in _OF_MEGATRON.items() if keys.given(name) is not None}
     return {**common(keys, job), **of_megatron, **({"trainer": trainer} if trainer else {})}
+
+
+def _commands(job: Job, backend: str | None) -> tuple[Command, ...]:
+    """Return the commands that may train a job, or the one that does under a backend."""
+    if backend is not None:
+        return ("swift sft" if backend in PACKED_APART else "megatron sft",)
+    return ("swift sft",) if job.finetuning in ("qlora", "freeze") else ("swift sft", "megatron sft")
+
+
+def _unstated(job: Job, stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of ms-swift for what bundles write, with another value, if the spec does not state it.
+
+    Sources: `trainers/arguments.py` and `megatron/arguments/megatron_args.py` (no warm-up), `arguments/tuner_args.py`.
+    """
+    if not stated.keys() & WARMUP_KEYS:
+        yield "warmup_ratio", 0.0
+    if job.finetuning in ("lora", "qlora") and "lora_alpha" not in stated:
+        yield "lora_alpha", _ALPHA
 
 
 _ANSWER = 512

@@ -14,6 +14,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
+from topoplan.trainers.loading import too_large_to_load
 from topoplan.trainers.refusal import (
     FP8_RECIPES,
     Refusal,
@@ -71,6 +72,7 @@ def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     yield from quantized_weights(job)
     yield from _sequence_split(spec.model, layout)
     yield from _shards(spec, layout)
+    yield from too_large_to_load(spec, layout)
 
 
 def _stage(job: Job) -> Iterator[Refusal]:

@@ -23,19 +23,22 @@ from topoplan.trainers.swift.common import (
     model_entries,
     output_section,
     swift_head,
+    warmup_entries,
 )
+from topoplan.trainers.swift.counterparts import in_terms_of
 from topoplan.trainers.swift.refusals import swift_warnings
 from topoplan.trainers.swift.sft_job import ROWS, trained_layers, trained_layers_regex
-from topoplan.trainers.train_yaml import DDP_TIMEOUT, WARMUP_FRACTION, trainer_files, values_of
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.yaml_text import Entry, Section
 
 
 def sft_files(spec: Spec, layout: Layout) -> TrainerFiles:
     """Write a layout's train.yaml, and the file for DeepSpeed or FSDP2."""
-    max_steps = spec.job.trainer.get("max_steps")
+    stated = in_terms_of("swift sft", spec.job.trainer)
+    max_steps = stated.get("max_steps")
     steps = training_steps(spec.job, max_steps if isinstance(max_steps, int) else None)
-    sections = _sections(spec, layout, steps)
+    sections = _sections(spec, layout, steps, stated)
     ours = values_of(sections)
     decided = {name: ours.get(name) for name in DECIDED["swift sft"]}
     if "accelerator_config" in ours:
@@ -60,11 +63,11 @@ def _warnings(user: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _sections(spec: Spec, layout: Layout, steps: int | None) -> list[Section]:
+def _sections(spec: Spec, layout: Layout, steps: int | None, user: Mapping[str, Any]) -> list[Section]:
     return [
         _model_section(spec, layout),
         data_section(spec, unpacked="padded to the longest sample of a micro batch"),
-        _training_section(spec),
+        _training_section(spec, user),
         _layout_section(spec, layout),
         Section(
             title="Memory",
@@ -146,13 +149,13 @@ def _quantization_entries(job: Job, layout: Layout) -> list[Entry]:
     return lines
 
 
-def _training_section(spec: Spec) -> Section:
+def _training_section(spec: Spec, user: Mapping[str, Any]) -> Section:
     job = spec.job
     lines = [
         Entry("num_train_epochs", float(job.epochs)),
         Entry("learning_rate", float(job.learning_rate)),
         Entry("lr_scheduler_type", "cosine"),
-        Entry("warmup_ratio", WARMUP_FRACTION, "of all steps"),
+        *warmup_entries("warmup_ratio", user),
         DDP_TIMEOUT,
     ]
     if job.optimizer == "adamw_8bit":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -28,7 +29,7 @@ from topoplan.trainers.data_parallel import (
     zero_preset,
 )
 from topoplan.trainers.megatron_keys import check_something_trained, targets
-from topoplan.trainers.swift.arguments import Command
+from topoplan.trainers.swift.arguments import accepted
 from topoplan.trainers.swift.common import TASKS, labels_of, of_images
 from topoplan.trainers.swift.megatron_job import ROWS as MEGATRON_ROWS
 from topoplan.trainers.swift.reading import carried, rlhf_assumptions, stage_of, with_answers
@@ -226,12 +227,6 @@ def _layers_of(keys: Keys, model: Model) -> int | None:
     return next((count for count, regex in wanted if written == (1, regex)), None)
 
 
-def _carried(keys: Keys, job: Job) -> Mapping[str, Any]:
-    """Return what goes along with the job: all that `swift sft` and, but for QLoRA, `megatron sft` accept."""
-    both: tuple[Command, ...] = ("swift sft", "megatron sft")
-    return carried(keys, job, rows={**MEGATRON_ROWS, **ROWS}, commands=both[: 1 if job.finetuning == "qlora" else 2])
-
-
 CODEC = Codec(
     reads="swift",
     rows=ROWS,
@@ -242,7 +237,8 @@ CODEC = Codec(
     view=with_answers,
     layout=lambda reading: read_layout(ROWS, reading),
     job=_job,
-    carries=_carried,
+    carries=partial(carried, rows={**MEGATRON_ROWS, **ROWS}),
+    takes=partial(accepted, command="swift sft"),
     tells_faults=True,
     assumptions=lambda reading, *_: rlhf_assumptions(reading),
 )

@@ -14,9 +14,11 @@ from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.layers import mtp_layer
 from topoplan.operators.params import adapter_tensors, parameter_count
 from topoplan.specs.case import case_with
+from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize, plain_checkpoint_size
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.loading import loading_caveats
 from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.requirements import Versions, install_commands, requirements_of
 from topoplan.trainers.sharding_files import DEEPSPEED_FILE
@@ -24,6 +26,7 @@ from topoplan.trainers.steps import pauses_of, steps
 from topoplan.trainers.swift import megatron_job, sft_job
 from topoplan.trainers.swift.arguments import swift_versions
 from topoplan.trainers.swift.common import BRIDGE, READ_AT
+from topoplan.trainers.swift.counterparts import in_terms_of
 from topoplan.trainers.swift.megatron import TRAITS, megatron_files
 from topoplan.trainers.swift.reading import MEGATRON, SWIFT
 from topoplan.trainers.swift.refusals import megatron_job_refusals, megatron_refusals, sharded_refusals
@@ -229,7 +232,14 @@ def _versions() -> Mapping[str, Any]:
     return {"ms_swift": [swift_versions()[0], READ_AT]}
 
 
-_megatron_steps = partial(steps, key="train_iters", drops_last=True)
+def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
+    return steps(job, in_terms_of("swift sft", keys))
+
+
+def _megatron_steps(job: Job, keys: Mapping[str, Any]) -> int | None:
+    return steps(job, in_terms_of("megatron sft", keys), key="train_iters", drops_last=True)
+
+
 _BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")
 _MEGATRON = TrainingPath(
     backends=("megatron",),
@@ -249,8 +259,9 @@ _SFT = TrainingPath(
     backends=tuple(PACKED_APART),
     traits=PACKED_APART,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
+    caveats=loading_caveats,
     refusals=sharded_refusals,
-    steps=steps,
+    steps=_steps,
     files=sft_files,
     run=_run,
     start=partial(_start, megatron=False),
