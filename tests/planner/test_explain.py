@@ -10,7 +10,7 @@ import pytest
 from tests.engines.samples import DENSE, MIXED, layout_of, spec_of
 from tests.samples import FULL, make_plan
 from topoplan.layout.forms import layout_from_dict
-from topoplan.planner.explain import alternatives, liger_note, memory_rejection
+from topoplan.planner.explain import alternatives, liger_note, memory_rejection, speed_words
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict
 from topoplan.planner.rank import ranked
@@ -112,7 +112,7 @@ def test_an_alternative_says_what_it_gains_and_loses() -> None:
     notes = told([best, plan(950.0, 50.0, tp=4), plan(900.0, 65.0, tp=2, pp=2)])
     assert notes == [
         "tp 4 instead of 2: 5% slower, 10.0 GiB less (tp4-pp1-dp8-mbs1)",
-        "pp 2 instead of 1: 10% slower, 5.0 GiB more (tp2-pp2-dp8-mbs1)",
+        "pp 2 instead of 1: 11% slower, 5.0 GiB more (tp2-pp2-dp8-mbs1)",
     ]
 
 
@@ -140,7 +140,7 @@ def test_an_alternative_names_every_choice_that_differs_its_trainer_and_offload(
     (note,) = told([best, replace(other, memory=replace(other.memory, host_bytes=GIB))])
     change, rest = note.split(": ")
     assert change == f"ulysses 4 instead of 1, with micro batch 1, recompute none, offload and {TRAINERS[1].title}"
-    assert rest.startswith("14% slower, 6.5 GiB more (")
+    assert rest.startswith("16% slower, 6.5 GiB more (")
 
 
 def test_a_faster_and_smaller_alternative_says_why_it_is_not_the_best() -> None:
@@ -150,7 +150,7 @@ def test_a_faster_and_smaller_alternative_says_why_it_is_not_the_best() -> None:
     assert told(ranked([risky, best, slower])) == [
         "tp 2 instead of 1: 3% faster, 10.0 GiB less (tp2-pp1-dp16-mbs1); caveat, ranked as if 3% slower: vpp > 1:"
         " wrong loss",
-        "pp 2 instead of 1: 10% slower, 10.0 GiB less (tp1-pp2-dp16-mbs1); caveat",
+        "pp 2 instead of 1: 11% slower, 10.0 GiB less (tp1-pp2-dp16-mbs1); caveat",
     ]
     (note,) = told(ranked([plan(1006.0, 60.1, tp=2), plan(1000.0, 60.6, tp=1)]))
     assert note.endswith("(tp2-pp1-dp16-mbs1); within 1% of plan 1, which is simpler")
@@ -261,6 +261,23 @@ def test_every_other_backend_and_trainer_has_one_sentence() -> None:
     assert {"deepspeed (LLaMA-Factory)", "fsdp2 (LLaMA-Factory)", "fsdp2 (ms-swift)"} <= set(heads)
 
 
+@pytest.mark.parametrize(
+    ("time", "words"),
+    [
+        (1.004, "as fast"),
+        (0.996, "as fast"),
+        (1.25, "25% slower"),
+        (0.8, "25% faster"),
+        (1.9, "90% slower"),
+        (2.0, "2.0 times slower"),
+        (10.5, "10.5 times slower"),
+        (0.1, "10.0 times faster"),
+    ],
+)
+def test_speed_is_told_by_the_time_and_from_twice_as_long_on_as_a_factor(time: float, words: str) -> None:
+    assert speed_words(time) == words
+
+
 def test_a_sentence_is_about_the_fastest_plan_of_its_kind() -> None:
     ranking = searched()
     best = ranking.plans[0]
@@ -271,7 +288,7 @@ def test_a_sentence_is_about_the_fastest_plan_of_its_kind() -> None:
             assert plan.layout.backend == backend
             ratio = best.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu
             if percent:
-                assert abs(100.0 * (1.0 - 1.0 / ratio) - float(percent)) <= 0.5
+                assert abs(100.0 * (ratio - 1.0) - float(percent)) <= 0.5
                 assert ratio < 2.0
             else:
                 assert abs(ratio - float(times)) <= 0.05

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engines.samples import spec_of
 from tests.samples import FULL, H100, NO_RECOMPUTE, make_plan
 from topoplan.planner.plan import Plan
+from topoplan.planner.predict import memory_of
 from topoplan.planner.rank import (
     CAVEAT_COST,
     SAFE_SHARE,
@@ -16,10 +18,15 @@ from topoplan.planner.rank import (
     TIGHT_SHARE,
     WIDE_BAND,
     first_safe,
+    has_room,
+    on_smaller_card,
     ranked,
     spare_share,
     tags_of,
+    with_variant,
 )
+from topoplan.planner.search import rank
+from topoplan.trainers.case import case_of
 
 
 def plan(speed: float, gib: float = 50.0, *, tp: int = 1, full: bool = False, caveat: bool = False) -> Plan:
@@ -152,3 +159,22 @@ def test_the_first_plan_without_caveat_and_with_memory_to_spare_is_safe() -> Non
     roomy = make_plan(tp=4, device_gib=gib_with_spare(SAFE_SHARE + 0.001))
     assert first_safe([full, faulty, roomy, roomy]) == 2
     assert first_safe([full, faulty]) is None
+
+
+@pytest.mark.parametrize("margin", [None, 0.0, 0.07])
+def test_a_layout_leaves_room_if_it_fits_on_a_card_with_a_tenth_less_memory(margin: float | None) -> None:
+    cluster = {} if margin is None else {"margin": margin}
+    spec = spec_of("Qwen/Qwen3-8B", nodes=1, gpu="a100-sxm-40gb", cluster=cluster)
+    smaller = on_smaller_card(case_of(spec, "mca"))
+    fits = set()
+    for found in rank(spec).plans[::7]:
+        assert memory_of(smaller, found.layout).fits == has_room(found)
+        fits.add(has_room(found))
+    assert fits == {True, False}
+
+
+def test_a_variant_is_behind_all_that_are_as_fast_and_never_first() -> None:
+    plans = ranked([plan(1000.0, 70.0), plan(990.0), plan(900.0)])
+    variant = plan(995.0, 10.0, full=True)
+    assert speeds(with_variant(plans, variant)) == [990.0, 1000.0, 995.0, 900.0]
+    assert speeds(with_variant([plan(1000.0, caveat=True)], plan(995.0))) == [1000.0, 995.0]

@@ -24,7 +24,7 @@ def test_best_safe_and_next_are_the_last_lines() -> None:
         "Best  tp2-pp2-dp8-mbs1",
         "      3.00 s per step ±12%, 77.5 of 79.6 GiB; tight; caveat",
         "Safe  tp4-pp1-dp8-mbs1",
-        "      plan 2, 9% slower; 3.30 s per step ±12%, 44.0 of 79.6 GiB",
+        "      plan 2, 10% slower; 3.30 s per step ±12%, 44.0 of 79.6 GiB",
         "Next  topoplan generate spec.yaml --plan tp2-pp2-dp8-mbs1",
     ]
 

@@ -170,7 +170,7 @@ def test_the_winner_is_named_with_what_it_saves_and_what_it_pays(swapped: bool) 
 def test_a_plan_that_is_over_the_card_loses() -> None:
     first, *_ = verdict(compared(make_plan(tp=2, step_s=3.0, device_gib=80.0), make_plan(tp=4, step_s=4.0)))
     assert first.startswith(
-        "tp4 pp1 dp8 mbs1 wins, because tp2 pp1 dp16 mbs1 exceeds the card by 1.9 GiB; it is 25.0% slower"
+        "tp4 pp1 dp8 mbs1 wins, because tp2 pp1 dp16 mbs1 exceeds the card by 1.9 GiB; it is 33.3% slower"
     )
 
 

@@ -13,7 +13,7 @@ from topoplan.lint.best import NOTHING_FITS, sentence
 from topoplan.lint.offload import job_memory_findings, offload_findings
 from topoplan.lint.prediction import RULES, Prediction
 from topoplan.lint.translate import Translation
-from topoplan.planner.explain import memory_rejection
+from topoplan.planner.explain import memory_rejection, speed_words
 from topoplan.planner.plan import Memory, Plan
 from topoplan.planner.predict import memory_of
 from topoplan.reading.finding import Finding
@@ -108,7 +108,7 @@ def prediction_findings(prediction: Prediction) -> Iterator[Finding]:
             translation.configuration,
             None,
             level="warning" if faster >= MUCH_FASTER and not translation.planned else "note",
-            what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
+            what=f"the best plan for this job on these GPUs is {speed_words(1.0 / (1.0 + faster))}",
             why=f"{_named(best, plan.layout)} instead of {plan.id}, with the same global batch of"
             f" {spec.job.global_batch_size}{_of_own_backend(prediction)}",
             remedy=_towards_best(prediction),

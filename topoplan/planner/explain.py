@@ -89,10 +89,24 @@ def memory_difference(best: Ranked, other: Ranked) -> str:
     return f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
 
 
+EQUAL = 0.005
+"""Relative difference of two times below which it is not shown."""
+
+
+def speed_words(time: float, decimals: int = 0) -> str:
+    """Return a phrase on something that takes `time` times as long as what it is compared with.
+
+    The percentage is that by which the longer of the two times is longer; from twice as long on, it is a factor.
+    """
+    longer, word = (time, "slower") if time > 1.0 else (1.0 / time, "faster")
+    if longer < 1.0 + EQUAL:
+        return "as fast"
+    return f"{longer:.1f} times {word}" if longer >= 2.0 else f"{longer - 1.0:.{decimals}%} {word}"
+
+
 def speed_difference(best: Ranked, other: Ranked) -> str:
     """Return a phrase on the speed of another plan compared with the best one."""
-    slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
-    return "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+    return speed_words(best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu)
 
 
 def alternatives(order: Sequence[Ranked], trainer_of: Callable[[Layout], Trainer | None]) -> list[str]:
@@ -214,9 +228,8 @@ def _nothing(example: Rejection) -> str:
 
 
 def _against(best: Plan, other: Plan, trainer_of: Callable[[Layout], Trainer | None]) -> str:
-    slower = best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu
-    speed = f"{slower:.1f} times slower" if slower >= 2.0 else speed_difference(best, other)
-    if abs(slower - 1.0) >= 0.005 and other.time.band_s[0] < best.time.band_s[1]:
+    speed = speed_difference(best, other)
+    if speed != "as fast" and other.time.band_s[0] < best.time.band_s[1]:
         speed += " (the error bands overlap)"
     theirs, ours = trainer_of(other.layout), trainer_of(best.layout)
     name = other.layout.backend + (f" ({theirs.title})" if theirs else "")

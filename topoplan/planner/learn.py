@@ -12,6 +12,7 @@ from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout
 from topoplan.planner.calibrate import KNOBS, Calibration, Run, calibrate, predicted_s
 from topoplan.planner.exhausted import Ended, exhausted_peaks, lesson_sentence
+from topoplan.planner.explain import speed_words
 from topoplan.planner.fragmentation import Learnt, Peaks, learn
 from topoplan.planner.logged import Logged
 from topoplan.planner.measures import Measures
@@ -240,7 +241,7 @@ def _reordered(spec: Spec, layouts: Sequence[Layout]) -> str:
         return "the calibrated constants leave the best plan as it was"
     return (
         f"without the calibrated constants {other.id} led, by {100 * (once[0] / once[was] - 1):.0f}%; with them it is"
-        f" {100 * (now[1] / now[0] - 1):.0f}% slower than plan 1{_because(spec, (best, other))}"
+        f" {speed_words(now[1] / now[0])} than plan 1{_because(spec, (best, other))}"
     )
 
 

@@ -117,7 +117,8 @@ class Counts:
     illegal: int = 0
     out_of_memory: int = 0
     dominated: int = 0
-    """Slower than a ranked layout that differs only in pipeline split, recomputation and offload, or too large."""
+    """Slower than a ranked layout that differs only in pipeline split, recomputation and offload, or too large; the
+    safe plan may be such a layout, and is counted as ranked."""
     ranked: int = 0
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 from typing import TypeVar
 
 from topoplan.planner.plan import Candidate, Plan, Ranked, Ranking
+from topoplan.specs.case import Case
 from topoplan.units import GIB
 
 TIE = 0.01
@@ -57,6 +59,15 @@ def worth(plan: Ranked) -> float:
     return round(plan.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST if plan.caveats else 1.0), _DIGITS)
 
 
+def with_variant(order: Sequence[_Plan], variant: _Plan) -> list[_Plan]:
+    """Return ranked plans with a slower variant of one of them, behind all that are at least as fast.
+
+    It never leads, so that the best plan does not depend on whether variants were looked for.
+    """
+    place = max((place for place, plan in enumerate(order) if worth(plan) >= worth(variant)), default=0) + 1
+    return [*order[:place], variant, *order[place:]]
+
+
 TIGHT_SHARE = 0.02
 """A plan is tight if less than this fraction of the card is left beyond plan and margin: 1.6 GiB of 80. A second
 process on the card, or a longer sample than planned for, takes as much."""
@@ -67,8 +78,8 @@ WIDE_BAND = 0.40
 """How much longer than predicted a step may take before its time counts as unproven. Bands earned by measured runs of
 the same kind are narrower; wider ones are derived from other entries, or from runs that scatter as much."""
 
-LOOKED_AT = 400
-"""Number of plans of a search among which one with room is looked for."""
+_LOOKED_AT = 400
+"""Number of plans of a search among which one with room is looked for, besides the safe plan."""
 
 TAGS = {
     "tight": "little memory is left beyond the margin",
@@ -88,11 +99,26 @@ def has_room(plan: Ranked) -> bool:
     return spare_share(plan) >= SAFE_SHARE
 
 
+def on_smaller_card(case: Case) -> Case:
+    """Return the case on a smaller card, which fits exactly the layouts that leave room on the case's own card."""
+    cluster = case.cluster
+    card = replace(cluster.gpu, memory_bytes=int(cluster.gpu.memory_bytes * (1.0 - SAFE_SHARE)))
+    margin = None if cluster.margin is None else cluster.margin / (1.0 - SAFE_SHARE)  # as many bytes as before
+    return replace(case, cluster=replace(cluster, gpu=card, margin=margin))
+
+
+def first_with_room(ranking: Ranking) -> Plan | None:
+    """Return the first plan that leaves room, whatever its caveats, or None."""
+    plans, safe = ranking.plans, ranking.safe
+    last = () if safe is None else (plans[safe],)
+    return next(filter(has_room, chain(islice(plans, _LOOKED_AT), last)), None)
+
+
 def needs_ways_out(ranking: Ranking) -> bool:
     """Return whether a complete search has no plan, or a tight best plan and none that leaves room."""
     if ranking.searched < 1.0 or not ranking.plans:
         return ranking.searched == 1.0
-    return spare_share(ranking.plans[0]) < TIGHT_SHARE and not any(map(has_room, islice(ranking.plans, LOOKED_AT)))
+    return spare_share(ranking.plans[0]) < TIGHT_SHARE and first_with_room(ranking) is None
 
 
 def tags_of(plan: Plan) -> tuple[str, ...]:
@@ -105,7 +131,11 @@ def tags_of(plan: Plan) -> tuple[str, ...]:
     return tuple(tag for tag in TAGS if applies[tag])
 
 
+def is_safe(plan: Ranked) -> bool:
+    """Return whether a plan has no caveat and memory to spare."""
+    return not plan.caveats and has_room(plan)
+
+
 def first_safe(order: Iterable[Ranked]) -> int | None:
-    """Return the index, from 0, of the first plan that has no caveat and memory to spare, or None."""
-    safe = (place for place, plan in enumerate(order) if not plan.caveats and has_room(plan))
-    return next(safe, None)
+    """Return the index, from 0, of the first safe plan, or None."""
+    return next((place for place, plan in enumerate(order) if is_safe(plan)), None)

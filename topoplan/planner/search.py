@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge, TooSlow
+from topoplan.engines.engine import Family, Fastest, Outcome, Refused, TooLarge, TooSlow
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.engines.rule import Broken
 from topoplan.errors import LayoutError
@@ -18,8 +18,8 @@ from topoplan.planner.case import cases_of, left_out
 from topoplan.planner.explain import alternatives, crossings, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Candidate, Counts, Memory, Plan, Plans, Ranking, Rejection
-from topoplan.planner.predict import plan_of
-from topoplan.planner.rank import TIE, first_safe, has_room, ranked, worth
+from topoplan.planner.predict import memory_of, plan_of
+from topoplan.planner.rank import TIE, first_safe, has_room, is_safe, on_smaller_card, ranked, with_variant, worth
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
@@ -51,7 +51,8 @@ def rank(
     Only layouts that some trainer can run as planned are ranked; if the spec names a trainer, it must be that one.
 
     Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
-    offload, the fastest that fits is ranked, since the others are slower and differ in nothing else. `keep_rejected`
+    offload, the fastest that fits is ranked, since the others are slower and differ in nothing else; one of the others
+    is ranked too if it is the fastest of all layouts that leave memory to spare and have no caveat. `keep_rejected`
     keeps every layout that breaks a rule, and every layout that does not fit if nothing else with its degrees and
     micro-batch does; otherwise only the nearest misses and one example of each broken rule are kept. `best_only` skips
     what is certain not to lead: the first plan is unaffected, but other plans, counts and notes are incomplete.
@@ -75,12 +76,14 @@ def rank(
             searched = position
             break
         if broken:
-            found.add(Refused(layouts, broken))
+            found.add(Refused(layouts, broken), layouts)
             continue
         engine, case = engine_of(backend), cases[backend]
         for outcome in engine.outcomes(case, layouts, found.refusal, limit, every=keep_rejected):
-            found.add(outcome)
+            found.add(outcome, layouts)
     else:
+        if with_room or not best_only:
+            found.add_variant_with_room()
         if progress is not None:
             progress(len(families), len(families))
     share = searched / len(families) if families else 1.0
@@ -92,6 +95,10 @@ class _Search:
     def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool, with_room: bool) -> None:
         self.spec, self.cases, self.keep_rejected, self.with_room = spec, cases, keep_rejected, with_room
         self.plans: list[Candidate] = []
+        self.families: list[Family] = []
+        """The family of each plan."""
+        self.variant: Candidate | None = None
+        """A slower variant of a plan that is ranked too, because it leaves memory to spare."""
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
         """The simplest layout that breaks each rule."""
@@ -104,6 +111,8 @@ class _Search:
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
         self.verdicts: dict[Layout, TrainerChoice] = {}
+        self.smaller: dict[str, Case] = {}
+        """The cases on a smaller card, as far as they are needed."""
         self.out_of_memory = self.dominated = self.misses = 0
         self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
         """Tokens per GPU in a step."""
@@ -130,16 +139,15 @@ class _Search:
         """Return the trainer that runs a layout, or None."""
         return self.verdict(layout).trainer
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, family: Family) -> None:
         """Count an outcome's candidates, and keep those that are ranked or worth naming."""
         match outcome:
             case Refused():
                 self._refuse(outcome)
             case Fastest():
                 self.dominated += outcome.candidates - 1
-                caveats = caveats_of(self.spec, outcome.layout, self.trainer_of(outcome.layout))
-                speed = self.tokens_per_gpu / outcome.step_s
-                self.plans.append(plan := Candidate(outcome.layout, outcome.memory, speed, caveats))
+                self.plans.append(plan := self._candidate(outcome))
+                self.families.append(family)
                 if not self.with_room or has_room(plan):
                     self.fastest = max(self.fastest, worth(plan))
             case TooSlow():
@@ -148,6 +156,44 @@ class _Search:
                 self.out_of_memory += outcome.candidates
                 for layout in outcome.layouts:
                     self._miss(layout, outcome.memory)
+
+    def _candidate(self, fastest: Fastest) -> Candidate:
+        caveats = caveats_of(self.spec, fastest.layout, self.trainer_of(fastest.layout))
+        return Candidate(fastest.layout, fastest.memory, self.tokens_per_gpu / fastest.step_s, caveats)
+
+    def add_variant_with_room(self) -> None:
+        """Find the fastest layout that leaves memory to spare, if it is a slower variant of a plan.
+
+        Families are searched again on a smaller card, the fastest first, until no plan of the next one is faster than
+        the fastest safe plan. If only layouts with a caveat leave room, and no plan does, it is the fastest of them.
+        """
+        safe = known = max(filter(is_safe, self.plans), key=_speed, default=None)
+        fallback: Candidate | None = None
+        searched: set[int] = set()
+        is_missing = not any(map(has_room, self.plans))
+        for plan, family in sorted(zip(self.plans, self.families, strict=True), key=lambda pair: -_speed(pair[0])):
+            if safe is not None and _speed(plan) <= _speed(safe):
+                break
+            if has_room(plan) or id(family) in searched:
+                continue
+            searched.add(id(family))
+            for one in self._with_room(family, math.inf if safe is None else self.tokens_per_gpu / _speed(safe)):
+                if one.caveats:
+                    fallback = max(fallback or one, one, key=_speed)
+                else:
+                    safe = max(safe or one, one, key=_speed)
+        best = safe or (fallback if is_missing else None)
+        if best is not None and best is not known:
+            self.variant = best._replace(memory=memory_of(self.cases[best.layout.backend], best.layout))
+            self.dominated -= 1
+
+    def _with_room(self, family: Family, limit_s: float) -> Iterator[Candidate]:
+        """Yield the fastest layouts of a family that leave memory to spare; their memory is that on a smaller card."""
+        backend = family[0].backend
+        case = self.smaller[backend] = self.smaller.get(backend) or on_smaller_card(self.cases[backend])
+        for outcome in engine_of(backend).outcomes(case, family, self.refusal, lambda: limit_s, every=False):
+            if isinstance(outcome, Fastest):
+                yield self._candidate(outcome)
 
     def _refuse(self, refused: Refused) -> None:
         """Count layouts that break the same rule, and keep examples."""
@@ -187,18 +233,18 @@ class _Search:
             illegal = [self.examples[rule] for rule in dict.fromkeys((*rules, TRAINER_RULE)) if rule in self.examples]
             # With plans to choose from, explain the layouts that people try first; without any, those that nearly fit.
             over = list((self.simplest if plans else self.nearest).values())
+        order = ranked(plans) if self.variant is None else with_variant(ranked(plans), self.variant)
         counts = Counts(
-            candidates=self.seen_rules.total() + len(plans) + self.dominated + self.out_of_memory,
+            candidates=self.seen_rules.total() + len(order) + self.dominated + self.out_of_memory,
             illegal=self.seen_rules.total(),
             out_of_memory=self.out_of_memory,
             dominated=self.dominated,
-            ranked=len(plans),
+            ranked=len(order),
         )
         if counts.candidates == counts.illegal and searched == 1.0:
             raise _nothing_legal(self.spec, illegal, self.seen_rules, {**left_out(self.spec), **unable})
         over.sort(key=lambda miss: miss[:2])
         kept = over if self.keep_rejected else over[:KEPT_MISSES]
-        order = ranked(plans)
 
         def plan(place: int) -> Plan:
             one = order[place]
@@ -221,6 +267,10 @@ class _Search:
             ),
             data_notes=data_notes(self.spec, in_order[0]) if order else (),
         )
+
+
+def _speed(plan: Candidate) -> float:
+    return plan.tokens_per_s_per_gpu
 
 
 def _keep_simplest(kept: dict[str, Rejection], key: str, rejection: Rejection) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from itertools import islice
 from math import ceil
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from topoplan.layout.layout import Layout, keys_of
 from topoplan.planner.explain import LIGER_KEY
 from topoplan.planner.plan import Change, Ranking, WayOut
 from topoplan.planner.predict import predict
-from topoplan.planner.rank import LOOKED_AT, has_room, ranked
+from topoplan.planner.rank import first_with_room, ranked
 from topoplan.planner.what_if import Search, found_by
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.gpu import Gpu
@@ -98,8 +97,7 @@ class _Tries:
             if ranking.searched < 1.0:
                 self._left = 0
                 raise _SpentError
-        plans = islice(ranking.plans, LOOKED_AT) if ranking and self._with_room else filter(None, [found.best])
-        plan = next((plan for plan in plans if not self._with_room or has_room(plan)), None)
+        plan = first_with_room(ranking) if ranking and self._with_room else found.best
         if plan is None:
             self._last = WayOut(change=change, reason=found.reason or "no plan with room")
             return None

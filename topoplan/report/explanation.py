@@ -12,6 +12,7 @@ from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.registry import engine_of
 from topoplan.planner.account import Comparison
 from topoplan.planner.effort import job_effort
+from topoplan.planner.explain import speed_words
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
@@ -106,21 +107,22 @@ def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
     """Say which plan is better, why, and at what cost."""
     winner, loser = comparison.winner, comparison.loser
     name, other = layout_label(winner.layout), layout_label(loser.layout)
-    faster = winner.tokens_per_s_per_gpu / loser.tokens_per_s_per_gpu - 1.0
+    time = loser.tokens_per_s_per_gpu / winner.tokens_per_s_per_gpu
+    speed = speed_words(time, decimals=1)
     sentences = []
     if not winner.fits:
-        sentences.append(f"Neither plan fits; {name} would be {_speed(faster)}.")
+        sentences.append(f"Neither plan fits; {name} would be {speed}.")
     elif not loser.fits:
         over = loser.memory.excess_bytes
         lacks = f"exceeds the card by {gib(over)} GiB" if over > 0 else "needs more host memory than a node has"
-        sentences.append(f"{name} wins, because {other} {lacks}; it is {_speed(faster)}.")
+        sentences.append(f"{name} wins, because {other} {lacks}; it is {speed}.")
     elif comparison.is_tie:
         sentences.append(
-            f"Both are equally fast within the error of the predictions ({abs(faster):.1%} apart); {name} is ranked"
+            f"Both are equally fast within the error of the predictions ({abs(time - 1.0):.1%} apart); {name} is ranked"
             " first because it needs less memory or is simpler."
         )
     else:
-        sentences.append(f"{name} wins: it is {_speed(faster)}.")
+        sentences.append(f"{name} wins: it is {speed}.")
     flip = 1.0 if winner is comparison.first else -1.0
     sentences += _reasons(comparison.time, flip, "s per step", significant)
     sentences += _reasons(comparison.memory, flip, "GiB", gib)
@@ -138,10 +140,6 @@ def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
             )
         sentences.append(words)
     return sentences
-
-
-def _speed(faster: float) -> str:
-    return f"{abs(faster):.1%} {'faster' if faster >= 0 else 'slower'}"
 
 
 def _reasons(rows: Iterable[Difference], flip: float, unit: str, text: Callable[[float], str]) -> list[str]:

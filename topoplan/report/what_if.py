@@ -11,6 +11,7 @@ from rich.text import Text
 
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.effort import job_effort
+from topoplan.planner.explain import EQUAL, speed_words
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
@@ -20,8 +21,6 @@ from topoplan.report.text import effort_to_dict, gib, hours, layout_label, signi
 from topoplan.specs.spec import Spec
 
 _T = TypeVar("_T")
-_EQUAL = 0.005
-"""Relative differences of speed below this are not shown."""
 _FIGURES = {
     "trainer": 1,
     "GPUs": 2,
@@ -126,7 +125,7 @@ def _two_columns(before: Found, after: Found) -> Table:
         if one is None and two is None:
             return
         change = ""
-        if one and two is not None and abs(two / one - 1) >= _EQUAL:
+        if one and two is not None and abs(two / one - 1) >= EQUAL:
             change = f"{100 * (two / one - 1):+.0f}%"
             if absolute:
                 change = f"{'+' if two > one else '-'}{text(abs(two - one))}, {change}"
@@ -159,9 +158,8 @@ def _fate(fate: Fate) -> str:
     becomes = layout_label(fate.layout) if fate.layout else ""
     if fate.rank == 1:
         return f"is still the best, as {becomes}"
-    speed = f"{abs(fate.slower):.1%} {'slower' if fate.slower >= 0 else 'faster'} than the best"
-    if abs(fate.slower) < _EQUAL:
-        speed = "as fast as the best"
+    speed = _speed(fate, decimals=1)
+    speed += " as the best" if speed == "as fast" else " than the best"
     where = f"plan {fate.rank}" if fate.rank else "skipped by the search"
     return f"becomes {becomes}: {where}, {speed}"
 
@@ -173,9 +171,12 @@ def _short_fate(fate: Fate | None) -> str:
         return "does not fit" if fate.rule == "memory" else "not allowed"
     if fate.rank == 1:
         return "still best"
-    if abs(fate.slower) < _EQUAL:
-        return "as fast"
-    return f"{abs(fate.slower):.0%} {'slower' if fate.slower > 0 else 'faster'}"
+    return _speed(fate)
+
+
+def _speed(fate: Fate, *, decimals: int = 0) -> str:
+    """Compare the old best plan with the new one."""
+    return speed_words(1.0 / (1.0 - fate.slower), decimals)
 
 
 def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) -> None:
