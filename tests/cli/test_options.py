@@ -1,8 +1,30 @@
 import pytest
 
-from topoplan.cli.options import variations
+from topoplan.cli.options import SpecOptions, variations
 from topoplan.cli.output import stdout_console
 from topoplan.errors import InputError
+
+
+def test_a_change_takes_the_place_of_what_options_say_of_the_same_key() -> None:
+    said = SpecOptions(nodes="2", pin=["tp=4,pp=1"], overrides=["job.seq_len=4k", "gpu.memory=40GB"])
+    changed = said.with_sets(["nodes=8", "seq_len=8k", "pin.tp=2", "gpu=h100"])
+    assert (changed.nodes, changed.pin) == ("8", ["pp=1"])
+    assert changed.overrides == ["seq_len=8k", "pin.tp=2", "gpu=h100"]
+    with_options = said.with_sets(["seq_len=8k", "pin.tp=2"], as_options=True)
+    assert (with_options.seq_len, with_options.pin, with_options.overrides) == (
+        "8k",
+        ["pp=1", "tp=2"],
+        ["gpu.memory=40GB"],
+    )
+
+
+def test_a_number_of_nodes_given_with_set_is_not_assumed() -> None:
+    words = {"gpu": "h100", "model": "Qwen/Qwen3-8B", "seq_len": "4096", "batch": "64", "finetuning": "full"}
+    said = SpecOptions(**words, overrides=["nodes=2"])
+    assert said.assumed(None) == []
+    assert said.read(None).cluster.nodes == 2
+    assert said.read(None, "nodes=4").cluster.nodes == 4
+    assert SpecOptions(**words).assumed(None) == ["assumed: 1 node (--nodes)"]
 
 
 def test_one_value_is_one_combination() -> None:

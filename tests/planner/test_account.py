@@ -15,7 +15,9 @@ from tests.planner.sharded_cases import A100, ALONE, HOST, ZERO3_AWAY
 from tests.planner.sharded_cases import CASES as SHARDED
 from tests.samples import make_plan
 from topoplan.engines.account import MemoryAccount, TimeAccount
+from topoplan.engines.prediction import BEYOND
 from topoplan.planner.account import Comparison, compare, comparison, memory_account, time_account
+from topoplan.planner.calibrate import with_constants
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.terms import Term, sum_of
@@ -76,6 +78,22 @@ def test_the_terms_add_up_to_the_plan(model: str, form: dict[str, Any], other: d
     predicted = {name.partition(" (")[0]: size for name, size in worst.parts_bytes.items()}
     assert parts(memory.device.at("reserved", "allocated")) == pytest.approx(predicted, rel=1e-9)
     assert (memory.host.value if memory.host else 0.0) == pytest.approx(plan.memory.host_bytes, rel=1e-9)
+
+
+@pytest.mark.parametrize(("model", "form", "other"), [CASES[1], SHARDED[1], SHARDED[9]])
+def test_tensors_that_a_run_out_of_memory_showed_are_a_term_of_their_own(
+    model: str, form: dict[str, Any], other: dict[str, Any]
+) -> None:
+    spec = spec_of(model, **other)
+    once, twice = (
+        memory_account(one, predict(one, form)).device.at("reserved", "allocated")
+        for one in (spec, with_constants(spec, {"tensors_beyond": 0.5}))
+    )
+    assert BEYOND not in parts(once)
+    beyond = twice.at(BEYOND)
+    assert sum(parts(twice).values()) == pytest.approx(twice.value) == pytest.approx(once.value + beyond.value)
+    assert beyond.value > 0
+    assert beyond.what.startswith("50% of what comes and goes")
 
 
 @cache

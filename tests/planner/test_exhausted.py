@@ -1,6 +1,7 @@
 """Out of memory is a measurement: the message's figures, possible reasons, and what fits once it has been learned."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from topoplan.planner.learn import learn_from, reordered
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.search import rank
+from topoplan.specs.gpu_profile import profile_of
+from topoplan.specs.profile import OwnProfile
 from topoplan.units import GIB
 
 SPEC = make_spec(nodes=1)
@@ -133,6 +136,51 @@ def test_a_plan_that_ran_out_of_memory_does_not_fit_by_the_next_prediction(plan:
     ranking = rank(taught)
     assert plan.id not in {layout.id for layout in ranking.plans.layouts}
     assert f"{plan.id} ran out of memory on this cluster, and is left out" in reordered(ranking)
+
+
+def taught_by(plan: Plan, text: str) -> OwnProfile:
+    found = read_exhausted(log(text, *BACKWARD))
+    assert found is not None
+    return learn_from([], [Ended(spec=SPEC, plan=plan, found=found, name="log")]).profile
+
+
+@pytest.mark.parametrize(
+    ("form", "switch", "smaller"),
+    [
+        (
+            {"backend": "mca", "tp": 4, "pp": 2, "micro_batch_size": 2},
+            {"overlap_grad_reduce": False},
+            {"micro_batch_size": 1},
+        ),
+        (
+            {"backend": "deepspeed", "zero_stage": 3, "micro_batch_size": 2},
+            {"expandable_segments": True},
+            {"recompute": "full"},
+        ),
+    ],
+)
+def test_tensors_beyond_the_prediction_are_learnt_as_tensors_and_no_setting_of_the_allocator_removes_them(
+    form: dict[str, Any], switch: dict[str, Any], smaller: dict[str, Any]
+) -> None:
+    plan = predict(SPEC, form)
+    live = 1.4 * plan.memory.allocated_bytes / GIB
+    profile = taught_by(plan, message(live - 4.0, held="1.00 GiB"))
+    assert set(profile.constants) == {"tensors_beyond"}
+    taught = replace(SPEC, profile=profile)
+    assert predict(taught, form).memory.allocated_bytes / GIB == pytest.approx(live, rel=2e-3)
+    assert predict(taught, form).memory.band > plan.memory.band  # a contradiction makes no prediction more certain
+    assert predict(taught, {**form, **switch}).memory.allocated_bytes / GIB >= live * (1 - 2e-3)
+    assert predict(taught, {**form, **smaller}).memory.allocated_bytes / GIB < live
+    assert "tensors that come and go counted " in " ".join(predict(taught, form).warnings)
+
+
+def test_what_the_allocator_held_is_learnt_apart_from_the_tensors(plan: Plan) -> None:
+    live = plan.memory.allocated_bytes / GIB
+    profile = taught_by(plan, message(live - 5.0, held=f"{0.3 * live:.2f} GiB"))
+    assert set(profile.constants) == {"fragmentation"}
+    assert profile.constants["fragmentation"] == pytest.approx((live - 1.0 + 0.3 * live) / live - 1.0, abs=1e-3)
+    assert profile.constants["fragmentation"] > profile_of(SPEC.cluster.gpu).fragmentation
+    assert not taught_by(plan, message(0.8 * live, held="0.10 GiB")).constants
 
 
 def test_what_another_process_or_another_moment_took_teaches_nothing(plan: Plan) -> None:

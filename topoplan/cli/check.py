@@ -116,7 +116,7 @@ def _print_next(checked: Checked, said: SpecOptions, cluster: str | None, seq_le
     better = better_plan(checked)
     if better is not None and Path(better.file).is_file():
         on, job = better.spec.cluster, better.spec.job
-        if on.nodes != (checked.cluster.nodes if cluster is not None or said.nodes is not None else 1):
+        if on.nodes != (checked.cluster.nodes if cluster is not None or said.gives("nodes") else 1):
             said = replace(said, nodes=str(on.nodes))
         if on.gpus_per_node != checked.cluster.gpus_per_node:
             said = replace(said, gpus_per_node=str(on.gpus_per_node))

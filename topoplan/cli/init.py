@@ -129,7 +129,7 @@ def _of_file(path: str, options: SpecOptions) -> _Begun:
     if file is None and "gpu" in read_source(Path(path)).data:
         raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {quote(path)}` takes it as it is")
     starts = file.processes if file else None
-    if starts and starts.nodes and options.nodes is None:
+    if starts and starts.nodes and not options.gives("nodes"):
         options = replace(options, nodes=str(starts.nodes))
     if starts and starts.gpus_per_node and options.gpus_per_node is None:
         options = replace(options, gpus_per_node=str(starts.gpus_per_node))
@@ -257,13 +257,13 @@ class _Asker:
         open_: dict[str, Any] = {
             name: place
             for name, place in _PLACES.items()
-            if getattr(options, name) is None and ("model" if name == "model" else "job") not in said
+            if not options.gives(name) and ("model" if name == "model" else "job") not in said
         }
         return replace(options, job=None, **open_).read(self.base)
 
     def option(self, name: str, words: str, usual: str | None = None) -> None:
         """Ask for an option that is not given."""
-        if getattr(self.options, name) is None:
+        if not self.options.gives(name):
             answer: Any = self._ask(words, usual, lambda text: {name: text})
             self.options = replace(self.options, **{name: answer})
 

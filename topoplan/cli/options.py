@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import product
 from math import prod
@@ -92,6 +92,7 @@ _KEYS = {
 
 OPTION_OF = {key.removeprefix("job."): option.removeprefix("--").replace("-", "_") for option, key in _KEYS.items()}
 """Key of such an option, as `--set` takes it -> field of SpecOptions."""
+_KEY_OF = {field: key for key, field in OPTION_OF.items()}
 
 WITHOUT_SPEC = ("gpu", "nodes", "gpus_per_node", "model", "seq_len", "batch", "finetuning", "job")
 """Options of verbs that need no spec file."""
@@ -146,6 +147,30 @@ class SpecOptions:
     def __bool__(self) -> bool:
         return any(astuple(self))
 
+    def gives(self, field: str) -> bool:
+        """Return whether a value is given: by the option of this field, or by `--set` with the option's key."""
+        key = _KEY_OF.get(field, field)
+        return getattr(self, field) is not None or any(key_and_value(text)[0] == key for text in self.overrides or ())
+
+    def with_sets(self, sets: Sequence[str], *, as_options: bool = False) -> SpecOptions:
+        """Return the options with `key=value` texts, as of `--set`, in place of what they say of the same keys.
+
+        A key goes to its own option if that was given, or wherever it has one if `as_options`.
+        """
+        said = dict(map(key_and_value, sets))
+        fields = {key: OPTION_OF.get(key, key) for key in said if key in OPTION_OF or key == "model"}
+        own = {key: name for key, name in fields.items() if as_options or getattr(self, name) is not None}
+        pins = [part.strip() for text in self.pin or () for part in text.split(",")]
+        pins = [part for part in pins if not _is_within(f"pin.{key_and_value(part)[0]}", said)]
+        further = [text for text in self.overrides or () if not _is_within(key_and_value(text)[0], said)]
+        for text in sets:
+            key = key_and_value(text)[0]
+            if as_options and key.startswith("pin."):
+                pins.append(text.removeprefix("pin."))
+            elif key not in own:
+                further.append(text)
+        return replace(self, overrides=further, pin=pins, **{name: said[key] for key, name in own.items()})
+
     def _of(self, option: str) -> str | None:
         value: str | None = getattr(self, option.removeprefix("--").replace("-", "_"))
         return value
@@ -160,10 +185,10 @@ class SpecOptions:
 
     def assumed(self, spec: str | Source | None) -> list[str]:
         """Return sentences on what is assumed because it was not given: `assumed: 1 node (--nodes)`."""
-        usual = {} if spec is not None else {"--nodes": "1 node (--nodes)"}
+        usual = {} if spec is not None else {"nodes": "1 node (--nodes)"}
         if spec is None and not self.job:
-            usual["--finetuning"] = "full fine-tuning (--finetuning)"
-        words = [words for option, words in usual.items() if self._of(option) is None]
+            usual["finetuning"] = "full fine-tuning (--finetuning)"
+        words = [words for field, words in usual.items() if not self.gives(field)]
         return [*([f"assumed: {', '.join(words)}"] if words else []), *self.assumed_of_job(spec)]
 
     def assumed_of_job(self, spec: str | Source | None) -> list[str]:
@@ -175,12 +200,12 @@ class SpecOptions:
             f"`topoplan check {quote(self.job or '')} --cluster {cluster}` compares its own layout with the best plan"
         )
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
-        on_batch = of_trainer.on_batch if self.batch is None else ()
+        on_batch = () if self.gives("batch") else of_trainer.on_batch
         return [f"the job is that of {self.job}, a file of {title}'s", *on_batch, *of_trainer.notes, check, *alone]
 
     def with_explicit_batch(self, spec: str | Source | None, read: Spec) -> SpecOptions:
         """Return the options with an explicit batch if --job is a trainer's file, which states the batch per GPU."""
-        if self.batch is not None or self.trainer_job(spec) is None:
+        if self.gives("batch") or self.trainer_job(spec) is None:
             return self
         return replace(self, batch=str(read.job.global_batch_size))
 
@@ -198,8 +223,8 @@ class SpecOptions:
     def _keys(self, spec: str | Source | None) -> dict[str, tuple[str, str]]:
         """Return the options that each set one key of a spec, as `load_spec` takes them."""
         said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
-        if spec is None:
-            said = {"--nodes": "1"} | said
+        if spec is None and not self.gives("nodes"):
+            said["--nodes"] = "1"
         return {option: (_KEYS[option], value) for option, value in said.items()}
 
     def read_cluster(self, spec: str | Source | None) -> Cluster:
@@ -227,23 +252,23 @@ class SpecOptions:
         length, whose = tokens if isinstance(tokens, int) else None, trainer_name(self.trainer, "--trainer")
         return job_of(file, cluster, model=self.model, seq_len=length, trainer=whose, backend=backend)
 
-    def read(self, spec: str | Source | None, *overrides: str, backend: str | None = None) -> Spec:
-        """Return the spec file with the command line's options and `key=value` overrides applied. Without a file, the
-        options must be sufficient by themselves. With the `backend` of a plan, a job of a trainer's file has every key
-        that the plan's files can have."""
+    def read(self, spec: str | Source | None, *changes: str, backend: str | None = None) -> Spec:
+        """Return the spec file with the command line's options applied, and `key=value` changes of what they say.
+        Without a file, the options must be sufficient by themselves. With the `backend` of a plan, a job of a trainer's
+        file has every key that the plan's files can have."""
         from topoplan.specs.load import load_spec
 
         if spec is None:
             self._check_whole()
-        of_trainer = self.trainer_job(spec, backend)
+        of_trainer, said = self.trainer_job(spec, backend), self.with_sets(changes) if changes else self
         read = load_spec(
             spec,
-            keys=self._keys(spec),
-            model=self.model,
-            job=of_trainer.source if of_trainer else self.job,
-            overrides=(*(self.overrides or ()), *overrides),
-            pins=tuple(self.pin or ()),
-            profile=self.profile,
+            keys=said._keys(spec),
+            model=said.model,
+            job=of_trainer.source if of_trainer else said.job,
+            overrides=said.overrides or (),
+            pins=said.pin or (),
+            profile=said.profile,
         )
         # A trainer's file may have further keys, which only that trainer understands.
         trainer = self.trainer or (of_trainer.trainer.name if of_trainer else None)
@@ -263,6 +288,16 @@ class SpecOptions:
             where, remedy = f"--backend {self.backend}", "leave one of them out"
             raise InputError(f"the job pins backend {pinned}", where=where, remedy=remedy)
         return replace(read, backends=backends, trainer=whose)
+
+
+def key_and_value(text: str) -> tuple[str, str]:
+    """Return the parts of `key=value`; `job.seq_len` and `seq_len` are the same key."""
+    key, _, value = text.partition("=")
+    return key.strip().removeprefix("job."), value.strip()
+
+
+def _is_within(key: str, keys: Iterable[str]) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
 def expand_options(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from shlex import join
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -147,25 +147,8 @@ def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOpti
 
 def changed(options: SpecOptions, change: Change) -> SpecOptions:
     """Return the options with a change applied, replacing earlier settings of the same keys."""
-    from topoplan.cli.options import OPTION_OF
-
-    said = dict(map(_key_and_value, change.sets))
-    kept = [text for text in options.overrides or () if _key_and_value(text)[0].partition(".")[0] not in said]
-    sets = [text for text in change.sets if _key_and_value(text)[0] not in OPTION_OF]
-    own: dict[str, Any] = {OPTION_OF[key]: value for key, value in said.items() if key in OPTION_OF}
-    pin = () if change.kind == "pins" else options.pin or ()
-    return replace(
-        options,
-        overrides=[*kept, *sets],
-        pin=[*pin, *change.pins],
-        backend=change.backend or options.backend,
-        **own,
-    )
-
-
-def _key_and_value(text: str) -> tuple[str, str]:
-    key, _, value = text.partition("=")
-    return key.strip().removeprefix("job."), value.strip()
+    sets = [*change.sets, *(f"pin.{pin}" for pin in change.pins)]
+    return replace(options.with_sets(sets, as_options=True), backend=change.backend or options.backend)
 
 
 def led_on(

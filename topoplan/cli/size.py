@@ -64,7 +64,7 @@ def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecO
         raise InputError(f"{price:g} is not a price", where="--gpu-hour-price", expected="expected a number")
     if options.nodes is not None:
         raise InputError("it is what is looked for", where="--nodes", remedy="leave it out, or give --max-nodes")
-    if any(text.partition("=")[0].strip() == "nodes" for text in options.overrides or ()):
+    if options.gives("nodes"):
         raise InputError("nodes is what is looked for", where="--set", remedy="leave it out, or give --max-nodes")
 
 

@@ -87,8 +87,7 @@ def _with_longest(
 
 def _ways_out(before: Spec, options: SpecOptions, spec: str | None, keys: Iterable[str]) -> str:
     """Return the command that shows the ways out of a case in which nothing fits."""
-    sets = (word for change in _whole(before, keys) for word in ("--set", change))
-    return join(["topoplan", "rank", *options.words(spec), *sets])
+    return join(["topoplan", "rank", *options.with_sets(_whole(before, keys)).words(spec)])
 
 
 def _whole(before: Spec, keys: Iterable[str]) -> list[str]:

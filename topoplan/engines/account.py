@@ -8,7 +8,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from topoplan.engines.prediction import Memory, Moment
+from topoplan.engines.prediction import BEYOND, Memory, Moment
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from topoplan.network.nccl_buffers import Communicator
 from topoplan.network.placement import span
@@ -179,6 +179,16 @@ def allocated_term(parts: Iterable[Term], peak: Term, source: str) -> Term:
     last = replace(peak, name="peak", what=what, facts={"moment": peak.name})
     words = "torch's peak of live tensors"
     return sum_of("allocated", (*parts, last), source, "bytes", with_zeros=True, what=words)
+
+
+def beyond_terms(case: Case, parts_bytes: Mapping[str, float], formula: Callable[..., Any]) -> list[Term]:
+    """Return what a calibrated profile adds to the tensors of a stage; `formula` predicted them."""
+    if BEYOND not in parts_bytes:
+        return []
+    profile = case.profile
+    words = f"{100 * profile.tensors_beyond:.0f}% of what comes and goes: a run out of memory needed that"
+    source = source_of(formula, profile.origins["tensors_beyond"].source)
+    return [Term(BEYOND, parts_bytes[BEYOND], "bytes", source, what=words)]
 
 
 def state_term(name: str, elements: int, element_bytes: float, shards: int, source: str, *, processes: int = 1) -> Term:

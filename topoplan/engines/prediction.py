@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from topoplan.specs.case import Case
+from topoplan.specs.gpu_profile import Profile
 
 FREED = "activations freed by then"
 """Name of the negative term of a moment: activations that it no longer holds."""
+BEYOND = "beyond the prediction"
+"""Name of the part that a calibrated profile adds: tensors that a run out of memory needed and no formula explains."""
 
 
 class Moment(NamedTuple):
@@ -110,6 +113,15 @@ class Memory:
 def band_interval(value: float, band: float) -> tuple[float, float]:
     """Return the interval around `value` whose half width is the fraction `band` of it."""
     return value * (1.0 - band), value * (1.0 + band)
+
+
+def parts_beyond(profile: Profile, passing_bytes: float) -> Mapping[str, float]:
+    """Return the part that a run out of memory showed to be missing; `passing_bytes` is what comes and goes in a step.
+
+    It is a share of what comes and goes, because weights and states are known to the byte, and what a user's data or
+    trainer adds (longer samples, another loss) grows with the micro-batch and shrinks with recomputation.
+    """
+    return {BEYOND: profile.tensors_beyond * passing_bytes} if profile.tensors_beyond else {}
 
 
 def margin_bytes(case: Case, band_bytes: float) -> float:

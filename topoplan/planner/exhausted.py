@@ -1,9 +1,9 @@
 """Out of memory as a measurement: the figures in PyTorch's error message, compared with the prediction.
 
 The message states what was requested, how much live tensors took and how much the allocator held unallocated. Their sum
-is a lower bound of what the run needed at that moment; a profile records it as a larger fragmentation share. The next
-prediction of a plan that ran out of memory therefore says that it does not fit, and similar plans are affected
-accordingly.
+is a lower bound of what the run needed at that moment. A profile records live tensors beyond the prediction as such,
+and a larger fragmentation share only for what the allocator held besides. The next prediction of a plan that ran out of
+memory therefore says that it does not fit, and similar plans are affected accordingly.
 """
 
 from __future__ import annotations
@@ -86,9 +86,14 @@ class Exhausted:
     """Line in the log, from 1."""
 
     @property
+    def live_bytes(self) -> float:
+        """Lower bound of what live tensors needed."""
+        return self.tried_bytes + self.allocated_bytes
+
+    @property
     def needed_bytes(self) -> float:
         """Lower bound of what live tensors and unallocated reserved memory needed."""
-        return self.tried_bytes + self.allocated_bytes + self.held_bytes
+        return self.live_bytes + self.held_bytes
 
     @property
     def is_informative(self) -> bool:
@@ -156,7 +161,12 @@ class Ended:
 def exhausted_peaks(spec: Spec, plan: Plan, found: Exhausted) -> Peaks:
     """Return the lower bound of memory that the message implies."""
     return Peaks(
-        spec=spec, layout=plan.layout, reserved_bytes=found.needed_bytes, stage=_stage(plan, found), at_least=True
+        spec=spec,
+        layout=plan.layout,
+        allocated_bytes=found.live_bytes,
+        reserved_bytes=found.needed_bytes,
+        stage=_stage(plan, found),
+        at_least=True,
     )
 
 
@@ -169,7 +179,7 @@ def _stage(plan: Plan, found: Exhausted) -> int | None:
 def exhausted_words(spec: Spec, plan: Plan, found: Exhausted) -> tuple[str, ...]:
     """Return sentences: what happened, how far it is from the prediction, possible reasons, and what would fit."""
     allocated, reserved = predicted_bytes(exhausted_peaks(spec, plan, found))
-    live = found.allocated_bytes + found.tried_bytes
+    live = found.live_bytes
     more = live / allocated - 1.0
     return (
         happened(found, _stage(plan, found) if plan.layout.pp > 1 else None),

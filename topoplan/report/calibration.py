@@ -11,6 +11,7 @@ from rich.console import Console
 from topoplan.errors import listed
 from topoplan.planner.calibrate import Calibration
 from topoplan.planner.exhausted import exhausted_words, lesson_sentence
+from topoplan.planner.fragmentation import SHARES
 from topoplan.planner.learn import Lessons
 from topoplan.report.dump import picked, plain
 from topoplan.report.tables import apart, bullets, paragraph, table_of
@@ -149,11 +150,15 @@ def _together(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
 def _memory(learnt: Lessons) -> Iterator[str]:
     base = _base(learnt)
     for key, value in learnt.memory.constants.items():
+        if key not in SHARES:
+            more = f"{100 * value:.0f}% higher"
+            yield f"tensors that come and go in a step are counted {more}, as a run out of memory shows"
+            continue
         now, before = (f"{100 * share:.1f}%" for share in (value, getattr(base, key)))
         but = "as predicted" if now == before else f"instead of the predicted {before}"
         yield f"the allocator reserves {now} beyond live tensors, {but}"
     if not learnt.memory.constants:
-        yield "no log reports what the allocator reserved: memory is predicted as before"
+        yield "the logs show nothing new about memory: memory is predicted as before"
 
 
 def _base(learnt: Lessons) -> Profile:

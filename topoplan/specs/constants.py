@@ -207,6 +207,11 @@ class Constants:
     expandable_fragmentation: float = _constant(
         PART_OR_NONE, "The same with expandable segments, whose pages are mapped where they are needed."
     )
+    tensors_beyond: float = _constant(
+        Number(0, 1000),
+        "Live tensors that runs out of memory needed beyond the prediction, as a share of those that come and go in a"
+        " step; a lower bound.",
+    )
     memory_band: float = _constant(PART, "Error band of the memory of a dense model.", begins="error bands")
     moe_memory_band: float = _constant(PART, "The same of a mixture of experts.")
     adapter_memory_band: float = _constant(PART, "The same of adapters on Megatron-core.")

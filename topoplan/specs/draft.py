@@ -77,6 +77,8 @@ class Draft:
         self._data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
         self._is_run_document = is_run_document
         self._origins: dict[KeyPath, _Origin] = {(): _Origin(source=source, base=base)}
+        self._given: dict[KeyPath, tuple[Any, str]] = {}
+        """What options give: path of a value -> the value, and the option."""
 
     def place(self, path: KeyPath) -> str:
         """Return the `file:line` or the option that a value came from."""
@@ -136,21 +138,34 @@ class Draft:
             if key in source.data:
                 self.put((key,), source.data[key], source, base=base, at=(key,))
 
+    def give(self, path: KeyPath, value: Any, option: str) -> None:
+        """Set the value at a path, from an option. Raises an error if another option has given it another value."""
+        self.check_once(path, value, option)
+        self.put(path, value, Source(name=option, data={}))
+
+    def check_once(self, path: KeyPath, value: Any, option: str) -> None:
+        """Raise LayoutError for a pin, or else SpecError, if options give a key two different values."""
+        for key, one in _leaves(path, value):
+            before, by = self._given.setdefault(key, (one, option))
+            if before != one:
+                is_pin = key[:2] == ("job", "pin")
+                name = f"{dotted(key[2:])} is pinned" if is_pin else f"{dotted(key).removeprefix('job.')} is set"
+                raise (LayoutError if is_pin else SpecError)(
+                    f"{name} to {shown(before)} and to {shown(one)}",
+                    where=f"{by} and {option}",
+                    remedy="keep one of them",
+                )
+
     def override(self, *texts: str) -> None:
         """Apply each `--set key=value`."""
-        seen: dict[object, Any] = {}
         for text in texts:
             name, value, option = _assignment(text, "--set", "seq_len=8192")
-            path = _override_path(name, option)
-            _check_once(seen, path, value, option, f"{name} is set")
-            self.put(path, value, Source(name=option, data={}))
+            self.give(_override_path(name, option), value, option)
 
     def pin(self, pins: Mapping[str, Any] | str | Sequence[str]) -> None:
         """Add pins to those of the job, given as a mapping, as `tp=4,pp=1`, or as several such texts."""
-        seen: dict[object, Any] = {}
         for key, value, option in _mapped(pins) if isinstance(pins, Mapping) else _written(pins):
-            _check_once(seen, key, value, option, f"{key} is pinned", LayoutError)
-            self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
+            self.give(("job", "pin", *key.split(".")), value, option)
 
     def document(self) -> Document:
         """Check the values one by one and return the document. Raises SpecError or UnitError."""
@@ -181,13 +196,13 @@ class Draft:
                 )
 
 
-def _check_once(
-    seen: dict[object, Any], key: object, value: Any, option: str, words: str, kind: type[InputError] = SpecError
-) -> None:
-    """Raise an error of type `kind` if options give a key two different values."""
-    if key in seen and seen[key] != value:
-        raise kind(f"{words} to {shown(seen[key])} and to {shown(value)}", where=option, remedy="keep one of them")
-    seen[key] = value
+def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the path and value of everything that a value sets, into its blocks."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves((*path, str(key)), inner)
+    else:
+        yield path, value
 
 
 def _assignment(text: str, option: str, example: str) -> tuple[str, Any, str]:

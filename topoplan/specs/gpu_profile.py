@@ -186,7 +186,9 @@ def notes_on_bands(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[
         else:
             count = len(own.calibrated.measured)
             of_runs = f"{count} run{'s' * (count != 1)} on this cluster, {own.calibrated.date}"
-            notes.append(f"constants from {of_runs} ({own.path}){widened}")
+            beyond = own.constants.get("tensors_beyond", 0.0)
+            shown = f"; tensors that come and go counted {100 * beyond:.0f}% higher, as a run out of memory shows"
+            notes.append(f"constants from {of_runs} ({own.path}){shown if beyond else ''}{widened}")
     borrowed = [key for key in keys if profile.origins[key].kind == "earned" and not profile.origins[key].figures]
     if borrowed and profile.kin:
         alike = {key for key in BANDS if (key in SHARDED_BANDS) == (keys[0] in SHARDED_BANDS)}

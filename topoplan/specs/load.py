@@ -54,9 +54,11 @@ def load_spec(
     elif job is not None:
         draft.replace_job(read_source(Path(job)), base=Path(job).parent)
     if model is not None:
-        draft.put(("model",), model, Source(name="--model", data={}), base=Path.cwd())
+        draft.give(("model",), model, "--model")
     _put_options(draft, keys or {}, overrides)
     draft.pin(pins or {})
+    if profile is not None:
+        draft.check_once(("profile",), str(profile), "--profile")
     own = None if profile is None else read_profile(profile)
     return _spec(draft.document(), default_name=name, path=shown, profile=own)
 
@@ -88,8 +90,7 @@ def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
 
 def _put_options(draft: Draft, keys: Mapping[str, tuple[str, str]], overrides: Sequence[str]) -> None:
     for option, (key, text) in keys.items():
-        value = given_value(text, option)
-        draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
+        draft.give(tuple(key.split(".")), given_value(text, option), f"{option} {quote(text)}")
     draft.override(*overrides)
 
 

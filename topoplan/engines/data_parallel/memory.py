@@ -9,7 +9,7 @@ from topoplan.engines.data_parallel.communicators import communicators_bytes
 from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts, parameter_bytes
 from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
-from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, margin_bytes
+from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, margin_bytes, parts_beyond
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import ATTENTION_OUTPUTS, LayerActivations, eager_activations
 from topoplan.operators.adapters import LORA_RANK
@@ -254,8 +254,9 @@ def sharded_memory(case: Case, layout: Layout, *, all_stages: bool = False) -> M
     }
     if vision:
         parts["vision activations"] = vision
+    parts |= parts_beyond(profile, kept + vision + peak.total_bytes)
     allocated = sum(parts.values())
-    at_loss = allocated + moments[1].total_bytes - peak.total_bytes
+    at_loss = allocated + (1.0 + profile.tensors_beyond) * (moments[1].total_bytes - peak.total_bytes)
     reserved = _reserved_bytes(case, layout, allocated, at_loss)
     device = reserved + profile.context_bytes + communicators_bytes(case, layout)
     stage = StageMemory(

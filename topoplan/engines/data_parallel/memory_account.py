@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.engines.account import NCCL, MemoryAccount, allocated_term, margin_term, moment_terms, on_card, state_term
+from topoplan.engines.account import (
+    NCCL,
+    MemoryAccount,
+    allocated_term,
+    beyond_terms,
+    margin_term,
+    moment_terms,
+    on_card,
+    state_term,
+)
 from topoplan.engines.data_parallel.communicators import communicators
 from topoplan.engines.data_parallel.memory import LayerMemory, layer_memories, sharded_memory
 from topoplan.engines.data_parallel.sharding import sharding_of
@@ -33,6 +42,7 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         workspace,
         _activations(case, layers),
         *_vision(case, layout),
+        *beyond_terms(case, stage.parts_bytes, sharded_memory),
     )
     allocated, found = allocated_term(parts, moments[0], source), communicators(case, layout)
     return MemoryAccount(

@@ -16,7 +16,7 @@ from topoplan.engines.megatron.states import (
     resident_parts,
     stage_states,
 )
-from topoplan.engines.prediction import Memory, Moment, StageMemory, margin_bytes
+from topoplan.engines.prediction import Memory, Moment, StageMemory, margin_bytes, parts_beyond
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import Chunk
 from topoplan.operators.shard import Shard, shard_of
@@ -101,6 +101,7 @@ def stage_memory(
         parts["vision activations"] = held.vision_bytes
     name, peak_bytes = held.peak
     parts[f"peak ({name})"] = peak_bytes
+    parts |= parts_beyond(case.profile, held.total_bytes)
     return StageMemory(
         stage=states.rank,
         allocated_bytes=sum(parts.values()),

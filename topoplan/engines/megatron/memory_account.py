@@ -8,6 +8,7 @@ from topoplan.engines.account import (
     NCCL,
     MemoryAccount,
     allocated_term,
+    beyond_terms,
     margin_term,
     merged_stages,
     moment_terms,
@@ -53,7 +54,11 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
     moments = moment_terms(worst.moments, source_of(stage_moments))
     layers = {id(layer): _layer_term(case, layout, layer, n) for layer, n in _layers_of(case, states)}
     parameters = _parameters(case, layout, states)
-    parts = (*_resident(case, layout, states, worst, parameters), *_activations(case, layout, states, layers))
+    parts = (
+        *_resident(case, layout, states, worst, parameters),
+        *_activations(case, layout, states, layers),
+        *beyond_terms(case, worst.parts_bytes, stage_memory),
+    )
     allocated = allocated_term(parts, moments[0], source_of(stage_memory))
     mapped = user_buffer_bytes(shard_of(case, layout), case.model.hidden_size)
     words = "of collectives inside GEMMs"
