@@ -43,7 +43,8 @@ class Compared:
 
     file: str
     error: float
-    """Predicted over stated memory, minus 1."""
+    """Predicted over stated memory, minus 1. Predicted is what the run needs, or up to that and the allocator's gaps
+    where more is stated."""
     is_whole: bool
     """True if the file states all that memory depends on: full packed sequences, and no images."""
 
@@ -91,7 +92,8 @@ def _memory(path: Path, predictions: Sequence[Prediction]) -> Compared | None:
     (gpus, gib), ((plan, spec),) = said[0], plans
     if plan.layout.world_size != int(gpus):
         return None
-    error = plan.memory.device_bytes / GIB / float(gib) - 1.0
+    stated, needed = float(gib), plan.memory.device_bytes / GIB
+    error = min(max(stated, needed), needed + plan.memory.gaps_bytes / GIB) / stated - 1.0
     return Compared(file=path.name, error=error, is_whole=spec.job.packs and spec.model.vision is None)
 
 
