@@ -104,8 +104,8 @@ def _used_groups(layout: Layout, embedding: tuple[int, ...], loop: _Loop) -> lis
     (`core/optimizer/__init__.py`, intra_dist_opt_group); `core/tensor_parallel/mappings.py`; gradients and weights in
     `core/distributed/param_and_grad_buffer.py`, and the loss in the same group;
     `core/pipeline_parallel/p2p_communication.py`; `core/transformer/moe/token_dispatcher.py`
-    (MoEAlltoAllTokenDispatcher); `core/distributed/finalize_model_grads.py` for the embedding and, along the pipeline,
-    for the number of tokens; Transformer Engine `context_parallel.py`. For what is logged:
+    (MoEAlltoAllTokenDispatcher); `core/distributed/finalize_model_grads.py` for the embedding, the norms (tp) and,
+    along the pipeline, the number of tokens; Transformer Engine `context_parallel.py`. For what is logged:
     `training/training.py::train_step` and ms-swift `megatron/trainers/base.py` (over tp x pp, and over dp, which is
     another group than dp x cp), mcore_adapter `trainer/trainer.py` (dp and pp), and
     `core/transformer/moe/moe_utils.py::reduce_aux_losses_tracker_across_ranks` (tp x cp).
@@ -120,7 +120,9 @@ def _used_groups(layout: Layout, embedding: tuple[int, ...], loop: _Loop) -> lis
 
     if layout.distributed_optimizer:
         add("gradient norm", everyone, "small all-reduce")
-    add("tp", group(layout, "tp"), "gather" if layout.sequence_parallel else "large all-reduce", "small all-reduce")
+    # With sequence parallelism, a step all-reduces the gradients of all norms, which is too much for a small one.
+    in_layers: tuple[Use, ...] = ("gather",) if layout.sequence_parallel else ()
+    add("tp", group(layout, "tp"), *in_layers, "large all-reduce", "small all-reduce")
     if layout.cp_comm_type == "a2a":
         add("cp", group(layout, "cp"), "all-to-all")
     elif layout.cp > 1:
