@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.bundle.whole import refuse_incomplete, refuse_links
+from topoplan.bundle.whole import refuse_incomplete, refuse_lacking, refuse_links
 from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.lint.by_version import judged
@@ -26,7 +26,7 @@ from topoplan.reading.setup import Setup
 from topoplan.reading.versions import is_lock, stated_versions
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.recognizers import recognizers
-from topoplan.trainers.trainer import PLAN_FILE
+from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _ALL = FindingFilter()
@@ -76,7 +76,7 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
     for path in paths:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
-            _refuse_links(Path(path))
+            _refuse_broken(Path(path))
     others = [path for path in paths if not is_log(path)]
     files = [path for path in others if not is_lock(path)] or others
     setup = read_setup(files, recognizers()) if files else Setup(parts=())
@@ -95,7 +95,9 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
     return check_setup(setup, against, choice)
 
 
-def _refuse_links(directory: Path) -> None:
+def _refuse_broken(directory: Path) -> None:
+    if os.path.lexists(directory / MANIFEST):
+        refuse_lacking(directory, (MAIN_FILE,))
     if any(os.path.lexists(directory / name) for name in (MANIFEST, PLAN_FILE)):
         refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in bundle_files(directory))))
 
