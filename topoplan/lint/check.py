@@ -18,11 +18,13 @@ from topoplan.lint.logs import is_log, of_logs, read_logs
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.registry import rule_modules
+from topoplan.lint.rules.shell import CUT_OFF
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
+from topoplan.reading.processes import launch_of
 from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
-from topoplan.reading.setup import Setup
+from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.versions import is_lock, stated_versions
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.recognizers import recognizers
@@ -107,7 +109,10 @@ def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter =
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
     for configuration in setup.complete_configurations:
-        prediction, told = predict_configuration(configuration, setup, against)
+        if cut := _cut_off(configuration, setup, found):
+            prediction, told = Prediction(configuration=configuration, reason=cut), ()
+        else:
+            prediction, told = predict_configuration(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
@@ -194,6 +199,17 @@ def _rule_findings(setup: Setup) -> Iterable[Finding]:
             if finding := judged(found, setup.versions):
                 # Edits that are right for a shell script would break a Makefile recipe.
                 yield replace(finding, edits=()) if finding.part.is_makefile else finding
+
+
+def _cut_off(configuration: Configuration, setup: Setup, found: Sequence[Finding]) -> str:
+    """Say that the rest of a configuration's command is no part of it by mistake; empty if it is whole."""
+    launch = launch_of(setup, configuration)
+    for one in found:
+        if launch and one.rule == CUT_OFF and one.part == launch.part and one.line is not None:
+            earlier = [other.last_line for other in setup.launches if other.part == one.part]
+            if launch.last_line == max((line for line in earlier if line < one.line), default=0):
+                return f"its command is cut off before line {one.part.file_line(one.line)}"
+    return ""
 
 
 def _overridden(setup: Setup) -> dict[int, set[int]]:
