@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster
 
 
 def test_an_illegal_layout_has_no_plan_and_still_a_best_one(one_node: Cluster) -> None:
-    prediction, found = compared(mca(expert_model_parallel_size=2), one_node)
+    prediction, _ = compared(mca(expert_model_parallel_size=2), one_node)
 
     assert prediction.plan is None
     assert prediction.reason.startswith("the layout breaks rule experts")

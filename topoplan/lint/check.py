@@ -109,8 +109,9 @@ def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter =
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
     for configuration in setup.complete_configurations:
+        told: tuple[Finding, ...] = ()
         if cut := _cut_off(configuration, setup, found):
-            prediction, told = Prediction(configuration=configuration, reason=cut), ()
+            prediction = Prediction(configuration=configuration, reason=cut)
         else:
             prediction, told = predict_configuration(configuration, setup, against)
         if against.cluster is not None:
