@@ -79,6 +79,10 @@ def test_marks_of_output_go_together() -> None:
         assert text.count("<!-- output -->") == text.count("<!-- /output -->") == len(shown(text)), name
 
 
+def test_commands_whose_output_is_shown_print_something() -> None:
+    assert [command for text in TEXTS.values() for command, output in shown(text) if output.count("\n") <= 3] == []
+
+
 @pytest.mark.readme
 @pytest.mark.parametrize("script", of_pages("bash", "topoplan "))
 def test_scripts_run(clone: Path, script: str) -> None:

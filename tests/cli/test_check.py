@@ -104,7 +104,11 @@ ON_DEEPSPEED = (
     ("name", "text", "options"),
     [
         # Nothing of the layout counts: one that the GPUs do not divide into, or that no plan may have.
-        ("train.yaml", ON_MEGATRON + "pipeline_model_parallel_size: 3\n", ("--gpu", "h100", "--nodes", "2")),
+        (
+            "run.sh",
+            SWIFT_MEGATRON + " --pipeline_model_parallel_size 3 --max_length 4096\n",
+            ("--gpu", "h100", "--nodes", "2"),
+        ),
         # The data set is on the nodes alone, and the length of samples comes from an option.
         ("run.sh", ON_DEEPSPEED, ("--gpu", "h100", "--seq-len", "4096")),
         # The command uses a part of the cluster.
@@ -243,3 +247,27 @@ def test_the_hook_of_pre_commit_is_a_call_of_ours(cli: Cli, tmp_path: Path) -> N
     program, *words = hook["entry"].split()
     assert (program, hook["id"], hook["language"]) == ("topoplan", "topoplan-check", "python")
     assert cli(*words, tmp_path / "run.sh").code == 1
+
+
+def test_a_command_that_is_cut_off_is_predicted_only_when_it_is_whole_again(cli: Cli, tmp_path: Path) -> None:
+    script, copy = tmp_path / "run.sh", tmp_path / "run.fixed.sh"
+    script.write_text(
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-14B --tuner_type full --torch_dtype bfloat16 \\\n"
+        "  --dataset a --gradient_checkpointing true\n"
+        "  --max_len 1024 --save_stepz 100 --deepspeed zero3\n"
+    )
+    alone = cli("check", script, "--gpu", "h100", "--ignore", "swift")
+    assert "[shell-broken-continuation]" in alone.out
+    assert "does not fit" not in alone.out
+    assert f"{script}: not predicted: its command is cut off before line 3." in " ".join(alone.out.split())
+    assert "Next" not in alone.out
+
+    mended = cli("check", script, "--gpu", "h100", "--fix")
+    assert "--save_stepz is not an argument of `swift sft`" in " ".join(mended.out.split())
+    (following,) = [line for line in mended.out.splitlines() if line.startswith("Next  ")]
+    assert f" --job {copy} " in following
+
+    # argparse takes the beginning of a name for the whole.
+    whole = cli("check", copy, "--gpu", "h100", "--select", "plan", "--json")
+    (prediction,) = json.loads(whole.out)["predictions"]
+    assert (prediction["job"]["seq_len"], prediction["plan"]["layout"]["backend"]) == (1024, "deepspeed")

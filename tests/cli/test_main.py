@@ -1,9 +1,12 @@
 """The program as a whole: its version, its ends, and runs from a shell, into a full disk and into a closed pipe."""
 
+import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,25 @@ def test_a_defect_is_not_hidden(spec_file: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("topoplan.planner.search.rank", rank)
     with pytest.raises(KeyError):
         main(["rank", str(spec_file)])
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["launch"], ["preflight"], ["generate", "--from"]])
+def test_a_directory_that_may_not_be_entered_is_bad_input(
+    cli: Cli, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is simulated, because root may enter every directory."""
+    inside, stat = str(tmp_path / "private") + os.sep, os.stat
+
+    def refusing(path: Any, *rest: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(inside):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *rest, **options)
+
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(os, "stat", refusing)
+    result = cli(*arguments, tmp_path / "private")
+    assert result.code == 2
+    assert re.fullmatch(rf"topoplan: {re.escape(inside)}\S+: cannot be read: Permission denied\n", result.err)
 
 
 def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

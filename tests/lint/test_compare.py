@@ -109,13 +109,21 @@ def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster
 
 
 def test_an_illegal_layout_has_no_plan_and_still_a_best_one(one_node: Cluster) -> None:
-    prediction, found = compared(mca(tensor_model_parallel_size=3), one_node)
+    prediction, _ = compared(mca(expert_model_parallel_size=2), one_node)
+
+    assert prediction.plan is None
+    assert prediction.reason.startswith("the layout breaks rule experts")
+    assert prediction.best is not None
+    assert prediction.changes
+
+
+def test_degrees_that_leave_the_batch_open_are_compared_with_nothing(one_node: Cluster) -> None:
+    """The accumulations are of two replicas and a third of another: no plan has the batch of the file."""
+    prediction, found = compared(mca(tensor_model_parallel_size=3), one_node, search=no_search)
 
     assert "layout-world-size" in found
-    assert prediction.plan is None
     assert prediction.reason.startswith("the layout breaks rule world-size")
-    assert prediction.best is not None
-    assert any(change.key == "tensor_model_parallel_size" for change in prediction.changes)
+    assert (prediction.translation, prediction.best, prediction.no_best) == (None, None, "")
 
 
 def test_a_job_that_fits_nowhere_is_said_once() -> None:

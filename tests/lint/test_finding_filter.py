@@ -71,3 +71,10 @@ def test_a_name_that_no_rule_has_is_refused() -> None:
     assert chosen(["launch,env-nccl-log", "plan-slower"], "--select") == ("launch", "env-nccl-log", "plan-slower")
     with pytest.raises(InputError, match=r"--ignore: there is no rule 'env-nccl-logs'.*did you mean 'env-nccl-log'"):
         chosen(["env-nccl-logs"], "--ignore")
+
+
+def test_a_name_like_no_rule_is_told_where_the_rules_are() -> None:
+    with pytest.raises(
+        InputError, match=r"there is no rule 'xyzzy'; expected .* such as `launch`; docs/checks.md lists"
+    ):
+        chosen(["xyzzy"], "--select")

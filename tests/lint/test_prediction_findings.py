@@ -47,6 +47,15 @@ def test_the_best_of_its_backend_is_not_told_to_change(a100s: Cluster) -> None:
     assert finding.remedy.startswith("`topoplan generate --pin backend=mca`")
 
 
+def test_a_best_plan_of_the_same_id_is_not_told_to_replace_itself(a100s: Cluster) -> None:
+    prediction, _ = told(a100s, 1)
+    assert prediction.plan is not None
+    faster = replace(prediction.plan, tokens_per_s_per_gpu=2 * prediction.plan.tokens_per_s_per_gpu)
+    (finding,) = prediction_findings(replace(prediction, best=faster, best_of_backend=faster))
+
+    assert finding.why.startswith(f"{faster.id} with other switches, with the same global batch")
+
+
 def test_what_does_not_fit_has_its_parts_and_the_keys_that_do(a100s: Cluster) -> None:
     prediction, found = told(a100s, 32, "disable_gradient_checkpointing: true\ncutoff_len: 8192\n")
     finding = found["plan-does-not-fit"]

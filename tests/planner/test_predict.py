@@ -252,3 +252,10 @@ def test_a_layout_that_splits_data_alone_is_predicted(form: dict[str, Any], fine
     assert plan.tokens_per_s_per_gpu == pytest.approx(tokens / plan.time.step_s / 8)
     assert 0.05 < plan.mfu < 1
     assert predict(spec, plan.layout) == plan
+
+
+def test_an_id_is_no_layout() -> None:
+    with pytest.raises(
+        LayoutError, match=r"layout: 'tp2-pp1' is not a layout; expected the layout of a plan, or its k"
+    ):
+        predict(spec_of(DENSE), "tp2-pp1")  # type: ignore[arg-type]

@@ -249,3 +249,8 @@ def test_packed_samples_are_counted_in_sequences(tmp_path: Path) -> None:
     assert load_spec(tmp_path / "spec.yaml", overrides=["stage=dpo"]).job.samples == 200
     with pytest.raises(SpecError, match=r"400 samples of job.lengths fill no sequence of 1000000 tokens"):
         load_spec(tmp_path / "spec.yaml", overrides=["stage=pt", "seq_len=1000000"])
+
+
+def test_a_document_is_no_path_of_a_spec() -> None:
+    with pytest.raises(SpecError, match=r"a dict is no spec file; expected the path of a YAML file; .*overrides="):
+        load_spec({"nodes": 8})  # type: ignore[arg-type]

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from topoplan.specs.forms import schema_of_spec
 from topoplan.specs.load import load_spec
@@ -36,6 +37,9 @@ class TestAShippedSpec:
     def test_meets_its_schema_and_names_it(self, path: Path) -> None:
         assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=spec.schema.json"
         jsonschema.validate(read_source(path).data, schema_of_spec())
+
+    def test_meets_its_schema_as_tools_with_yaml_1_1_read_it(self, path: Path) -> None:
+        jsonschema.validate(yaml.safe_load(path.read_text()), schema_of_spec())
 
     def test_has_a_job_with_its_hours(self, path: Path) -> None:
         job = load_spec(path).job

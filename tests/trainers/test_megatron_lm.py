@@ -48,6 +48,16 @@ def test_flags_describe_the_layout_and_the_job() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stated", "batch"),
+    [("--global-batch-size 7", 7), ("--global-batch-size 7 --tensor-model-parallel-size 3", 7), ("", 8)],
+)
+def test_the_batch_is_what_the_flags_say_whether_possible_or_not(stated: str, batch: int) -> None:
+    run = RUN.replace("--global-batch-size 64", f"--pipeline-model-parallel-size 4 {stated}")
+    found = translated(QWEN3_8B, run)
+    assert (found.spec.job.global_batch_size, found.has_batch) == (batch, True)
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ((QWEN3_8B, RUN.replace("--bf16", "")), "neither bf16 nor fp16"),

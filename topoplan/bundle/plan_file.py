@@ -66,13 +66,18 @@ class RecordedPlan:
 def read_plan_file(path: str | Path) -> RecordedPlan:
     """Read the plan in a plan.json, or in the directory of a bundle. Raises SpecError with file, line and key for what
     cannot be read, and LayoutError or ModelError for a layout or model that is not possible."""
+    return recorded_plan(plan_document(path))
+
+
+def plan_document(path: str | Path) -> Source:
+    """Return the content of a plan.json, given itself or by its bundle's directory. Raises SpecError."""
     path = Path(path)
     if path.is_dir():
         if not (path / PLAN_FILE).exists():
             raise SpecError(f"is not a bundle: no {PLAN_FILE}", where=shown_path(path), remedy=_REMEDY)
         path = path / PLAN_FILE
     text = read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY)
-    return recorded_plan(parse_json(text, name=shown_path(path), remedy=_REMEDY))
+    return parse_json(text, name=shown_path(path), remedy=_REMEDY)
 
 
 def recorded_plan(source: Source) -> RecordedPlan:

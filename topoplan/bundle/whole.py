@@ -89,6 +89,13 @@ def refuse_incomplete(path: Path) -> None:
         )
 
 
+def refuse_lacking(directory: Path, names: Iterable[str]) -> None:
+    """Raise SpecError for a bundle without one of these files, with the command that writes it again."""
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        remedy = f"write it again: {again(directory)}"
+        raise SpecError(f"lacks {named(missing)}", where=shown_path(directory), remedy=remedy)
+
+
 # Content -------------------------------------------------------------------------------------------------------------
 
 

@@ -112,7 +112,7 @@ def refuse_no_file(name: str | Path) -> None:
     if path.is_dir() or str(name).endswith("/"):
         raise OutputError("is a directory", where=str(name), expected="expected a file")
     if not os.path.lexists(path.parent):
-        remedy = "make it, or name another file with -o"
+        remedy = "make it, or name another file"
         raise OutputError("no such directory", where=str(path.parent), remedy=remedy)
 
 

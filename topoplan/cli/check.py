@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,17 +70,18 @@ def check(
         raise InputError(f"is not for --json, which has a form of its own: {form}", where="--format")
     against = _against(cluster, of_cluster, model, seq_len, fresh=no_cache)
     choice = FindingFilter(select=chosen(select or (), "--select"), ignore=chosen(ignore or (), "--ignore"))
-    checked = _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
+    checked, copies = _check(files, against, choice, fix=fix, force=force, form="json" if as_json else form)
     if form == "text" and not as_json:
-        _print_next(checked, replace(of_cluster, model=model), cluster, seq_len)
+        _print_next(checked, copies, replace(of_cluster, model=model), cluster, seq_len)
     if checked.count("error"):
         raise typer.Exit(1)
 
 
 def _check(
     files: list[str], against: PredictionTarget, choice: FindingFilter, *, fix: bool, force: bool, form: Format
-) -> Checked:
-    """Check the files and print what was found. Returns the last check: with `fix`, that of the corrected copies."""
+) -> tuple[Checked, Mapping[str, str]]:
+    """Check the files and print what was found. Returns the last check, with `fix` that of the corrected copies, and
+    file -> its copy."""
     from topoplan.lint.check import check as check_files
     from topoplan.lint.check import corrections
     from topoplan.lint.check import fix as fix_files
@@ -100,10 +102,14 @@ def _check(
         print_checked(stdout_console(), checked, correctable=0 if fix else corrections(checked))
         if fixed is not None:
             print_fixed(stdout_console(), checked, fixed)
-    return fixed.after if fixed else checked
+    if fixed is None:
+        return checked, {}
+    return fixed.after, {part.name: str(copy.path) for copy in fixed.copies for part in copy.parts}
 
 
-def _print_next(checked: Checked, said: SpecOptions, cluster: str | None, seq_len: int) -> None:
+def _print_next(
+    checked: Checked, copies: Mapping[str, str], said: SpecOptions, cluster: str | None, seq_len: int
+) -> None:
     from topoplan.report.check import better_plan
     from topoplan.report.tables import paragraph
     from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
@@ -122,7 +128,7 @@ def _print_next(checked: Checked, said: SpecOptions, cluster: str | None, seq_le
             said = replace(said, gpus_per_node=str(on.gpus_per_node))
         if job.seq_len == seq_len != USUAL_SEQ_LEN:
             said = replace(said, seq_len=str(seq_len))
-        words = replace(said, job=better.file).words(cluster)
+        words = replace(said, job=copies.get(better.file, better.file)).words(cluster)
         backend, plan = better.plan.layout.backend, better.plan.id
         command = join(["topoplan", "generate", *words, "--backend", backend, "--plan", plan])
         stdout_console().print(f"\nNext  {command}", soft_wrap=True, highlight=False)

@@ -20,7 +20,7 @@ from topoplan.cli.commands import METAVAR, PROGRAM, Commands
 from topoplan.cli.completion import mend_zsh
 from topoplan.cli.interrupts import INTERRUPTED
 from topoplan.cli.verbs import meant
-from topoplan.errors import TopoplanError, nearest
+from topoplan.errors import InputError, TopoplanError, nearest
 
 _COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"
 """Set by a shell that requests completions."""
@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         # The reader has left (`topoplan rank ... | head`). Redirect stdout, or Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except PermissionError as error:
+        code = _refused(error)
     except OSError as error:  # for example, the disk behind `> file` is full
         more = "; this shell lets a program open too few: see `ulimit -n`" if error.errno == errno.EMFILE else ""
         code = _complain(f"{error.strerror or error}{more}", 1)
@@ -137,6 +139,17 @@ def _usage(error: Any, arguments: list[str]) -> str:
         remedy = f"as in `{PROGRAM} {verb.example}`" if verb else ""
     help_of = f"`{PROGRAM} {verb.name} --help` has all options" if verb else f"see `{PROGRAM} --help`"
     return "; ".join(filter(None, (message, remedy, help_of)))
+
+
+def _refused(error: PermissionError) -> int:
+    """Complain of a file that the system refuses, such as one in a directory of another user. Returns the exit code."""
+    from topoplan.specs.source import shown_path
+
+    if error.filename is None:
+        return _complain(str(error.strerror or error), 1)
+    path = Path(os.fsdecode(error.filename))
+    how = "cannot be used" if os.access(path, os.R_OK) else "cannot be read"
+    return _complain(f"{shown_path(path)}: {how}: {error.strerror}", InputError.exit_code)
 
 
 def _complain(message: str, code: int) -> int:

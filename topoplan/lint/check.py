@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.bundle.whole import refuse_incomplete, refuse_links
+from topoplan.bundle.whole import refuse_incomplete, refuse_lacking, refuse_links
 from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.lint.by_version import judged
@@ -18,15 +18,17 @@ from topoplan.lint.logs import is_log, of_logs, read_logs
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.registry import rule_modules
+from topoplan.lint.rules.shell import CUT_OFF
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
+from topoplan.reading.processes import launch_of
 from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
-from topoplan.reading.setup import Setup
+from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.versions import is_lock, stated_versions
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.recognizers import recognizers
-from topoplan.trainers.trainer import PLAN_FILE
+from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _ALL = FindingFilter()
@@ -76,7 +78,7 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
     for path in paths:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
-            _refuse_links(Path(path))
+            _refuse_broken(Path(path))
     others = [path for path in paths if not is_log(path)]
     files = [path for path in others if not is_lock(path)] or others
     setup = read_setup(files, recognizers()) if files else Setup(parts=())
@@ -95,7 +97,9 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
     return check_setup(setup, against, choice)
 
 
-def _refuse_links(directory: Path) -> None:
+def _refuse_broken(directory: Path) -> None:
+    if os.path.lexists(directory / MANIFEST):
+        refuse_lacking(directory, (MAIN_FILE,))
     if any(os.path.lexists(directory / name) for name in (MANIFEST, PLAN_FILE)):
         refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in bundle_files(directory))))
 
@@ -105,7 +109,11 @@ def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter =
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
     for configuration in setup.complete_configurations:
-        prediction, told = predict_configuration(configuration, setup, against)
+        told: tuple[Finding, ...] = ()
+        if cut := _cut_off(configuration, setup, found):
+            prediction = Prediction(configuration=configuration, reason=cut)
+        else:
+            prediction, told = predict_configuration(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
@@ -192,6 +200,17 @@ def _rule_findings(setup: Setup) -> Iterable[Finding]:
             if finding := judged(found, setup.versions):
                 # Edits that are right for a shell script would break a Makefile recipe.
                 yield replace(finding, edits=()) if finding.part.is_makefile else finding
+
+
+def _cut_off(configuration: Configuration, setup: Setup, found: Sequence[Finding]) -> str:
+    """Say that the rest of a configuration's command is no part of it by mistake; empty if it is whole."""
+    launch = launch_of(setup, configuration)
+    for one in found:
+        if launch and one.rule == CUT_OFF and one.part == launch.part and one.line is not None:
+            earlier = [other.last_line for other in setup.launches if other.part == one.part]
+            if launch.last_line == max((line for line in earlier if line < one.line), default=0):
+                return f"its command is cut off before line {one.part.file_line(one.line)}"
+    return ""
 
 
 def _overridden(setup: Setup) -> dict[int, set[int]]:

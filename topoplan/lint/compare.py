@@ -193,6 +193,8 @@ def _with_best(translation: Translation, cluster: Cluster, against: PredictionTa
             plan = predict(spec, translation.layout, is_of_file=True)
         except InputError as error:
             reason = error.what
+    if not translation.has_batch:
+        return Prediction(configuration=translation.configuration, reason=reason)
     return _compared(translation, cluster, against, plan, reason)
 
 

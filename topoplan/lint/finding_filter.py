@@ -42,8 +42,8 @@ def chosen(names: Iterable[str], where: str) -> tuple[str, ...]:
             raise InputError(
                 f"there is no rule {name!r}",
                 where=where,
-                expected="expected the name in brackets after a finding, or its first words: launch",
-                remedy=nearest(name, known),
+                expected="expected the name in brackets after a finding, or its first words, such as `launch`",
+                remedy=nearest(name, known) or "docs/checks.md lists them",
             )
     return found
 

@@ -104,12 +104,13 @@ def prediction_findings(prediction: Prediction) -> Iterator[Finding]:
         return
     faster = (prediction.speedup or 1.0) - 1.0
     if best is not None and faster >= A_LITTLE_FASTER:
+        instead = "with other switches" if best.id == plan.id else f"instead of {plan.id}"
         yield RULES["plan-slower"].at(
             translation.configuration,
             None,
             level="warning" if faster >= MUCH_FASTER and not translation.planned else "note",
             what=f"the best plan for this job on these GPUs is {speed_words(1.0 / (1.0 + faster))}",
-            why=f"{_named(best, plan.layout)} instead of {plan.id}, with the same global batch of"
+            why=f"{_named(best, plan.layout)} {instead}, with the same global batch of"
             f" {spec.job.global_batch_size}{_of_own_backend(prediction)}",
             remedy=_towards_best(prediction),
         )

@@ -44,6 +44,13 @@ class Translation:
     keys: Keys = field(compare=False, repr=False)
     """The configuration's keys, overridden by the arguments of its command."""
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether the job's batch is known: degrees that do not divide the GPUs leave no number of replicas, and a
+        batch only if it is given as a whole."""
+        stated = self.keys.configuration.get("global_batch_size")
+        return stated is not None or self.layout.world_size == self.spec.cluster.world_size
+
 
 def translate(
     configuration: Configuration,

@@ -25,7 +25,7 @@ from topoplan.trainers.refusal import missing_precision, refuse
 from topoplan.trainers.registry import TrainerChoice, caveats_of, choose_trainer, training_path_of, unpredicted
 from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.trainer import Trainer
-from topoplan.units import GIB
+from topoplan.units import GIB, shown
 
 
 def memory_of(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
@@ -77,6 +77,12 @@ def predict(
 
     Raises LayoutError for a layout that breaks a rule, SpecError for a job that cannot be predicted.
     """
+    if not isinstance(layout, Layout | Mapping):
+        raise LayoutError(
+            f"{shown(layout)} is not a layout",
+            where="layout",
+            expected="expected the layout of a plan, or its keys, as in {'tp': 4, 'pp': 1}",
+        )
     refuse(missing_precision(spec))
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)

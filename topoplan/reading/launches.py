@@ -66,7 +66,7 @@ def _launch(script: Script, one: Command, recognizers: Recognizers) -> Launch | 
                 source=source,
                 from_command=True,
                 over_file=over_file,
-                misspelt=misspelt_keys(trains, source.data.keys()),
+                misspelt=misspelt_keys(trains, source.data.keys(), from_command=True),
             )
     return Launch(
         part=script.part,

@@ -51,6 +51,8 @@ class Recognizer:
     """Keys by which pasted text is recognized as a configuration."""
     accepts: Callable[[], Collection[str]] = frozenset
     """All keys of a trainer that refuses a file with any other; empty for one that does not."""
+    abbreviates: bool = False
+    """True if a command may shorten one of these keys to a beginning that no other has, as argparse allows."""
     model_keys: tuple[str, ...] = ()
     """Keys that may name the model (`block.key` for one inside a block); the first one present counts. A configuration
     with none of them is an excerpt."""
@@ -104,12 +106,26 @@ def of_program(recognizers: Recognizers, program: str) -> Recognizer | None:
     return next((one for one in recognizers if one.programs and re.fullmatch(one.programs, program)), None)
 
 
-def misspelt_keys(recognizer: Recognizer | None, keys: Collection[str]) -> Mapping[str, str]:
-    """Return the misspelt keys that a trainer refuses -> the keys that were meant, if these are not given too."""
+def misspelt_keys(
+    recognizer: Recognizer | None, keys: Collection[str], *, from_command: bool = False
+) -> Mapping[str, str]:
+    """Return the misspelt keys that a trainer refuses, and the shortened ones of a command that it takes -> the keys
+    that were meant, if these are not given too."""
     accepted = recognizer.accepts() if recognizer else ()
-    found = {key: misspelt(key, accepted) for key in keys if key not in accepted}
+    shortens = from_command and recognizer is not None and recognizer.abbreviates
+    found = {
+        key: (_lengthened(key, accepted) if shortens else "") or misspelt(key, accepted)
+        for key in keys
+        if key not in accepted
+    }
     meant = list(found.values())
     return {key: name for key, name in found.items() if name and name not in keys and meant.count(name) == 1}
+
+
+def _lengthened(key: str, known: Collection[str]) -> str:
+    """Return the only known key that begins with `key`; empty if there is none, or several."""
+    found = [name for name in known if name.startswith(key)]
+    return found[0] if len(found) == 1 else ""
 
 
 @cache

@@ -34,7 +34,8 @@ class Configuration:
     over_file: bool = False
     """True if the command also names a file, whose keys these keys override."""
     misspelt: Mapping[str, str] = field(default_factory=dict)
-    """Top-level keys that the trainer refuses -> the keys that they misspell, whose values they hold for the rules."""
+    """Top-level keys that the trainer refuses, or that a command shortens -> the keys that they misspell or stand for,
+    whose values they hold for the rules."""
 
     def written(self, key: str) -> str:
         """Return how the file spells a top-level key."""

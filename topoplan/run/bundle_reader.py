@@ -19,12 +19,12 @@ from topoplan.bundle.node_script import script_name
 from topoplan.bundle.plan_file import RecordedPlan, draft_again, read_plan_file
 from topoplan.bundle.whole import (
     EditedScript,
-    again,
     digest,
     edited_scripts,
     is_script,
     mixture,
     refuse_incomplete,
+    refuse_lacking,
     refuse_links,
     refuse_unusable,
 )
@@ -108,9 +108,7 @@ def read_bundle(directory: str | Path, *, may_lack_hosts: bool = False) -> Bundl
     texts = files_of(draft)
     refuse_links(directory, texts)
     nodes = tuple(BundleNode(node=node, host=host, script=script_name(node)) for node, host in enumerate(hosts))
-    needed = [*(node.script for node in nodes), MAIN_FILE, HOSTS_FILE]
-    if missing := [file for file in needed if not (directory / file).is_file()]:
-        raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {again(directory)}")
+    refuse_lacking(directory, [*(node.script for node in nodes), MAIN_FILE, HOSTS_FILE])
     fresh = {file: text.encode() for file, text in texts.items()}
     files = {file: _content(directory / file) for file in fresh if (directory / file).is_file()}
     refuse_unusable(directory, files, fresh)

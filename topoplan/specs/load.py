@@ -80,6 +80,10 @@ def load_cluster(
 
 def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
     """Return the initial draft, the default name of the cluster, and the file's name for messages."""
+    if not isinstance(path, str | Path | Source | None):
+        kind = f"a {type(path).__name__}"
+        remedy = "keys are varied as overrides=['nodes=8'], and a document of keys is predicted by `topoplan predict`"
+        raise SpecError(f"{kind} is no spec file", expected="expected the path of a YAML file", remedy=remedy)
     if path is None:
         return Draft(Source(name="without a spec file", data={}), base=Path.cwd()), "", None
     if isinstance(path, Source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from topoplan.errors import InputError, SpecError, UnitError, nearest
 from topoplan.specs.forms import GpuForm, JobForm, PinForm, SpecForm
 from topoplan.specs.kinds import not_among
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
+from topoplan.specs.scalars import scalar
 from topoplan.specs.source import KeyPath, dotted, with_key
 from topoplan.units import shown
 
@@ -193,7 +195,7 @@ class _Report:
                 path, error = (*path, "kind"), not_among(context.get("tag"), tuple(kinds))
             case "list_type" | "tuple_type":
                 error = SpecError(
-                    f"{shown(value)} is not a list", expected="expected one item a line, each behind `- `"
+                    f"{shown(value)} is not a list", expected=_expected_list(self._place(path), path, value)
                 )
             case "bool_type" | "bool_parsing":
                 error = SpecError(f"{shown(value)} is not true or false")
@@ -234,6 +236,15 @@ class _Report:
             remedy = "other keys of the trainer go under `trainer:`" if JobForm in forms else ""
         what = f"unknown key {shown(key)}{self._in_block(path)}"
         return SpecError(what, where=self._place(path), expected=expected, remedy=remedy)
+
+
+def _expected_list(place: str, path: KeyPath, value: Any) -> str:
+    """Say how a list is written, in a file or as the value of an option."""
+    if not place.startswith("--"):
+        return "expected one item a line, each behind `- `"
+    items = [one.strip() for one in value.split(",")] if isinstance(value, str) else ["A", "B"]
+    option = place.partition(" ")[0]
+    return f"expected {option} {shlex.quote(f'{dotted(path)}={scalar(items)}')}"
 
 
 def _examples(form: type[Any], key: str) -> list[Any]:

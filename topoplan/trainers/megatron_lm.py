@@ -115,7 +115,8 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         precision = "mxfp8" if keys.value("fp8_recipe") == "mxfp8" else "fp8"
     return Job(
         seq_len=seq_len,
-        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        # arguments.py, validate_args: a micro batch of every replica, if it is not given.
+        global_batch_size=keys.count("global_batch_size") or layout.micro_batch_size * layout.dp,
         precision=precision,
         stage="pt",
         packing=True,

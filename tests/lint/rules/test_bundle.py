@@ -11,6 +11,8 @@ import pytest
 import topoplan
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import MANIFEST, write_bundle
+from topoplan.errors import SpecError
+from topoplan.lint.check import check
 from topoplan.lint.rules.bundle import findings
 from topoplan.planner.predict import predict
 from topoplan.reading.finding import Finding
@@ -136,11 +138,32 @@ def test_a_schema_that_is_not_known_is_told(bundle: Path, schema: str, remedy: s
     assert (finding.rule, finding.severity, finding.remedy) == ("bundle-schema", "warning", remedy)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
-def test_a_plan_that_cannot_be_read_is_told(bundle: Path, text: str) -> None:
-    (bundle / "plan.json").write_text(text)
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("", 1, "is not JSON: Expecting value"),
+        ("[]", None, "holds a list"),
+        ("{\n", 2, "is not JSON: Expecting property name"),
+        ("[" * 100_000, None, "nested too deep"),
+        (None, None, "is not a bundle: no plan.json"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_an_error_and_all_that_is_told_of_it(
+    bundle: Path, text: str | None, line: int | None, what: str
+) -> None:
+    (bundle / "plan.json").unlink() if text is None else (bundle / "plan.json").write_text(text)
+    (finding,) = told(bundle)
 
-    assert "bundle-plan" in [one.rule for one in told(bundle)]
+    assert (finding.rule, finding.severity, finding.line) == ("bundle-plan", "error", line)
+    assert what in finding.what
+
+
+def test_check_of_a_bundle_without_the_trainers_file_names_the_command_that_writes_it(bundle: Path) -> None:
+    (bundle / "train.yaml").unlink()
+    again = f"write it again: topoplan generate --from {bundle / 'plan.json'} -o {bundle}"
+
+    with pytest.raises(SpecError, match=re.escape(f"{bundle}: lacks train.yaml; {again}")):
+        check([str(bundle)])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import topoplan
 from topoplan.bundle.bundle import PLAN_SCHEMA
 from topoplan.bundle.node_script import script_name
-from topoplan.bundle.plan_file import RecordedPlan, read_plan_file, written_again
+from topoplan.bundle.plan_file import RecordedPlan, plan_document, read_plan_file, written_again
 from topoplan.bundle.whole import edited_scripts, is_script, mixture
 from topoplan.bundle.write import bundle_changes, listed
 from topoplan.errors import InputError, SpecError, TopoplanError
@@ -27,19 +26,22 @@ from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, PLAN_FILE
 
 RULES = read_rules(__package__, "bundle.toml")
 
+_LINE = re.compile(r":(\d+)\Z")
 _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """Report faults of each bundle."""
     for directory in setup.bundles:
-        plan = _plan(directory)
+        plan, unread = _plan(directory)
         recorded, fresh = _recorded(directory)
         # Another version of topoplan writes other scripts.
         is_ours = plan is not None and plan.get("version") == topoplan.__version__
-        yield from _changed_files(directory, fresh if is_ours else {})
+        yield from _changed_files(directory, fresh if is_ours else {}, () if unread is None else (PLAN_FILE,))
+        if unread is not None:
+            line = _LINE.search(unread.where)
+            yield _finding(directory, PLAN_FILE, "plan", int(line[1]) if line else None, what=unread.what)
         if plan is None:
-            yield _finding(directory, PLAN_FILE, "plan")
             continue
         schema = str(plan.get("schema", ""))
         if schema != PLAN_SCHEMA:
@@ -73,8 +75,9 @@ def _contents(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
-def _changed_files(directory: Path, again: Mapping[str, str]) -> Iterator[Finding]:
-    edited, missing = bundle_changes(directory)
+def _changed_files(directory: Path, again: Mapping[str, str], told: Iterable[str]) -> Iterator[Finding]:
+    """Report files that are missing or were edited, except those of which another finding tells more."""
+    edited, missing = ([name for name in names if name not in told] for names in bundle_changes(directory))
     for name in missing:
         level: Severity = "error" if name == MAIN_FILE or name.endswith(".sh") else "warning"
         yield _finding(directory, name, "missing-file", level=level)
@@ -148,12 +151,12 @@ def _number(schema: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _plan(directory: Path) -> Mapping[str, Any] | None:
+def _plan(directory: Path) -> tuple[Mapping[str, Any] | None, SpecError | None]:
+    """Return the document of the plan, or why it cannot be read."""
     try:
-        document = json.loads(read_text(directory / PLAN_FILE))
-    except (SpecError, ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
+        return plan_document(directory).data, None
+    except SpecError as error:
+        return None, error
 
 
 def _finding(directory: Path, name: str, rule: str, line: int | None = None, **said: Any) -> Finding:

@@ -19,6 +19,8 @@ from topoplan.specs.passed_on import output_variables
 from topoplan.units import shown
 
 RULES = read_rules(__package__, "shell.toml")
+CUT_OFF = "shell-broken-continuation"
+"""The rule on commands whose last lines are no part of them."""
 
 _READ_BY_PROCESSES = re.compile(
     r"NCCL_\w+|TORCH_NCCL_\w+|GLOO_\w+|USE_MCA|FORCE_TORCHRUN|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_(?:CUDA_)?ALLOC_CONF"
@@ -181,7 +183,7 @@ def _options_as_commands(script: Script, started: Sequence[Launch]) -> Iterator[
         if before.last_line not in starts or not re.match(r"--[A-Za-z]", word.text) or word.quoted:
             continue
         edits, reason = _joined(lines, before.last_line, command.first_line)
-        option, rule = word.text.partition("=")[0], RULES["shell-broken-continuation"]
+        option, rule = word.text.partition("=")[0], RULES[CUT_OFF]
         yield rule.found(script.part, command.first_line, option=option, reason=reason, edits=edits)
 
 
