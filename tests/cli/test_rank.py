@@ -218,6 +218,7 @@ def test_every_way_out_of_a_job_that_does_not_fit_leads_to_the_plan_that_it_name
     jsonschema.validate(document, SCHEMA)
     found = [way for way in document["ways_out"] if way["plan"]]
     assert [way["kind"] for way in found] == kinds
+    assert document["next"] == found[0]["command"]
     for way in found:
         program, verb, *arguments = shlex.split(way["command"])
         assert (program, verb) == ("topoplan", "rank")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -80,8 +81,10 @@ def _driver_needs(cluster: Cluster) -> list[str]:
 
 
 def _larger_margin(memory: Mapping[str, Any]) -> str:
-    """Return a margin for the next plan if this one runs out of memory: 5% of the card more, as `--margin` takes it."""
-    return f"{100 * memory['margin_gib'] / memory['capacity_gib'] + 5:.0f}%"
+    """Return the least margin, as `--margin` takes it, that this plan does not leave; empty if it uses less than half
+    of the card, as no margin is larger than that."""
+    percent = math.floor(100 * (1 - memory["device_gib"] / memory["capacity_gib"])) + 1
+    return f"{percent}%" if percent < 50 else ""
 
 
 def _checkpoint_parts(checkpoint: CheckpointSize) -> str:

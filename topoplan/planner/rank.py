@@ -65,7 +65,9 @@ def with_variant(order: Sequence[_Plan], variant: _Plan) -> list[_Plan]:
     It never leads, so that the best plan does not depend on whether variants were looked for.
     """
     place = max((place for place, plan in enumerate(order) if worth(plan) >= worth(variant)), default=0) + 1
-    return [*order[:place], variant, *order[place:]]
+    found = list(order)
+    found.insert(place, variant)
+    return found
 
 
 TIGHT_SHARE = 0.02

@@ -16,7 +16,7 @@ from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.answer import answer_of, answer_to_dict
 from topoplan.report.dump import picked
 from topoplan.report.text import effort_to_dict
-from topoplan.report.ways_out import way_out_to_dict
+from topoplan.report.ways_out import next_way, way_out_to_dict
 from topoplan.specs.spec import Spec
 
 
@@ -43,6 +43,7 @@ def ranking_to_dict(
         "notes": [*ranking.profile_notes, *ranking.notes],
         "crossings": list(ranking.crossings),
     }
+    view["next"] = view["next"] or next_way(ranking)
     view["ways_out"] = [way_out_to_dict(way) for way in ranking.ways_out]
     if ranking.data_notes:
         view["data_notes"] = list(ranking.data_notes)
@@ -103,6 +104,7 @@ COLUMNS = (
     "gpu_hours",
     "warnings",
     "tags",
+    "trainer",
 )
 """All columns, in order; a value that a plan lacks is empty."""
 
@@ -139,4 +141,5 @@ def _row(spec: Spec, plan: Plan, rank: int) -> dict[str, object]:
         "gpu_hours": rounded(effort.gpu_hours) if effort else None,
         "warnings": "; ".join(warnings_and_refusal(spec, plan)[0]),
         "tags": " ".join(tags_of(plan)),
+        "trainer": plan.trainer,
     }

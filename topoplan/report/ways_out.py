@@ -33,8 +33,13 @@ def ways_out_lines(ranking: Ranking) -> Iterator[str]:
         names = [KINDS[way.change.kind].name for way in ranking.ways_out if not way.plan and way.is_tried == is_tried]
         if names and not ranking.plans:
             yield f"{words}: {'; '.join(names)}"
-    if found and not ranking.plans:
-        yield f"Next  {found[0][0].command}"
+    if following := next_way(ranking):
+        yield f"Next  {following}"
+
+
+def next_way(ranking: Ranking) -> str | None:
+    """Return the command of the first way out if nothing fits, or None."""
+    return None if ranking.plans else next((way.command for way in ranking.ways_out if way.plan), None)
 
 
 def print_ways_out(console: Console, ranking: Ranking) -> None:
