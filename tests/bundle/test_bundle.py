@@ -28,6 +28,7 @@ from topoplan.bundle.draft import Scheduler, draft_of
 from topoplan.bundle.warnings import warnings_of
 from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
+from topoplan.planner.predict import predict
 from topoplan.planner.search import rank
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.lengths import Lengths
@@ -256,6 +257,15 @@ def test_the_committed_example_is_what_generate_writes() -> None:
     files = generate(spec, rank(spec).plans[0])
     committed = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLE.iterdir() if path.name != MANIFEST}
     assert committed == files, "make readme writes it again"
+
+
+def test_its_margin_for_a_run_out_of_memory_rules_its_plan_out() -> None:
+    spec = load_spec(ROOT / "cluster_specs" / "h100-4x8.yaml")
+    layout = rank(spec).plans[0].layout
+    (percent,) = re.findall(r"`--margin (\d+)%`", (EXAMPLE / "README.md").read_text(encoding="utf-8"))
+    for margin, fits in ((int(percent), False), (int(percent) - 1, True)):
+        narrow = replace(spec, cluster=replace(spec.cluster, margin=margin / 100))
+        assert predict(narrow, layout).fits is fits
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLE.glob("node-*.sh")))

@@ -1,5 +1,4 @@
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,6 @@ def test_the_first_plan_goes_to_a_directory_named_after_the_cluster(cli: Cli, sp
     assert written_plan() == "tp2-pp1-dp16-mbs1"
     assert "bash generated/test-2x8/node-00.sh" in result.out
     assert max(map(len, result.out.splitlines())) <= 100
-
-
-def test_the_command_for_a_run_out_of_memory_leaves_more_free(
-    cli: Cli, spec_file: Path, fake_search: list[Any]
-) -> None:
-    assert cli("generate", spec_file).code == 0
-    written = Path("generated/test-2x8/README.md").read_text()
-    (margin,) = re.findall(r"`topoplan generate SPEC --margin (\S+)`", written)
-    assert cli("generate", spec_file, "--margin", margin, "-o", "roomier").code == 0
-    before, after = (call["spec"].cluster.margin for call in fake_search)
-    assert before is None
-    assert 0.05 < after < 0.2
 
 
 @pytest.mark.parametrize(
