@@ -10,6 +10,7 @@ from topoplan.layout.layout import Layout
 from topoplan.planner.calibrate import KNOBS, Run, calibrate, predicted_s
 from topoplan.planner.choosing import CLEAR, Contender, Standing, family, may_be_over, standing
 from topoplan.planner.plan import Plan, Plans, Ranking
+from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
 from topoplan.planner.tuning import Tried, Tuning, expected, hang_after_s, trial_steps
 
@@ -65,7 +66,8 @@ def test_few_trials_find_the_best_and_end(ranking: Ranking, hidden: dict[str, fl
     best_s = min(predicted_s(SPEC, one, hidden) for one in ranking.plans.layouts[:40])
     assert predicted_s(SPEC, last.leader.plan.layout, hidden) <= 1.04 * best_s  # each is off by 2% of its own
     tried = [one.next.layout for one in found[:-1] if one.next]
-    assert tried[0] == ranking.plans.layouts[0]
+    steps = [predicted_s(SPEC, layout, {}) for layout in (tried[0], ranking.plans.layouts[0])]
+    assert steps[0] <= steps[1] <= (1.0 + TIE) * steps[0]  # of equally fast plans the ranking has the lighter one first
     assert len({layout.id for layout in tried}) == len(tried)
     assert family(tried[1]) != family(tried[0])
 

@@ -111,9 +111,7 @@ def standing(
     calibration is then that of a run that took as long as predicted. `open_before` has the ids of plans that count as
     open in any case, for example because what is known was only predicted.
     """
-    found = list(_contenders(ranking, measured, failed))
-    if measured:  # until then the order is that of the ranking, which knows which of equally fast plans is better
-        found.sort(key=lambda one: one.order_s)
+    found = sorted(_contenders(ranking, measured, failed), key=lambda one: one.order_s)
     if not found:
         return None
     calibration = calibration or calibrate([as_predicted(spec, found[0].plan)])
