@@ -479,14 +479,16 @@ class Bed:
         self._note()
 
     def _stop(self, host: BedHost) -> None:
-        """End the sshd, its sessions and all that they started."""
+        """End the sshd, its sessions and all that they started, as a power cut does."""
         if host.sshd is None:
             return
         end = time.monotonic() + LIMIT_S
         while (running := set(self.processes(host.name))) and time.monotonic() < end:
-            for pid in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            # All are frozen before one is ended: an sshd that outlives a command of its session would report its end.
+            for sent in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in running:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, sent)
             host.sshd.poll()
             time.sleep(0.01)
         host.sshd.kill()
