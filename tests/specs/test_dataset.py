@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from topoplan.errors import SpecError
 from topoplan.specs import dataset
 from topoplan.specs.dataset import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, read_dataset, why_unread
+from topoplan.specs.json_source import json_records
 from topoplan.specs.lengths import Lengths
 
 TEN = "x" * 43
@@ -164,6 +165,21 @@ def test_of_a_large_file_every_kth_record_is_measured(tmp_path: Path, monkeypatc
     assert sampled.stride == -(-(tmp_path / "set.json").stat().st_size // 1000) > 1
     assert sampled.samples == everything.samples == 31
     assert sampled == one(*records, tmp_path=tmp_path, stage="pt")
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[Path] = []
+
+    def records(path: Path, *, stride: int) -> Any:
+        readings.append(path)
+        return json_records(path, stride=stride)
+
+    monkeypatch.setattr(dataset, "json_records", records)
+    first = one({"text": TEN}, tmp_path=tmp_path, stage="pt")
+    again = read_dataset("set.json", tmp_path / "data", base=tmp_path, stage="pt")
+    assert (again, len(readings)) == (first, 1)
+    changed = one({"text": TEN}, {"text": TEN}, tmp_path=tmp_path, stage="pt")
+    assert (changed.samples, len(readings)) == (2, 2)
 
 
 COLUMNS = ["instruction", "input", "output", "history", "messages", "conversations", "text", "chosen", "rejected"]

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ TOKENS_PER_MESSAGE = 5
 """Tokens that a chat template adds around a message, as in ChatML: `<|im_start|>user\\n` and `<|im_end|>\\n`."""
 _END_OF_TEXT = 1
 _MEDIA = ("images", "videos", "audios")
+_KEPT = 16
+"""Number of files whose reading is kept for when a command, or the page, reads its spec again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,12 @@ def token_counter(tokenizer: Path | None) -> TokenCounter:
     """Return a counter using a tokenizer.json if it and the package `tokenizers` are available, otherwise BY_BYTES."""
     if tokenizer is None or not is_there(tokenizer, Path.is_file):
         return BY_BYTES
+    return _tokenizer_counter(tokenizer, _state(tokenizer))
+
+
+@lru_cache(maxsize=_KEPT)
+def _tokenizer_counter(tokenizer: Path, state: tuple[int, int]) -> TokenCounter:
+    """Return the counter of a tokenizer.json; `state` tells a file that has changed from the one read before."""
     try:
         from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -204,16 +213,31 @@ class _DataSet:
     """The file of a data set, and how to read it."""
 
     path: Path
+    size_bytes: int
+    changed_ns: int
+    """When the file was last written."""
     columns: Columns | None = None
     """None: taken from the first record."""
     num_samples: int | None = None
 
     def stride(self, measured_bytes: int) -> int:
         """Return k such that measuring every k-th record reads about `measured_bytes`."""
-        try:
-            return -(-max(1, self.path.stat().st_size) // measured_bytes)
-        except OSError as error:
-            raise SpecError(f"cannot be read: {error.strerror or error}", where=shown_path(self.path)) from None
+        return -(-max(1, self.size_bytes) // measured_bytes)
+
+
+def _data_set(path: Path, columns: Columns | None = None, num_samples: int | None = None) -> _DataSet:
+    """Return the data set that is in a file as it is now."""
+    size_bytes, changed_ns = _state(path)
+    return _DataSet(path=path, size_bytes=size_bytes, changed_ns=changed_ns, columns=columns, num_samples=num_samples)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return (size in bytes, time of the last change in nanoseconds) of a file."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise SpecError(f"cannot be read: {error.strerror or error}", where=shown_path(path)) from None
+    return stat.st_size, stat.st_mtime_ns
 
 
 def read_dataset(
@@ -273,7 +297,7 @@ def _located(name: str, directory: Path, base: Path) -> _DataSet | str:
         return "" if "/" in name else _listed(name, directory)  # with a slash: a hub id, or a path
     path = below(base, name)
     if is_there(path, Path.is_file):
-        return _DataSet(path=path)
+        return _data_set(path)
     what = f"{shown_path(path)} is not on this machine, and is taken for a file on the nodes"
     return "; ".join(filter(None, (what, nearest_file(path))))
 
@@ -296,7 +320,7 @@ def _listed(name: str, directory: Path) -> _DataSet | str:
         return f"{shown_path(path)}, the file of {name!r}, is not here"
     if path.suffix not in (".json", ".jsonl"):
         return ""
-    return _DataSet(path=path, columns=columns_of_entry(entry), num_samples=number if isinstance(number, int) else None)
+    return _data_set(path, columns_of_entry(entry), number if isinstance(number, int) else None)
 
 
 def why_unread(names: str, directory: Path, base: Path) -> str:
@@ -313,6 +337,7 @@ def _entries(index: Path) -> Mapping[str, Any]:
     return content
 
 
+@lru_cache(maxsize=_KEPT)
 def _measured(
     data: _DataSet, stage: str, counter: TokenCounter, stride: int, max_samples: int | None
 ) -> tuple[Counter[int], int, Columns] | None:
