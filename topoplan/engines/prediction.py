@@ -77,10 +77,15 @@ class Memory:
         return band_interval(self.device_bytes, self.band)
 
     @property
+    def with_gaps_bytes(self) -> float:
+        """What nvidia-smi shows with the gaps that the card has room for."""
+        return max(self.device_bytes, min(self.device_bytes + self.gaps_bytes, self.capacity_bytes))
+
+    @property
     def shown_bytes(self) -> tuple[float, float]:
-        """Interval in which what nvidia-smi shows is expected: `band_bytes`, with gaps while the card has room."""
+        """Interval in which what nvidia-smi shows is expected: `band_bytes`, or up to `with_gaps_bytes`."""
         least, most = self.band_bytes
-        return least, max(most, min(self.device_bytes + self.gaps_bytes, self.capacity_bytes))
+        return least, max(most, self.with_gaps_bytes)
 
     @property
     def reserved_band(self) -> float:

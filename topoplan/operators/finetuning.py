@@ -15,7 +15,7 @@ from topoplan.operators.adapters import LORA_RANK, target_of
 from topoplan.operators.layers import USE, WHOLE, eager_ops, layer_tensors
 from topoplan.operators.op import Linear
 from topoplan.operators.params import layer_parameters, parameter_count
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 from topoplan.specs.model import Layer, Model, Moe
 
 
@@ -43,7 +43,7 @@ def linear_names(model: Model) -> tuple[str, ...]:
 
 def adapted(job: Job, linear: Linear) -> bool:
     """Return whether the job puts an adapter on a linear layer."""
-    if job.finetuning not in ("lora", "qlora"):
+    if job.finetuning not in ADAPTERS:
         return False
     return "all" in job.lora_target or linear.name in job.lora_target
 

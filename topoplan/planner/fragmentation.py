@@ -63,11 +63,9 @@ def learn(runs: Sequence[Peaks]) -> Learnt:
     """Return the constants that agree best with all runs."""
     constants = _tensors_beyond(runs)
     bands: dict[str, float] = {}
-    said = [
-        (run, _share_of(run))
-        for run in (replace(one, spec=with_constants(one.spec, constants)) if one.at_least else one for one in runs)
-        if run.allocated_bytes or run.reserved_bytes
-    ]
+    # The allocator's share of a run out of memory is what its tensors, counted higher, do not explain.
+    told = [replace(run, spec=with_constants(run.spec, constants)) if run.at_least else run for run in runs]
+    said = [(run, _share_of(run)) for run in told if run.allocated_bytes or run.reserved_bytes]
     for key in {key: None for _, key in said if key}:
         shares, bands_of = _learn_one(key, [run for run, share in said if share == key])
         constants |= shares

@@ -10,7 +10,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 from topoplan.specs.model import Model
 from topoplan.specs.passed_on import unknown_option
 from topoplan.specs.spec import Spec
@@ -45,7 +45,7 @@ def without_effect(job: Job, model: Model) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for keys of the job that differ from their defaults and are not used."""
     usual = Job.__dataclass_fields__
     groups: list[tuple[bool, tuple[str, ...], str]] = [
-        (job.finetuning in ("lora", "qlora"), _OF_ADAPTERS, f"with finetuning {job.finetuning}"),
+        (job.finetuning in ADAPTERS, _OF_ADAPTERS, f"with finetuning {job.finetuning}"),
         (job.finetuning == "qlora", ("quantization_bit",), f"with finetuning {job.finetuning}"),
         (job.finetuning == "freeze", ("freeze_trainable_layers",), f"with finetuning {job.finetuning}"),
         (model.vision is not None, _OF_IMAGES, f"on {model.name}, which takes no images"),

@@ -207,10 +207,9 @@ def _on_card(plan: Plan, account: MemoryAccount) -> Table:
             size = f"{part.name}: {counted(part.facts['ranks'], 'rank')}, {mib(part.value)} MiB"
             table.add_row("", "", Text(size, style="dim"))
     add(account.device, bold=True)
-    least, most = plan.memory.device_bytes, plan.memory.device_bytes + plan.memory.gaps_bytes
-    if gib(most) != gib(least):
+    if (with_gaps := gib(plan.memory.with_gaps_bytes)) != gib(plan.memory.device_bytes):
         what = "what it shows while the card has room: with gaps that torch gives back"
-        table.add_row("with gaps", gib(min(most, plan.memory.capacity_bytes)), Text(what, style="dim"))
+        table.add_row("with gaps", with_gaps, Text(what, style="dim"))
     add(account.margin)
     table.add_row("card", gib(plan.memory.capacity_bytes), "", style="bold")
     _add_spare(table, -plan.memory.excess_bytes)

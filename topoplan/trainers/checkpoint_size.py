@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from topoplan.layout.layout import Layout
 from topoplan.operators.finetuning import elements_of
 from topoplan.operators.params import parameter_count
+from topoplan.specs.job import ADAPTERS
 from topoplan.specs.spec import Spec
 
 
@@ -55,7 +56,7 @@ def plain_checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any])
     """
     job = spec.job
     trained = elements_of(spec.model, job).trained
-    saved = trained if job.finetuning in ("lora", "qlora") else parameter_count(spec.model)
+    saved = trained if job.finetuning in ADAPTERS else parameter_count(spec.model)
     width = 2 if job.pure_bf16 or layout.backend == "deepspeed" else 4
     moments = 4.0 if job.pure_bf16 and job.optimizer == "adamw" else _MOMENTS[job.optimizer]
     copies = {"ddp": 0.0, "deepspeed": 4.0 * trained + 2.0 * saved, "fsdp2": float(width) * saved}

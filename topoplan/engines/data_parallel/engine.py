@@ -20,6 +20,7 @@ from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import SHARDED_BANDS
+from topoplan.specs.job import ADAPTERS
 
 _CHEAP = ("expandable_segments", "recompute full")
 
@@ -133,7 +134,7 @@ class DataParallel(Engine):
 
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
         """Return the assumption about how experts run, unless the layout or the stated software decides it."""
-        decided = "transformers" in case.cluster.software and case.job.finetuning not in ("lora", "qlora")
+        decided = "transformers" in case.cluster.software and case.job.finetuning not in ADAPTERS
         if not facts_of(case.model).is_moe or layout.experts_impl or decided:
             return []
         if loops_experts(case, layout):

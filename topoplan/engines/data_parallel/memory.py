@@ -20,7 +20,7 @@ from topoplan.operators.padding import longest_sequence
 from topoplan.operators.params import embedding_tensors
 from topoplan.operators.vision import vision_kept_bytes
 from topoplan.specs.case import Case
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 from topoplan.specs.model import Layer, Model
 
 PRODUCTS_SAVED = 0.5
@@ -58,7 +58,7 @@ def layer_uses(case: Case, layout: Layout, tokens: int, seq_len: int) -> list[tu
             fp32_weights=trains_weights and autocast,
             packed_bytes=parameter_bytes(job, layout).quantised if job.finetuning == "qlora" else 0.0,
             saves_packed_inputs=job.quantization_bit == 8 or case.cluster.may_run("bitsandbytes", SAVES_PACKED_INPUTS),
-            lora_rank=(job.lora_rank or LORA_RANK) if job.finetuning in ("lora", "qlora") else 0,
+            lora_rank=(job.lora_rank or LORA_RANK) if job.finetuning in ADAPTERS else 0,
             ulysses=layout.ulysses,
             loops_experts=loops_experts(case, layout),
             residual_bytes=FP32 if autocast and trains_embedding else BF16,

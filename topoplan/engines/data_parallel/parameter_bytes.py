@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
 from topoplan.operators.op import BF16, FP32
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per weight in NF4 with double quantization: blocks of 64, one 8-bit scale per block, and one fp32 scale per 256
@@ -39,7 +39,7 @@ class ParameterBytes:
 
 
 def _trains_in_bf16(job: Job) -> bool:
-    return job.pure_bf16 and job.finetuning not in ("lora", "qlora")
+    return job.pure_bf16 and job.finetuning not in ADAPTERS
 
 
 def moment_bytes(job: Job) -> float:

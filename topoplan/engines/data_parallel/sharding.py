@@ -10,6 +10,7 @@ from typing import Literal
 
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
+from topoplan.specs.job import ADAPTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,5 +70,5 @@ def loops_experts(case: Case, layout: Layout) -> bool:
     """
     if layout.experts_impl is not None:
         return layout.experts_impl == "eager"
-    adapts = case.job.finetuning in ("lora", "qlora")
+    adapts = case.job.finetuning in ADAPTERS
     return not adapts and case.traits.experts_impl == "eager" and case.cluster.may_run("transformers", LOOPING)

@@ -175,15 +175,12 @@ def carried(keys: Keys, job: Job, backend: str | None = None) -> Mapping[str, An
             written = value_of(keys.configuration, key)
             verdicts = [judge_key(key, written, path=path, version=version) for path in paths]
             value = verdicts[0].value
-            is_usual = value == usual[key].default and key not in _UNSTATED if key in usual else True
+            is_usual = key not in usual or (value == usual[key].default and key not in _UNSTATED)
             if not any(verdict.trouble for verdict in verdicts) and value is not None and not is_usual:
                 trainer[key] = value
-    if trainer.get("warmup_steps") or WARMUP_RATIO not in trainer:
-        trainer.pop(WARMUP_RATIO, None)  # transformers 4 ignores it beside a number of steps
-        trainer = {**_UNSTATED, **trainer}
-    else:
-        trainer = {**_UNSTATED, **trainer}
-        del trainer["warmup_steps"]
+    trainer = {**_UNSTATED, **trainer}
+    if WARMUP_RATIO in trainer:  # transformers 4 ignores it beside a number of steps
+        del trainer[WARMUP_RATIO if trainer["warmup_steps"] else "warmup_steps"]
     named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
     return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
 

@@ -10,7 +10,7 @@ from typing import Any
 from topoplan.reading.recognizer import Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole, value_of
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.trainers.codec import Reading, common
 from topoplan.trainers.swift.arguments import COMMANDS, DECIDED, OF_THE_JOB, Command, accepted, arguments_of
@@ -137,7 +137,7 @@ def _unstated(job: Job, stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """
     if not stated.keys() & WARMUP_KEYS:
         yield "warmup_ratio", 0.0
-    if job.finetuning in ("lora", "qlora") and "lora_alpha" not in stated:
+    if job.finetuning in ADAPTERS and "lora_alpha" not in stated:
         yield "lora_alpha", _ALPHA
 
 

@@ -10,7 +10,7 @@ from topoplan.errors import LayoutError, ModelError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.operators.finetuning import target_names
 from topoplan.specs.facts import facts_of
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 from topoplan.specs.model import Attention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
@@ -330,7 +330,7 @@ def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
                 f"ms-swift knows no data set {name}: name a file of samples (.jsonl) or a hub id (org/name), which is"
                 " looked for on ModelScope, or with use_hf under job.trainer on Hugging Face"
             )
-    adapts = job.finetuning in ("lora", "qlora") and layout.backend in SHARDED
+    adapts = job.finetuning in ADAPTERS and layout.backend in SHARDED
     if adapts and facts_of(model).is_moe and "all" in job.lora_target:
         yield (
             "experts get no adapters, as predicted: from transformers 5 on those of a layer are one tensor and no"

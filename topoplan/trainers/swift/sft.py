@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.specs.job import Job
+from topoplan.specs.job import ADAPTERS, Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
 from topoplan.trainers.sharding_files import DEEPSPEED_FILE, deepspeed_text, fsdp_config
@@ -79,7 +79,7 @@ def _sections(spec: Spec, layout: Layout, steps: int | None, user: Mapping[str, 
 
 def _model_section(spec: Spec, layout: Layout) -> Section:
     job = spec.job
-    adapters = job.finetuning in ("lora", "qlora")
+    adapters = job.finetuning in ADAPTERS
     quantized = "; quantized below" if job.finetuning == "qlora" else ""
     lines = [
         *model_entries(spec),
@@ -120,7 +120,7 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
         Entry("bf16", autocast, "no autocast, because nothing is in fp32" if job.pure_bf16 else ""),
         Entry("fp16", job.precision == "fp16"),
     ]
-    if job.pure_bf16 and job.finetuning in ("lora", "qlora"):
+    if job.pure_bf16 and job.finetuning in ADAPTERS:
         lines.append(Entry("lora_dtype", half, "PEFT would create adapters in fp32"))
     return lines
 
