@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.samples import make_plan, make_ranking
+from tests.samples import make_plan, make_ranking, make_rejection
 from topoplan.planner.plan import Change, Ranking, WayOut
 from topoplan.planner.rank import needs_ways_out
 from topoplan.planner.ways_out import KINDS, ways_out
 from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import TRAINER_RULE
 
 PLAN = make_plan(tp=2, device_gib=60.0)
 TIGHT = make_plan(tp=4, device_gib=78.0)
@@ -31,7 +32,8 @@ def tried(tmp_path: Path) -> Callable[..., dict[str, WayOut]]:
         def search(spec: Spec) -> Ranking:
             return make_ranking(*([PLAN] if fits(spec) else []), spec=spec, searched=searched)
 
-        ranking = make_ranking(*plans, spec=load_spec(path), searched_backends=("mca",))
+        rejected = (make_rejection(rule=TRAINER_RULE, tp=2),)
+        ranking = make_ranking(*plans, spec=load_spec(path), searched_backends=("mca",), rejected=rejected)
         return {way.change.kind: way for way in ways_out(ranking, read, search)}
 
     return work
@@ -50,7 +52,8 @@ def test_a_ranking_needs_ways_out_where_no_plan_leaves_a_tenth_of_the_card() -> 
 
 def test_they_are_told_by_what_is_given_up_and_each_once(tried: Callable[..., dict[str, WayOut]]) -> None:
     ways = tried(lambda spec: True, pin={"tp": 2})
-    assert [*ways] == [kind for kind in KINDS if kind != "host_memory"]  # this plan offloads nothing
+    # This plan offloads nothing, and no layout is refused for a key of the trainer.
+    assert [*ways] == [kind for kind in KINDS if kind not in ("host_memory", "trainer_keys")]
     assert {kind: way.change.sets for kind, way in ways.items() if way.plan and way.change.sets} == {
         "pins": ("pin={}",),
         "nodes": ("nodes=2",),
@@ -80,6 +83,20 @@ def test_the_mildest_of_a_kind_is_taken(
     found = {name: way.change for name, way in ways.items() if way.plan}
     assert [*found] == [kind]
     assert change in (*found[kind].sets, *found[kind].pins, found[kind].backend)
+
+
+def test_a_key_for_which_layouts_are_refused_is_left_out(tried: Callable[..., dict[str, WayOut]]) -> None:
+    settings = {"logging_steps": 1, "additional_configs": {"overlap_moe_expert_parallel_comm": True}}
+    key = "additional_configs.overlap_moe_expert_parallel_comm"
+
+    def fits(spec: Spec) -> bool:
+        return spec.job.trainer["additional_configs"]["overlap_moe_expert_parallel_comm"] is None
+
+    ways = tried(fits, trainer=settings)
+    assert {name: way.change.sets for name, way in ways.items() if way.plan} == {
+        "trainer_keys": (f"trainer.{key}=null",)
+    }
+    assert ways["trainer_keys"].change.words == f"without trainer.{key}"
 
 
 def test_what_leads_nowhere_says_why(tried: Callable[..., dict[str, WayOut]]) -> None:

@@ -19,7 +19,7 @@ from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.known import gpu
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import backends_of
+from topoplan.trainers.registry import TRAINER_RULE, backends_of, choose_trainer
 from topoplan.units import GIB
 
 MOST_SEARCHES = 32
@@ -127,6 +127,15 @@ def _pins(tries: _Tries, ranking: Ranking) -> WayOut | None:
     if not (pin := ranking.spec.job.pin):
         return None
     return tries(Change(kind="pins", words=f"without the pins of {listed(list(pin))}", sets=("pin={}",)))
+
+
+def _trainer_keys(tries: _Tries, ranking: Ranking) -> WayOut | None:
+    """Try the job without one of the trainer's keys for which layouts are refused."""
+    refused = (one.layout for one in ranking.rejected if one.rule == TRAINER_RULE)
+    said = (choose_trainer(ranking.spec, layout, ranking.spec.trainer).refused for layout in refused)
+    places = dict.fromkeys(refusal.where for _, refusal in filter(None, said))
+    keys = [place.removeprefix("job.") for place in places if place.startswith("job.trainer.")]
+    return tries.first(Change(kind="trainer_keys", words=f"without {key}", sets=(f"{key}=null",)) for key in keys)
 
 
 def _engine(tries: _Tries, ranking: Ranking) -> WayOut | None:
@@ -247,6 +256,7 @@ _lora = partial(_adapters, kind="lora", name="LoRA", instead_of=("full", "freeze
 _qlora = partial(_adapters, kind="qlora", name="QLoRA", instead_of=("full", "freeze", "lora"))
 KINDS = {
     "pins": Kind("without the pins", "same job and machines", _pins),
+    "trainer_keys": Kind("without keys of the trainer", "same job and machines, other settings", _trainer_keys),
     "engine": Kind("another backend", "same job and machines", _engine),
     "liger": Kind("Liger kernels", "same job and machines, one more package", _liger),
     "host_memory": Kind("offload", "same job and GPUs, if the nodes have it", _host_memory),

@@ -38,7 +38,8 @@ def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layou
     """
     part = configuration.part
     for fault in faults_of_keys(spec, layout, configuration.source.data):
-        yield RULES[fault.name].found(part, key_line(configuration, (*fault.keys, "additional_configs")))
+        in_block = configuration.line("additional_configs", next(iter(fault.keys)))
+        yield RULES[fault.name].found(part, key_line(configuration, tuple(fault.keys)) or in_block)
     pins = {pin.package: pin for pin in setup.pins}
     of_deepspeed = [one.source.data for one in setup.of("deepspeed")]
     for fault in FAULTS:

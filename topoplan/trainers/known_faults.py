@@ -84,10 +84,11 @@ def faults_of_keys(spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> Itera
 def refused_keys(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """Refuse trainer keys in the spec that would make training differ from what is configured."""
     for fault in faults_of_keys(spec, layout, spec.job.trainer):
+        key = next(iter(fault.keys))
         yield Refusal(
             fault.name,
             f"{fault.when}: {fault.text}",
-            where=f"job.trainer.{next(iter(fault.keys))}",
+            where=f"job.trainer.{key if key in spec.job.trainer else f'additional_configs.{key}'}",
             remedy=fault.remedy,
             kind=LayoutError,
         )
@@ -231,6 +232,21 @@ FAULTS = (
         what="the first checkpoint ends in 'TypeError: gather_tensor_parallel() got an unexpected keyword argument'",
         remedy="set save_hf_model: false and convert a checkpoint afterwards, or take a layout with etp equal to tp",
         source="mcore_adapter 8eb27cc, models/converter/model_converter.py, _save_moe_hf_state_dict",
+    ),
+    Fault(
+        name="no-combined-passes",
+        package="mcore_adapter",
+        level="stops",
+        backends=("mca",),
+        keys={"overlap_moe_expert_parallel_comm": True},
+        layout_key="ep",
+        affects=lambda spec, layout: True,
+        when="overlap_moe_expert_parallel_comm",
+        what="the first step ends in a TypeError about return_schedule_plan, as megatron-core asks for a plan of the"
+        " forward pass, which mcore_adapter does not make",
+        remedy="leave it out",
+        source="megatron-core pipeline_parallel/combined_1f1b.py, combined_forward_backward_step; mcore_adapter"
+        " 8eb27cc, trainer/trainer.py, _inner_forward_step",
     ),
     Fault(
         name="expert-gradient-norm",
