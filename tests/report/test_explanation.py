@@ -179,9 +179,29 @@ def test_of_two_plans_over_the_card_neither_wins() -> None:
     assert verdict(compared(*both))[0].startswith("Neither plan fits; tp2 pp1 dp16 mbs1 would be 24.6% faster")
 
 
-def test_a_tie_is_called_one() -> None:
-    first, *_ = verdict(compared(make_plan(tp=2, step_s=3.0), make_plan(tp=4, step_s=3.001)))
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"caveats": ("NaN with torch 2.8",)}, "has no known problem"),
+        ({"device_gib": 61.0}, "needs less memory"),
+        ({"pp": 2}, "is simpler"),
+        ({"step_s": 3.001}, "is a little faster"),
+    ],
+)
+def test_a_tie_is_called_one_with_what_decides_it(other: dict[str, Any], why: str) -> None:
+    plan = {"tp": 2, "step_s": 3.0, "device_gib": 58.3}
+    first, *_ = verdict(compared(make_plan(**plan | other), make_plan(**plan)))
     assert "equally fast within the error of the predictions" in first
+    assert first.endswith(f"tp2 pp1 dp16 mbs1 is ranked first because it {why}.")
+
+
+def test_a_slower_plan_wins_over_one_with_a_known_problem() -> None:
+    doubtful = make_plan(tp=4, step_s=3.0, caveats=("NaN with torch 2.8",))
+    first, *_ = verdict(compared(doubtful, make_plan(tp=2, step_s=3.06)))
+    assert first == (
+        "tp2 pp1 dp16 mbs1 is ranked first, though it is 2.0% slower, because a known problem applies to"
+        " tp4 pp1 dp8 mbs1."
+    )
 
 
 def test_the_band_is_ascii_where_the_terminal_is() -> None:

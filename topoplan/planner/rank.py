@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TypeVar
@@ -25,6 +25,15 @@ _DIGITS = 6
 _Plan = TypeVar("_Plan", Plan, Candidate)
 
 
+_PREFERRED: tuple[tuple[str, Callable[[Ranked], float]], ...] = (
+    ("has no known problem", lambda plan: bool(plan.caveats)),
+    ("needs less memory", lambda plan: plan.memory.device_bytes // GIB),
+    ("is simpler", lambda plan: plan.layout.complexity),
+    ("is a little faster", lambda plan: -round(plan.tokens_per_s_per_gpu, _DIGITS)),
+)
+"""What decides between plans that are equally fast, the weightiest first: in words, and as a key of sorting."""
+
+
 def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
     """Return the plans fastest first, a plan with a caveat after a plain one that is at most 3% slower.
 
@@ -41,17 +50,15 @@ def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
             end += 1
         order += sorted(
             by_speed[start:end],
-            key=lambda plan: (
-                bool(plan.caveats),
-                plan.memory.device_bytes // GIB,
-                plan.layout.complexity,
-                -round(plan.tokens_per_s_per_gpu, _DIGITS),
-                plan.id,
-                plan.memory.device_bytes,
-            ),
+            key=lambda plan: (*(key(plan) for _, key in _PREFERRED), plan.id, plan.memory.device_bytes),
         )
         start = end
     return order
+
+
+def why_preferred(first: Ranked, second: Ranked) -> str:
+    """Return in words why of two equally fast plans the first comes first."""
+    return next((words for words, key in _PREFERRED if key(first) != key(second)), "comes first by its name")
 
 
 def worth(plan: Ranked) -> float:

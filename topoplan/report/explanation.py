@@ -15,6 +15,7 @@ from topoplan.planner.effort import job_effort
 from topoplan.planner.explain import speed_words
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
+from topoplan.planner.rank import why_preferred
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.memory import memory_to_dict, print_memory
 from topoplan.report.tables import bullets, heading, paragraph, table_of
@@ -119,8 +120,10 @@ def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
     elif comparison.is_tie:
         sentences.append(
             f"Both are equally fast within the error of the predictions ({abs(time - 1.0):.1%} apart); {name} is ranked"
-            " first because it needs less memory or is simpler."
+            f" first because it {why_preferred(winner, loser)}."
         )
+    elif time > 1.0:
+        sentences.append(f"{name} is ranked first, though it is {speed}, because a known problem applies to {other}.")
     else:
         sentences.append(f"{name} wins: it is {speed}.")
     flip = 1.0 if winner is comparison.first else -1.0
