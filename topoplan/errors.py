@@ -7,7 +7,7 @@
     |   |-- ModelError            a model that is unknown, incomplete or of an unsupported architecture
     |   |-- LayoutError           a layout or a pin that no rule allows
     |   `-- OutputError           a place to write to that cannot be used
-    |-- NoLayoutFitsError         the search ended, and nothing fits
+    |-- NoLayoutFitsError         the search ended, and nothing fits; exit code 130 if it was interrupted
     `-- HostError                 a machine that cannot be reached, or does not do what it should
 
 A message says what is wrong, where, what was expected and what to do, in one or two lines.
@@ -46,6 +46,10 @@ banner; a retry may succeed), `protocol` (no SSH server, or no common algorithm)
 `key-revoked` (the host key), `auth` (authentication). Once connected: `lost` (connection), `deadline` (a command ran
 past it), `command` (a command failed).
 """
+
+
+INTERRUPTED = 130
+"""Exit code 128 + SIGINT, as in shells."""
 
 
 class TopoplanError(Exception):
@@ -90,7 +94,13 @@ class OutputError(InputError):
 
 
 class NoLayoutFitsError(TopoplanError):
-    """The search finished without a layout that fits."""
+    """The search ended without a layout that fits."""
+
+    def __init__(self, message: str, *, interrupted: bool = False) -> None:
+        """Take the whole message, and whether the user ended the search."""
+        super().__init__(message)
+        if interrupted:
+            self.exit_code = INTERRUPTED
 
 
 class HostError(TopoplanError):

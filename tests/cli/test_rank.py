@@ -48,11 +48,11 @@ def test_rejected_layouts_come_when_asked_for(cli: Cli, spec_file: Path, fake_se
     assert "Rejected by memory: 1 layout" in cli("rank", spec_file, "--rejected").out
 
 
-def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_command(spec_file: Path) -> None:
-    """24 lines of 80 columns, wrapped as on a terminal."""
+def on_a_small_terminal(*words: str) -> tuple[str, int]:
+    """Return what a command prints on a terminal of 24 lines of 80 columns, and its exit code."""
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    arguments = [sys.executable, "-m", "topoplan", "rank", str(spec_file)]
+    arguments = [sys.executable, "-m", "topoplan", *words]
     clean = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     with subprocess.Popen(arguments, stdout=terminal, stderr=terminal, env=clean | {"TERM": "dumb"}) as process:
         os.close(terminal)
@@ -61,14 +61,31 @@ def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_comm
             while part := os.read(main, 65536):
                 shown += part
     os.close(main)
-    assert process.returncode == 0
-    rows = [line[at : at + 80] for line in shown.decode().splitlines() for at in range(0, max(1, len(line)), 80)]
+    return shown.decode(), process.returncode
+
+
+def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_command(spec_file: Path) -> None:
+    shown, code = on_a_small_terminal("rank", str(spec_file))
+    assert code == 0
+    rows = [line[at : at + 80] for line in shown.splitlines() for at in range(0, max(1, len(line)), 80)]
     screen = "".join(f"{line}\n" for line in rows[-23:])  # the last line holds the prompt
     plan = r"tp\d+(-[a-z_+0-9]+)+"
     assert re.search(rf"^Best  {plan}", screen, re.MULTILINE)
     assert re.search(rf"^Safe  (same plan|{plan})", screen, re.MULTILINE)
     whole = screen.replace("\n", "")
     assert re.search(rf"Next  topoplan generate {re.escape(str(spec_file))} --plan {plan}$", whole)
+
+
+def test_on_a_terminal_an_error_is_wrapped_and_its_commands_are_whole(spec_file: Path) -> None:
+    shown, code = on_a_small_terminal("rank", str(spec_file), "--set", "model=Qwen/Qwen3-235B-A22B")
+    assert code == 1
+    lines = shown.replace("\x1b[2K", "").splitlines()  # what erases the line of progress
+    commands = [line.strip() for line in lines if line.lstrip().startswith(("topoplan ", "Next  "))]
+    assert any(len(command) > 80 for command in commands)  # a long path of a spec
+    assert all(len(line) <= 80 for line in lines if line.strip() not in commands)
+    misses = [line for at, line in enumerate(lines) if lines[at - 1].startswith("  - ") and not line.startswith("  - ")]
+    assert misses
+    assert all(line.startswith("    ") for line in misses)
 
 
 def test_the_next_command_writes_the_plan_that_it_names(cli: Cli, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.samples import make_plan, make_ranking, make_rejection
-from topoplan.planner.plan import Change, Ranking, WayOut
+from topoplan.planner.plan import STOPPED, Change, Ranking, WayOut
 from topoplan.planner.rank import needs_ways_out
 from topoplan.planner.ways_out import KINDS, ways_out
 from topoplan.specs.load import load_spec
@@ -103,7 +103,7 @@ def test_what_leads_nowhere_says_why(tried: Callable[..., dict[str, WayOut]]) ->
     ways = tried(never)
     assert "pins" not in ways
     assert {way.plan for way in ways.values()} == {None}
-    assert all(way.is_tried and "no layout fits" in way.reason for way in ways.values())
+    assert all(not way.unfinished and "no layout fits" in way.reason for way in ways.values())
     assert tried(never, finetuning="qlora").keys().isdisjoint({"lora", "qlora"})
 
 
@@ -116,9 +116,11 @@ def test_a_job_that_fits_stays_what_it_is(tried: Callable[..., dict[str, WayOut]
 def test_the_searches_have_an_end(tried: Callable[..., dict[str, WayOut]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topoplan.planner.ways_out.MOST_SEARCHES", 6)
     ways = tried(never)
-    assert [kind for kind, way in ways.items() if way.is_tried] == ["engine", "liger", "host_memory", "lora"]
-    assert all("takes too long" in way.reason for way in ways.values() if not way.is_tried)
+    assert [kind for kind, way in ways.items() if not way.unfinished] == ["engine", "liger", "host_memory", "lora"]
+    assert all("takes too long" in way.reason for way in ways.values() if way.unfinished)
 
 
 def test_a_search_that_is_stopped_is_the_last(tried: Callable[..., dict[str, WayOut]]) -> None:
-    assert not any(way.is_tried for way in tried(lambda spec: True, searched=0.5).values())
+    ways = tried(lambda spec: True, searched=0.5)
+    assert {way.unfinished for way in ways.values()} == {STOPPED}
+    assert make_ranking(ways_out=tuple(ways.values())).is_interrupted

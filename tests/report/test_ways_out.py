@@ -1,6 +1,6 @@
 from tests.samples import make_ranking, make_rejection
 from topoplan.errors import NoLayoutFitsError
-from topoplan.planner.plan import Counts
+from topoplan.planner.plan import STOPPED, TOO_LONG, Change, Counts, WayOut
 from topoplan.report.ways_out import nothing_fits
 
 
@@ -22,3 +22,26 @@ def test_a_lack_of_memory_exits_with_1_and_shows_the_nearest_misses() -> None:
     assert lines[2] == "  - tp1 pp1 dp32 mbs1: stage 0 needs 92.3 GiB of 79.6; 4 more nodes make it fit"
     assert lines[3] == "`topoplan rank` on the spec shows which changes would make a layout fit"
     assert len(lines) == 4
+
+
+def test_a_search_that_is_interrupted_says_so_and_sends_nobody_to_rank_again() -> None:
+    error = nothing_fits(make_ranking(searched=0.19))
+    assert error.exit_code == 130
+    (line,) = str(error).splitlines()
+    assert line.startswith("interrupted before a layout was found that fits: h100-4x8")
+    assert line.endswith("stopped after 19% of the search")
+
+
+def test_ways_out_that_are_interrupted_do_not_take_too_long() -> None:
+    def lost(kind: str, unfinished: str) -> WayOut:
+        return WayOut(change=Change(kind=kind, words=""), unfinished=unfinished)
+
+    error = nothing_fits(make_ranking(ways_out=(lost("nodes", ""), lost("gpu", TOO_LONG), lost("seq_len", STOPPED))))
+    assert error.exit_code == 130
+    first, *lines = str(error).splitlines()
+    assert first.startswith("no layout fits")
+    assert lines == [
+        "tried, without success: up to 16 times the nodes",
+        "search not completed, because it takes too long: a GPU with more memory",
+        "search not completed, because it was interrupted: sequences down to an eighth",
+    ]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-INTERRUPTED = 130
-"""Exit code 128 + SIGINT, as in shells."""
-
 
 class Interrupts:
     """Counts Ctrl-C instead of exiting. After `spared` of them, SIGINT is handled by `then`. With `endings`, the other

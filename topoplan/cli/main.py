@@ -18,9 +18,9 @@ import typer
 from topoplan import __version__
 from topoplan.cli.commands import METAVAR, PROGRAM, Commands
 from topoplan.cli.completion import mend_zsh
-from topoplan.cli.interrupts import INTERRUPTED
+from topoplan.cli.output import complaint
 from topoplan.cli.verbs import meant
-from topoplan.errors import InputError, TopoplanError, nearest
+from topoplan.errors import INTERRUPTED, InputError, TopoplanError, nearest
 
 _COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"
 """Set by a shell that requests completions."""
@@ -154,5 +154,5 @@ def _refused(error: PermissionError) -> int:
 
 def _complain(message: str, code: int) -> int:
     sys.stdout.flush()
-    sys.stderr.write(f"topoplan: {message}\n")
+    sys.stderr.write(f"{complaint(message)}\n")
     return code

@@ -20,6 +20,7 @@ PIPE_COLUMNS = 100
 """Default width if standard output is not a terminal."""
 _MAX_COLUMNS = 140
 _MIN_COLUMNS = 40
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -46,6 +47,30 @@ def stdout_console() -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def complaint(message: str) -> str:
+    """Return an error message for standard error; on a terminal, sentences are wrapped, and list items indented.
+
+    A command is never broken, whether it has a line of its own or stands in backticks, so that it can be copied whole.
+    """
+    text = f"topoplan: {message}"
+    if not sys.stderr.isatty():
+        return text
+    import re
+    import textwrap
+
+    width, lines = max(_MIN_COLUMNS, shutil.get_terminal_size().columns), []
+    for line in text.splitlines():
+        content = line.lstrip()
+        if not content.startswith(("topoplan ", "Next  ")):
+            indent = " " * (len(line) - len(content)) + "  " * content.startswith("- ")
+            held = re.sub(r"`[^`]*`", lambda command: command[0].replace(" ", _NO_BREAK), line)
+            line = textwrap.fill(
+                held, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            ).replace(_NO_BREAK, " ")
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def show(

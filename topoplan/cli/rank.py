@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.interrupts import INTERRUPTED
 from topoplan.cli.options import WITHOUT_SPEC, AsJson, Html, NoCache, OptionalSpecPath, SpecOptions, not_both, option
 from topoplan.cli.output import print_json, stdout_console
-from topoplan.errors import InputError, ModelError
+from topoplan.errors import INTERRUPTED, InputError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +72,7 @@ def rank(
         from topoplan.report.ways_out import nothing_fits
 
         raise nothing_fits(ranking)
-    if ranking.searched < 1.0:
+    if ranking.is_interrupted:
         raise typer.Exit(INTERRUPTED)
 
 

@@ -14,7 +14,7 @@ from topoplan.cli.interrupts import Interrupts
 from topoplan.cli.options import AsJson, NoCache, SpecOptions, argument, option
 from topoplan.cli.output import print_json, show, stdout_console
 from topoplan.cli.ssh_options import AcceptNew, Grace, NoPreflight
-from topoplan.errors import InputError, OutputError, listed
+from topoplan.errors import INTERRUPTED, InputError, OutputError, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,7 +248,6 @@ def _write_job(tuning: Tuning, plans: Sequence[Plan], wanted: _Wanted) -> tuple[
 
 def _code(tuning: Tuning, why: Why, ending: int) -> int:
     from topoplan.run.failure import FAILED
-    from topoplan.run.session import INTERRUPTED
 
     if why == "interrupted":
         return 128 + ending if ending else INTERRUPTED

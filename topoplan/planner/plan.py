@@ -145,10 +145,13 @@ class WayOut:
     plan: Plan | None = None
     reason: str = ""
     """Why there is no plan."""
-    is_tried: bool = True
-    """Whether all searches of this way were completed."""
+    unfinished: str = ""
+    """Why not all searches of this way were completed: TOO_LONG or STOPPED; empty if they were."""
     command: str = ""
     """The shell command that ranks the changed job."""
+
+
+TOO_LONG, STOPPED = "it takes too long", "it was interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,3 +180,8 @@ class Ranking:
     """Backends that were searched, or that cannot run the job."""
     ways_out: tuple[WayOut, ...] = ()
     """If nothing fits, or nothing with memory to spare: what would, as far as it was asked for."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the search, or one of the searches for ways out, was stopped by Ctrl-C."""
+        return self.searched < 1.0 or any(way.unfinished == STOPPED for way in self.ways_out)

@@ -11,7 +11,7 @@ from topoplan.catalog import gpu_names
 from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout, keys_of
 from topoplan.planner.explain import LIGER_KEY
-from topoplan.planner.plan import Change, Ranking, WayOut
+from topoplan.planner.plan import STOPPED, TOO_LONG, Change, Ranking, WayOut
 from topoplan.planner.predict import predict
 from topoplan.planner.rank import first_with_room, ranked
 from topoplan.planner.what_if import Search, found_by
@@ -68,6 +68,8 @@ class _Tries:
         self._read, self._search, self._with_room = read, search, with_room
         self._left = MOST_SEARCHES
         self._layouts_left = MOST_LAYOUTS_WHERE_TIGHT if with_room else MOST_LAYOUTS
+        self._spent = TOO_LONG
+        """Why no more searches are allowed, once they are not."""
         self._last = _NONE
         """The last change that was tried, if it leads nowhere."""
 
@@ -78,7 +80,7 @@ class _Tries:
             way = KINDS[kind].work(self, ranking)
         except _SpentError:
             last = Change(kind=kind, words=self._last.change.words)
-            return WayOut(change=last, reason="search not completed: it takes too long", is_tried=False)
+            return WayOut(change=last, reason=f"search not completed: {self._spent}", unfinished=self._spent)
         return way or (None if self._last is _NONE else self._last)
 
     def __call__(self, change: Change) -> WayOut | None:
@@ -95,7 +97,7 @@ class _Tries:
         if ranking is not None:
             self._layouts_left -= ranking.counts.candidates
             if ranking.searched < 1.0:
-                self._left = 0
+                self._left, self._spent = 0, STOPPED
                 raise _SpentError
         plan = first_with_room(ranking) if ranking and self._with_room else found.best
         if plan is None:

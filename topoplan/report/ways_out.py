@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import NoLayoutFitsError
-from topoplan.planner.plan import Plan, Ranking, WayOut
+from topoplan.planner.plan import STOPPED, TOO_LONG, Plan, Ranking, WayOut
 from topoplan.planner.rank import SAFE_SHARE
 from topoplan.planner.view import plan_to_dict
 from topoplan.planner.ways_out import KINDS
@@ -29,10 +29,11 @@ def ways_out_lines(ranking: Ranking) -> Iterator[str]:
         yield f"  - {way.change.words} ({KINDS[way.change.kind].loss})"
         yield f"      {_figures(plan)}"
         yield f"      {way.command}"
-    for is_tried, words in (True, "tried, without success"), (False, "search not completed, because it takes too long"):
-        names = [KINDS[way.change.kind].name for way in ranking.ways_out if not way.plan and way.is_tried == is_tried]
-        if names and not ranking.plans:
-            yield f"{words}: {'; '.join(names)}"
+    for unfinished in ("", TOO_LONG, STOPPED):
+        lost = [way for way in ranking.ways_out if not way.plan and way.unfinished == unfinished]
+        if lost and not ranking.plans:
+            words = f"search not completed, because {unfinished}" if unfinished else "tried, without success"
+            yield f"{words}: {'; '.join(KINDS[way.change.kind].name for way in lost)}"
     if following := next_way(ranking):
         yield f"Next  {following}"
 
@@ -72,16 +73,15 @@ _MISSES = 3
 
 
 def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
-    """Return the error, with the nearest misses and what would make them fit."""
-    lines = [f"no layout fits: {spec_line(ranking.spec)}. {counts_line(ranking)}"]
+    """Return the error, with the nearest misses and what would make them fit, as far as that was searched for."""
+    head = "no layout fits" if ranking.searched == 1.0 else "interrupted before a layout was found that fits"
+    lines = [f"{head}: {spec_line(ranking.spec)}. {counts_line(ranking)}"]
     misses = nearest_misses(ranking, memory=_MISSES, rules=0)
     if misses:
         lines.append("nearest misses:")
     lines += (f"  - {reason_line(miss)}" for miss in misses)
     lines += ranking.crossings
-    lines += (
-        ways_out_lines(ranking)
-        if ranking.ways_out
-        else ["`topoplan rank` on the spec shows which changes would make a layout fit"]
-    )
-    return NoLayoutFitsError("\n".join(lines))
+    lines += ways_out_lines(ranking)
+    if not ranking.ways_out and not ranking.is_interrupted:
+        lines.append("`topoplan rank` on the spec shows which changes would make a layout fit")
+    return NoLayoutFitsError("\n".join(lines), interrupted=ranking.is_interrupted)

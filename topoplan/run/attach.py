@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from topoplan.bundle.plan_file import RecordedPlan
-from topoplan.errors import HostError, TopoplanError
+from topoplan.errors import INTERRUPTED, HostError, TopoplanError
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
@@ -22,7 +22,7 @@ from topoplan.run.measurement import planned
 from topoplan.run.outcome import targets_of
 from topoplan.run.reachability import REFUSALS
 from topoplan.run.record import NodeRecord, RunRecord
-from topoplan.run.session import INTERRUPTED, Outcome, Session
+from topoplan.run.session import Outcome, Session
 from topoplan.run.settings import Settings
 from topoplan.run.watch import Watch
 from topoplan.run.watched import WatchedNode

@@ -17,7 +17,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
-from topoplan.errors import HostError, HostProblem, InputError
+from topoplan.errors import INTERRUPTED, HostError, HostProblem, InputError
 from topoplan.hosts.needs import python_on
 from topoplan.hosts.result import Outcome as HostOutcome
 from topoplan.hosts.result import Result
@@ -35,7 +35,7 @@ from topoplan.run.failure import FAILED, Failure
 from topoplan.run.node import NO_PEERS, NodeState, Peers, node_state, start_node
 from topoplan.run.outcome import grace_of_stop_s, record_stop_request
 from topoplan.run.record import NodeRecord, RunRecord, Started
-from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
+from topoplan.run.session import Interrupted, Outcome, Session
 from topoplan.run.settings import Settings
 from topoplan.run.watch import Watch
 from topoplan.run.watched import WatchedNode

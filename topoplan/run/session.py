@@ -44,8 +44,6 @@ _PEEK_BYTES = 4096
 """How much of the end of a trainer's log file to read while it is being written: its last lines."""
 T = TypeVar("T")
 
-INTERRUPTED = 130
-
 End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
 """How a session ended. `stopped`: by another process, such as `topoplan runs stop`. `interrupted`: by the user, which
 stops the run if this session started it. `detached`, `left`: on request, and the run goes on. `refused`: nothing was
