@@ -40,24 +40,31 @@ def test_the_answer_comes_first_with_its_band_and_its_cost() -> None:
     assert (
         "6 nodes (32 GPUs) are enough: 1.00 h predicted, within 0.88-1.12 h, 32.0 GPU-h, 80.00 at 2.5 per GPU-h" in text
     )
-    assert "With fewer, the prediction exceeds 1.5 h." in text
+    assert "With fewer, nothing fits, or the prediction exceeds 1.5 h." in text
     assert "Searched: every number of nodes from 1 to 6; the job fits from 5 nodes on." in text
 
 
 def test_an_upper_end_above_the_limit_is_said() -> None:
     assert "--sure finds the nodes" in rendered(sizing(1.1))
     assert "--sure finds the nodes" not in rendered(sizing())
-    assert "With fewer, the upper end of the band exceeds 1.5 h." in rendered(sizing(is_sure=True))
+    assert "nothing fits, or the upper end of the band exceeds 1.5 h." in rendered(sizing(is_sure=True))
 
 
 def test_without_an_answer_the_nearest_is_named() -> None:
     text = rendered(sizing(0.5))
-    assert "With up to 6 nodes, the prediction exceeds 0.5 h" in text
+    assert "With up to 6 nodes, nothing fits, or the prediction exceeds 0.5 h; --max-nodes N tries more." in text
     assert "The closest is 1.00 h on 6 nodes." in text
+
+
+def test_fewer_nodes_are_too_slow_or_too_small() -> None:
+    assert "With fewer, nothing fits." in rendered(sizing(2.5))
+    rows = (row(1, 7.2), row(2, 3.6))
+    assert "With fewer, the prediction exceeds 1.5 h." in rendered(sizing(rows=rows))
 
 
 def test_where_nothing_fits_there_is_no_table() -> None:
     text = rendered(sizing(rows=ROWS[:2]))
+    assert "With up to 2 nodes, nothing fits; --max-nodes N tries more." in text
     assert "the job fits on none of them" in text
     assert "best plan" not in text
 

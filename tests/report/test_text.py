@@ -19,6 +19,7 @@ from topoplan.report.text import (
     hours,
     interval,
     layout_label,
+    saving_words,
     significant,
     time_shares,
 )
@@ -151,6 +152,35 @@ def test_an_evaluation_is_forward_passes(keys: dict[str, Any], evaluations: int)
     plan = replace(make_plan(step_s=3.0), trainer="llamafactory")
     plan = replace(plan, layout=replace(plan.layout, backend="fsdp2"))
     assert effort_of(spec, plan, 200).pauses.evaluation_s == pytest.approx(evaluations * 10 * 1.0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "trainer", "setting"),
+    [
+        ("mca", "llamafactory", "trainer.save_steps=100"),
+        ("fsdp2", "trinity", "trainer.trainer.save_interval=100"),
+    ],
+)
+def test_checkpoints_that_take_much_of_a_job_are_told_with_what_saves_fewer(
+    backend: str, trainer: str, setting: str
+) -> None:
+    spec, plan = make_spec(samples=6400, epochs=1.0), replace(make_plan(tp=1, step_s=3.6), trainer=trainer)
+    plan = replace(plan, layout=replace(plan.layout, backend=backend))
+    often = effort_of(spec, plan, 100)
+    words = saving_words(often)
+    assert words.startswith("All but one of the 5 checkpoints take ")
+    assert words.endswith(f", beside 6 min of training: --set {setting} saves only one.")
+    name, value = setting.removeprefix("trainer.").split("=")
+    block, _, key = name.rpartition(".")
+    keys = {key: int(value)}
+    once = make_spec(samples=6400, epochs=1.0, trainer={block: keys} if block else keys)
+    rarely = effort_of(once, plan, 100)
+    assert often.saving.saved_s == pytest.approx(often.pauses.checkpoints_s - rarely.pauses.checkpoints_s)
+    assert saving_words(rarely) == ""
+
+
+def test_checkpoints_that_take_little_of_a_job_are_not_told() -> None:
+    assert saving_words(effort_of(make_spec(), make_plan(step_s=3.6), 10_000)) == ""
 
 
 def test_a_plan_without_files_has_start_up_alone() -> None:

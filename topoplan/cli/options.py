@@ -58,7 +58,8 @@ TrainerChoice = Annotated[
     str | None,
     option(
         "--trainer llamafactory|swift|trinity",
-        "Only plans that this trainer runs; by default LLaMA-Factory, or another one where it cannot.",
+        "Only plans that this trainer runs; by default a plan is for LLaMA-Factory, or for another one if that cannot"
+        " run it.",
         completion.trainers,
     ),
 ]

@@ -27,6 +27,19 @@ class Pauses(NamedTuple):
     evaluation_s: float = 0.0
 
 
+_OFTEN = 0.25
+"""Part of the training time that checkpoints before the last one may take without a word."""
+
+
+class Saving(NamedTuple):
+    """Checkpoints that take much of a job, and the setting with which only one is saved."""
+
+    saves: int
+    setting: str
+    saved_s: float
+    """Seconds by which the job is shorter with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """Duration and cost of the whole job under one plan."""
@@ -36,6 +49,8 @@ class Effort:
     training_band_s: tuple[float, float]
     pauses: Pauses
     gpus: int
+    saving: Saving | None = None
+    """Set if checkpoints take long compared with training."""
 
     @property
     def hours(self) -> float:
@@ -67,13 +82,15 @@ def job_effort(spec: Spec, plan: Plan) -> Effort | None:
 
 def effort_of(spec: Spec, plan: Plan, steps: int) -> Effort:
     """Return the effort of a number of steps."""
-    low, high = plan.time.band_s
+    (low, high), training_s = plan.time.band_s, steps * plan.time.step_s
+    pauses, saving = _pauses(spec, plan, steps)
     return Effort(
         steps=steps,
-        training_s=steps * plan.time.step_s,
+        training_s=training_s,
         training_band_s=(steps * low, steps * high),
-        pauses=_pauses(spec, plan, steps),
+        pauses=pauses,
         gpus=plan.layout.world_size,
+        saving=saving if saving and saving.saved_s > _OFTEN * training_s else None,
     )
 
 
@@ -82,8 +99,8 @@ def start_up_s(spec: Spec) -> float:
     return STARTS_S + _WEIGHT_BYTES * parameter_count(spec.model) / spec.cluster.storage_bytes_per_s
 
 
-def _pauses(spec: Spec, plan: Plan, steps: int) -> Pauses:
-    """Return the pauses of a job.
+def _pauses(spec: Spec, plan: Plan, steps: int) -> tuple[Pauses, Saving | None]:
+    """Return the pauses of a job, and what saving once instead of several times would save.
 
     One node writes weights in Hugging Face's format; Megatron's weights and the optimizer states are spread over all
     nodes. A forward pass takes a third of a step's work, or a fourth if it is run again in backward (Narayanan et al.
@@ -91,14 +108,16 @@ def _pauses(spec: Spec, plan: Plan, steps: int) -> Pauses:
     """
     starts_s, run = start_up_s(spec), _run(spec, plan)
     if run is None:
-        return Pauses(starts_s)
+        return Pauses(starts_s), None
     size, pauses, rate = run.checkpoint, run.pauses, spec.cluster.storage_bytes_per_s
     together = rate * spec.cluster.nodes
     final_s = size.megatron_bytes / together + size.hf_bytes / rate if size.final_bytes else 0.0
     each_s = (size.megatron_bytes + size.optimizer_bytes) / together + size.hf_bytes / rate
     forward = plan.time.step_s / (4 if plan.layout.recompute.granularity == "full" else 3)
     evaluation_s = forward * pauses.evaluated_sequences / spec.job.global_batch_size
-    return Pauses(starts_s, final_s + each_s * pauses.saves(steps), evaluation_s * pauses.evaluations(steps))
+    saves = pauses.saves(steps)
+    saving = Saving(saves, f"trainer.{pauses.save_key}={steps}", each_s * (saves - 1)) if saves > 1 else None
+    return Pauses(starts_s, final_s + each_s * saves, evaluation_s * pauses.evaluations(steps)), saving
 
 
 def _run(spec: Spec, plan: Plan) -> TrainerRun | None:

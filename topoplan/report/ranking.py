@@ -27,6 +27,7 @@ from topoplan.report.text import (
     layout_label,
     pauses_words,
     reason_line,
+    saving_words,
     significant,
     spec_line,
     time_shares,
@@ -190,7 +191,7 @@ def _legend(spec: Spec, plans: Sequence[Plan], columns: Container[str]) -> str:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {_steps_words(counts)}, {counted(job.samples, 'sample')} x {epochs}"
         if effort := job_effort(spec, plans[0]):
-            text += f", and {pauses_words(spec, effort)}."
+            text += f", and {pauses_words(spec, effort)}. {saving_words(effort)}".rstrip()
     return text
 
 

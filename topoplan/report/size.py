@@ -12,7 +12,16 @@ from topoplan.planner.effort import Effort
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import SizeRow, Sizing
 from topoplan.report.tables import apart, bullets, paragraph, table_of
-from topoplan.report.text import counted, effort_to_dict, gib, hours, layout_label, pauses_words, significant
+from topoplan.report.text import (
+    counted,
+    effort_to_dict,
+    gib,
+    hours,
+    layout_label,
+    pauses_words,
+    saving_words,
+    significant,
+)
 from topoplan.specs.spec import Spec
 
 
@@ -63,7 +72,7 @@ def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float |
         apart(
             console,
             f"hours: the whole job, on {counted(last.nodes, 'node')} with {pauses_words(spec, shown)}; band: their"
-            " error band.",
+            f" error band. {saving_words(shown)}".rstrip(),
             style="dim",
         )
     reasons: dict[str, list[int]] = {}
@@ -80,7 +89,7 @@ def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float |
 
 def _answer(sizing: Sizing, price: float | None) -> list[str]:
     limit = f"{sizing.limit_s / 3600:g} h"
-    measure = "the upper end of the band" if sizing.is_sure else "the prediction"
+    slow = f"{'the upper end of the band' if sizing.is_sure else 'the prediction'} exceeds {limit}"
     last = sizing.rows[-1].nodes
     searched = "Searched: 1 node" if last == 1 else f"Searched: every number of nodes from 1 to {last}"
     row, sentences = sizing.answer, []
@@ -92,11 +101,12 @@ def _answer(sizing: Sizing, price: float | None) -> list[str]:
             f" {_band(effort)} h, {hours(effort.gpu_hours)} GPU-h{cost}."
         )
         if row.nodes > 1:
-            sentences.append(f"With fewer, {measure} exceeds {limit}.")
+            sentences.append(f"With fewer, {_lacking(sizing.rows[: row.nodes - 1], slow)}.")
         if not sizing.is_sure and effort.band_hours[1] > sizing.limit_s / 3600:
             sentences.append(f"The upper end of the band exceeds {limit}; --sure finds the nodes that keep it below.")
     else:
-        sentences.append(f"With up to {counted(last, 'node')}, {measure} exceeds {limit}; --max-nodes N tries more.")
+        lacking = _lacking(sizing.rows, slow)
+        sentences.append(f"With up to {counted(last, 'node')}, {lacking}; --max-nodes N tries more.")
         timed = [row for row in sizing.rows if row.found.best]
         if timed:
             best = min(timed, key=sizing.hours)
@@ -105,6 +115,14 @@ def _answer(sizing: Sizing, price: float | None) -> list[str]:
     fits = f"the job fits from {counted(smallest.nodes, 'node')} on" if smallest else "the job fits on none of them"
     sentences.append(f"{searched}; {fits}.")
     return sentences
+
+
+def _lacking(rows: Sequence[SizeRow], slow: str) -> str:
+    """Return why these numbers of nodes are not enough: `slow`, or that nothing fits on them."""
+    have_a_plan = [row.found.best is not None for row in rows]
+    if not any(have_a_plan):
+        return "nothing fits"
+    return slow if all(have_a_plan) else f"nothing fits, or {slow}"
 
 
 def _band(effort: Effort) -> str:

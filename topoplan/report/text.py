@@ -150,6 +150,16 @@ def effort_to_dict(effort: Effort | None) -> dict[str, Any]:
     }
 
 
+def saving_words(effort: Effort) -> str:
+    """Return a sentence on checkpoints that take much of a job, or an empty string."""
+    if (saving := effort.saving) is None:
+        return ""
+    return (
+        f"All but one of the {saving.saves} checkpoints take {duration(saving.saved_s)}, beside"
+        f" {duration(effort.training_s)} of training: --set {saving.setting} saves only one."
+    )
+
+
 def pauses_words(spec: Spec, effort: Effort) -> str:
     """Describe the hours that are not training, and the storage rate assumed for them."""
     pauses = effort.pauses

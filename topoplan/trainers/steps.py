@@ -46,6 +46,8 @@ class Pauses(NamedTuple):
 
     save_every: int | None = None
     """Steps between checkpoints; None if none is saved before the end."""
+    save_key: str = "save_steps"
+    """The key of `job.trainer` that states it."""
     evaluate_every: int | None = None
     """Steps between evaluations; None if there are none."""
     evaluated_sequences: int = 0

@@ -79,7 +79,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         # trainer/verl_trainer.py, save_checkpoint; verl's find_latest_ckpt_path reads the tracker file.
         checkpoints=Checkpoints(directories="global_step_", tracker="latest_checkpointed_iteration.txt"),
         steps=training_steps(spec.job),
-        pauses=Pauses(save_every=values["trainer"].get("save_interval")),
+        pauses=Pauses(save_every=values["trainer"].get("save_interval"), save_key="trainer.save_interval"),
         readme=ReadmeWords(
             engine=f"Trinity-RFT {TRINITY} (verl, FSDP2)",
             packages="Trinity-RFT, verl, vLLM and FlashAttention",
