@@ -69,6 +69,7 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "cp_comm_type": "p2p",
         "moe_token_dispatcher_type": None,
         "moe_router_force_load_balancing": None,
+        "overlap_moe_expert_parallel_comm": False,
         "moe_expert_capacity_factor": None,
     }
 

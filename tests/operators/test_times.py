@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.engines.samples import DENSE, LATENT, MIXED, layout_of, spec_of
 from tests.sizes import examples
 from topoplan.layout.layout import Recompute
+from topoplan.operators.combined import hidden_exchange
 from topoplan.operators.core_attention import attended_tokens
 from topoplan.operators.machine import Kernel, elementwise_s, gemm_s, peak_flops
 from topoplan.operators.op import PARTS
@@ -193,6 +194,29 @@ def test_collectives_in_user_buffers_take_less_and_cost_the_products_something()
     assert 0.3 * left[1] < left[0]
     # MoE layers have no user buffers; the collectives of the shared expert stay exposed.
     assert operators(LATENT, tp=8, ep=8, etp=1)["shared expert collectives"].forward_s > 0
+
+
+def test_the_other_pass_hides_what_it_has_work_for() -> None:
+    form = {"ep": 8, "etp": 1, "backend": "megatron", "moe_token_dispatcher_type": "alltoall"}
+    alone, beside = (dict(operators(LATENT, overlap_moe_expert_parallel_comm=on, **form)) for on in (False, True))
+    assert "hidden by the other pass" not in alone
+    hidden, exchange = beside.pop("hidden by the other pass"), alone["dispatch, combine (alltoall)"]
+    assert beside == alone
+    # Attention and experts take longer than what runs beside them, for all but the first of the two micro-batches.
+    profile = profile_of(known.gpu("b200-sxm-180gb"))
+    share = -hidden.forward_s / exchange.forward_s / profile.expert_overlap
+    assert share == pytest.approx(1 - 1 / 2)
+
+
+def test_no_more_is_hidden_than_there_is_work() -> None:
+    attention = Kernel("core_attn", "attention", 0.5, 0.7)
+    experts = Kernel("experts.linear_fc1", "gemm", 1.0, 2.0)
+    between = Kernel("permute, sort, unpermute", "elementwise", 3.0, 3.0)
+    exchange = Kernel("dispatch, combine (alltoall)", "ep_comm", 10.0, 10.0)
+    hidden = hidden_exchange((attention, experts, between, exchange), share=1.0, expert_overlap=1.0)
+    # Its combine runs beside the other pass's attention, backward in forward; half of the experts are beside each.
+    assert (hidden.part, hidden.forward_s, hidden.backward_s) == ("ep_comm", -(1.5 + 0.7), -(1.5 + 0.5))
+    assert hidden_exchange((attention, experts, between), share=1.0, expert_overlap=1.0) is None
 
 
 def test_latent_attention_gathers_its_compressed_states() -> None:

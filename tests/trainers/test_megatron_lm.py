@@ -47,6 +47,13 @@ def test_flags_describe_the_layout_and_the_job() -> None:
     assert (job.stage, job.seq_len, job.global_batch_size, job.precision) == ("pt", 4096, 64, "bf16")
 
 
+def test_experts_may_exchange_tokens_beside_the_other_pass() -> None:
+    flags = "--expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm"
+    model = MIXTRAL.format(tokenizer="/models/mistralai/Mixtral-8x7B-v0.1")
+    assert translated(model, RUN, flags).layout.overlap_moe_expert_parallel_comm
+    assert not translated(model, RUN).layout.overlap_moe_expert_parallel_comm
+
+
 @pytest.mark.parametrize(
     ("stated", "batch"),
     [("--global-batch-size 7", 7), ("--global-batch-size 7 --tensor-model-parallel-size 3", 7), ("", 8)],

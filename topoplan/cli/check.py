@@ -128,10 +128,15 @@ def _print_next(
             said = replace(said, gpus_per_node=str(on.gpus_per_node))
         if job.seq_len == seq_len != USUAL_SEQ_LEN:
             said = replace(said, seq_len=str(seq_len))
-        words = replace(said, job=copies.get(better.file, better.file)).words(cluster)
-        backend, plan = better.plan.layout.backend, better.plan.id
-        command = join(["topoplan", "generate", *words, "--backend", backend, "--plan", plan])
-        stdout_console().print(f"\nNext  {command}", soft_wrap=True, highlight=False)
+        options, layout = replace(said, job=copies.get(better.file, better.file)), better.plan.layout
+        try:
+            options.read(cluster)
+        except InputError:  # a model that only the flags of a command describe
+            what = "--model NAME, for the model of this file, adds the command that writes the best plan."
+            paragraph(stdout_console(), what, style="dim")
+            return
+        words = [*options.words(cluster), "--backend", layout.backend, "--plan", better.plan.id]
+        stdout_console().print(f"\nNext  {join(['topoplan', 'generate', *words])}", soft_wrap=True, highlight=False)
 
 
 def _against(

@@ -95,6 +95,7 @@ class Layout:
     cp_comm_type = _read(lambda layout: layout.switches.cp_comm_type)
     moe_token_dispatcher_type = _read(lambda layout: layout.switches.moe_token_dispatcher_type)
     moe_router_force_load_balancing = _read(lambda layout: layout.switches.moe_router_force_load_balancing)
+    overlap_moe_expert_parallel_comm = _read(lambda layout: layout.switches.overlap_moe_expert_parallel_comm)
     moe_expert_capacity_factor = _read(lambda layout: layout.switches.moe_expert_capacity_factor)
     fused_linear_cross_entropy = _read(lambda layout: layout.switches.fused_linear_cross_entropy)
     expandable_segments = _read(lambda layout: layout.switches.expandable_segments)

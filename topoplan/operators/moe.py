@@ -97,7 +97,7 @@ def _router(build: TeBuilder, moe: Moe) -> None:
 def _dispatch(build: TeBuilder, moe: Moe) -> None:
     """Add dispatch and combine, with their mirror images in backward.
 
-    Nothing hides them, and the busiest rank counts.
+    Only the pass of another micro-batch hides them (`combined.py`), and the busiest rank counts.
     """
     hidden, shard, by = build.hidden, build.shard, ("moe",)
     if shard.dispatcher == "flex":

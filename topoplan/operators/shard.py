@@ -44,6 +44,9 @@ class Shard(NamedTuple):
     """Tokens that this rank's experts receive, relative to the average over the expert-parallel group."""
     dispatcher: str = "alltoall"
     """The token dispatcher of MoE layers: alltoall or flex."""
+    combined_share: float = 0.0
+    """Share of the forwards that run together with the backward of another micro-batch, which hides the exchange of
+    tokens (`combined.py`)."""
     router_pads: bool = False
     """Whether, in 8-bit training, the router pads what an expert receives; otherwise the tokens are copied to be
     padded."""
@@ -96,12 +99,27 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         flash_attention=case.profile.flash_attention and layout.attention_backend != "unfused",
         token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),
+        combined_share=_combined_share(layout),
         router_pads=case.cluster.gpu.architecture in case.traits.router_pads_on,
         fuses_experts=_fuses_experts(case),
         transposes_fp8=case.profile.fp8_transposes,
         gradient_bytes=FP32 if layout.grad_reduce_in_fp32 else BF16,
         adapters=adapters_of(job),
     )
+
+
+def _combined_share(layout: Layout) -> float:
+    """Return the share of a rank's forwards that run together with a backward; 0 if the layout does not combine them.
+
+    The others are the first ones: those of the warm-up (`engines/megatron/pipeline.py::warmup_forwards`, here on
+    average over the ranks) and one more, so that the two are of different micro-batches
+    (`core/pipeline_parallel/schedules.py::get_pp_rank_microbatches`, `combined_1f1b.py`).
+    """
+    if not layout.overlap_moe_expert_parallel_comm:
+        return 0.0
+    pp, vpp = layout.degrees.pp, layout.degrees.vpp
+    forwards, alone = layout.gradient_accumulation_steps * vpp, (pp - 1) + (vpp - 1) * pp + 1
+    return max(0, forwards - alone) / forwards
 
 
 def _fuses_experts(case: Case) -> bool:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from topoplan.layout.layout import Recompute
+from topoplan.operators.combined import hidden_exchange
 from topoplan.operators.eager import LayerUse, eager_case
 from topoplan.operators.layers import eager_ops, te_ops
 from topoplan.operators.machine import Kernel, Moved, kernels_of
@@ -41,7 +42,11 @@ def _time_of(kernels: tuple[Kernel, ...], recompute_s: float) -> LayerTime:
 @lru_cache(maxsize=1 << 14)
 def layer_kernels(case: Case, layer: Layer, shard: Shard) -> tuple[Kernel, ...]:
     """Return all kernels and collectives of a megatron-core layer."""
-    return kernels_of(te_ops(case.model, layer, shard), case, shard)
+    kernels = kernels_of(te_ops(case.model, layer, shard), case, shard)
+    if shard.combined_share:
+        hidden = hidden_exchange(kernels, shard.combined_share, case.profile.expert_overlap)
+        kernels += () if hidden is None else (hidden,)
+    return kernels
 
 
 @lru_cache(maxsize=1 << 15)

@@ -134,6 +134,9 @@ class Constants:
         PART_OR_NONE,
         "Part of hidden communication by which the work beside it gets longer.",
     )
+    expert_overlap: float = _constant(
+        PART_OR_NONE, "Part of dispatch and combine that runs beside the other micro-batch's pass."
+    )
     nvlink_gb_per_s: float = _constant(
         Number(1, 10_000),
         "One-way rate of one NVLink: how many of them a GPU has follows from its rate.",

@@ -199,6 +199,13 @@ class Switches:
         None, Switch(), "The router spreads tokens evenly, whatever they are: of benchmarks.", of=MEGATRON_BACKENDS
     )
     """None means what the trainer's runs do (`Traits.routes_freely`)."""
+    overlap_moe_expert_parallel_comm: bool = _key(
+        False,
+        Switch(),
+        "Dispatch and combine of a micro batch run beside the work of another one.",
+        of=MEGATRON_BACKENDS,
+    )
+    """Forward and backward of two micro-batches run together, layer by layer (`operators/combined.py`)."""
     moe_expert_capacity_factor: float | None = _key(
         None,
         Number(0.01, 1024),

@@ -39,6 +39,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "experts": (EP, ETP),
     "expert-grid": (EP, ETP, PP),
     "dispatcher": (DISPATCHER,),
+    "combined-passes": ("overlap_moe_expert_parallel_comm", VPP),
     "expert-widths": (ETP, TP),
     "expert-adapters": (ETP, "target_modules"),
     "fp8-widths": ("fp8", "fp8_format", TP),

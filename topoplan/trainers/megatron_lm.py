@@ -22,7 +22,7 @@ from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
-from topoplan.trainers.codec import Codec, Reading, by_key, layout_of
+from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag, layout_of
 from topoplan.trainers.data_parallel import refuse
 from topoplan.trainers.megatron_keys import DEGREES, ETP, VPP
 from topoplan.trainers.swift import megatron_job
@@ -69,6 +69,7 @@ ROWS = by_key(
         # arguments.py, validate_args: None takes tensor_model_parallel_size.
         read=lambda reading, key: (reading.keys.count(key) or reading.parts["tp"]) if reading.is_moe else 1,
     ),
+    Row("overlap_moe_expert_parallel_comm", "overlap_moe_expert_parallel_comm", flag),
 )
 
 
@@ -82,14 +83,14 @@ def _view(configuration: Configuration, setup: Setup) -> Configuration:
     found = flattened(configuration, setup, (), {key: key for key in configuration.source.data})
     data = found.source.data
     said: dict[str, Any] = {}
-    for flag, key, value in (
+    for switch, key, value in (
         ("bf16", "torch_dtype", "bfloat16"),
         ("fp16", "torch_dtype", "float16"),
         ("recompute_activations", "recompute_granularity", "selective"),
         ("no_gradient_accumulation_fusion", "gradient_accumulation_fusion", False),
         ("grad_reduce_in_bf16", "main_grads_dtype", None),
     ):
-        if data.get(flag) is True:
+        if data.get(switch) is True:
             said[key] = value
     layers, stages = data.get("num_layers"), data.get("pipeline_model_parallel_size", 1)
     for key in ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"):

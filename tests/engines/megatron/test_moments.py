@@ -7,6 +7,7 @@ import pytest
 from tests.engines.samples import (
     CASES,
     DENSE,
+    MIXED,
     full_recompute,
     layout_of,
     memory_of,
@@ -189,3 +190,14 @@ def test_full_recomputation_keeps_as_much_with_adapters_as_without() -> None:
     # Dropout's results and masks are larger than the inputs, which a frozen weight does not need.
     whole = [stage_of(spec, layout_of(spec)).parts_bytes["activations"] for spec in (plain, frozen)]
     assert whole[0] < whole[1] < 1.5 * whole[0]
+
+
+def test_a_combined_pass_holds_a_layer_of_the_next_micro_batch() -> None:
+    spec = spec_of(MIXED, nodes=4, global_batch_size=256)
+    layout = layout_of(spec, ep=8, backend="megatron")
+    stage = stage_of(spec, changed(layout, overlap_moe_expert_parallel_comm=True))
+    (backward,) = [moment for moment in stage.moments if moment.name == "backward"]
+    shard = shard_of(case_of(spec, "megatron"), layout)
+    layers = [layer_activations(spec.model, layer, shard).saved_bytes for layer in set(spec.model.layers)]
+    assert dict(backward.terms_bytes)["a layer of the next micro batch"] == max(layers)
+    assert not any("next micro batch" in name for name, _ in stage_of(spec, layout).moments[0].terms_bytes)

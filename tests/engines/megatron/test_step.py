@@ -293,3 +293,18 @@ def test_a_tied_embedding_that_is_frozen_is_not_summed() -> None:
     spec = spec_of(TIED, finetuning="lora")
     layout = layout_of(spec, pp=2)
     assert told_by(spec, layout).tied is None
+
+
+def test_experts_exchange_tokens_beside_the_other_pass_but_for_the_first_micro_batches() -> None:
+    spec = spec_of(MIXED, nodes=4, global_batch_size=256)
+    plain = layout_of(spec, ep=8, pp=2, vpp=2, backend="megatron")
+    before, after = (time_of(spec, changed(plain, overlap_moe_expert_parallel_comm=on)) for on in (False, True))
+    assert after.step_s < before.step_s
+    assert 0.6 < after.parts_s["ep_comm"] / before.parts_s["ep_comm"] < 0.8
+    assert {**before.parts_s, "ep_comm": 0, "pp_bubble": 0, "dp_comm": 0} == pytest.approx(
+        {**after.parts_s, "ep_comm": 0, "pp_bubble": 0, "dp_comm": 0}
+    )
+    few = layout_of(spec_of(MIXED, nodes=4, global_batch_size=32), ep=8, backend="megatron")
+    assert few.gradient_accumulation_steps == 1  # no other micro-batch
+    alone, beside = (time_of(spec, changed(few, overlap_moe_expert_parallel_comm=on)) for on in (False, True))
+    assert alone == beside

@@ -230,6 +230,9 @@ def stage_moments(
     copies = 2 if shard.adapters is None else 1
     gathered = copies * BF16 * model.hidden_size * shard.tokens if layout.step.sequence_parallel else 0.0
     recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
+    # Combined with the forward of the next micro-batch, layer by layer (`operators/combined.py`).
+    layers = {id(layer) for chunk in states.chunks for layer, _ in chunk_layers(model, chunk)}
+    next_layer = max(kept[layer].kept_bytes for layer in layers) if layers and shard.combined_share else 0.0
     backward = (
         dummies,
         *([("weight gradient", states.gradient_bytes)] if states.gradient_bytes else []),
@@ -237,6 +240,7 @@ def stage_moments(
         ("recomputed activations", recomputed),
         ("gradients in the layer", gradients),
         ("embedding gradient that waits", waiting),
+        *([("a layer of the next micro batch", next_layer)] if next_layer else []),
         (FREED, freed),
     )
     moments = [Moment("backward", backward)]

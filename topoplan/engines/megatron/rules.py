@@ -254,6 +254,19 @@ def _dispatcher(case: Case, layout: Layout) -> str | None:
     return flex_obstacle(case.cluster, layout.ep, layout.etp)
 
 
+def _combined(case: Case, layout: Layout) -> str | None:
+    """Megatron-core combines a forward with the backward of another micro-batch."""
+    if not layout.overlap_moe_expert_parallel_comm:
+        return None
+    if case.traits.is_adapter:
+        return "overlap_moe_expert_parallel_comm, for which the adapter's forward step makes no plan of the layers"
+    if layout.ep == 1:
+        return "overlap_moe_expert_parallel_comm with ep 1"
+    if layout.pp > 1 and layout.vpp == 1:
+        return f"overlap_moe_expert_parallel_comm with pp {layout.pp} and vpp 1"
+    return None
+
+
 def _expert_domain(case: Case, layout: Layout) -> str | None:
     if layout.ep == 1 or {"ep", "etp"} & set(case.job.pin):
         return None
@@ -435,6 +448,9 @@ def _recompute(case: Case, layout: Layout) -> str | None:
     recompute, facts = layout.recompute, facts_of(case.model)
     if recompute.granularity == "none":
         return None
+    if layout.overlap_moe_expert_parallel_comm and (recompute.granularity == "full" or "moe" in recompute.modules):
+        what = "full" if recompute.granularity == "full" else "moe"
+        return f"recompute {what} with overlap_moe_expert_parallel_comm"
     adapter = case.traits.is_adapter
     if recompute.granularity == "full":
         if (recompute.num_layers or 1) > case.model.num_layers:
@@ -508,6 +524,7 @@ GRID_RULES = (
     ),
     Rule("expert-grid", _STATE, _expert_grid, "lower ep or etp"),
     Rule("dispatcher", "MLM moe/token_dispatcher.py; DeepEP csrc/deep_ep.cpp", _dispatcher, "leave the dispatcher out"),
+    Rule("combined-passes", _CONFIG, _combined, "set overlap_moe_expert_parallel_comm to false"),
     Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
     Rule("expert-adapters", _ADAPTER_SOURCE, _expert_adapters, "set etp to 1, or leave the experts out of lora_target"),
     Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),

@@ -280,6 +280,14 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
         if layout.attention_backend == "flash":
             what = "attention_backend flash keeps two outputs, which ms-swift's does not: its samples lie end to end"
         yield Refusal("attention", what, where="layout.attention_backend", remedy="leave it out")
+    if layout.overlap_moe_expert_parallel_comm:
+        yield Refusal(
+            "combined-passes",
+            "overlap_moe_expert_parallel_comm: `megatron sft` has no such argument, and its forward step makes no plan"
+            " of the layers",
+            where="layout.overlap_moe_expert_parallel_comm",
+            remedy="leave it out",
+        )
     is_alone = not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer)
     if job.precision != "fp16" and is_alone:
         # megatron_args.py, _map_dtype sets accumulate_allreduce_grads_in_fp32 in bf16 unless main_grads_dtype is bf16.
