@@ -88,9 +88,9 @@ MEGATRON = Recognizer(
 
 _OF_THE_RUN = frozenset(
     [
-        *("model", "model_type", "check_model", "use_hf", "dataset", "output_dir", "ddp_timeout"),
+        *("model", "model_type", "check_model", "use_hf", "dataset", "output_dir"),
         *("resume_from_checkpoint", "mcore_model", "adapters", "mcore_adapter", "load", "save", "merge_lora"),
-        *("learning_rate", "lr", "num_train_epochs", "dataset_num_proc", "dataloader_num_workers"),
+        *("learning_rate", "lr", "num_train_epochs"),
         *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "attn_impl"),
         *("rlhf_type", "task_type", "num_labels"),
     ]
