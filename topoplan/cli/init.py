@@ -112,8 +112,8 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
         from topoplan.bundle.plan_file import read_plan_file
 
         recorded = read_plan_file(from_file)
-        # Further keys of a job are those of its trainer.
-        spec = replace(recorded.spec, trainer=recorded.plan.trainer if recorded.spec.job.trainer else None)
+        # The inputs in plan.json do not say for which trainer the plan was made.
+        spec = replace(recorded.spec, trainer=recorded.plan.trainer)
         return _Begun(options, parse_source(spec_text(spec), name=from_file), spec_text)
     return _of_file(from_file, options)
 
