@@ -228,18 +228,32 @@ def test_a_bundle_is_written_again_from_its_plan(cli: Cli, bundle: Path, fake_se
     assert "Plan tp4-pp2-dp4-mbs1" in result.out
     assert content("second") == content(bundle)
     assert not fake_search
+    before = content(bundle)
+    (bundle / "node-01.sh").unlink()
     assert cli("generate", "--from", bundle / file).code == 0
+    assert content(bundle) == before
+    assert not Path("generated").exists()
+
+
+def test_a_plan_under_another_name_is_of_no_bundle(cli: Cli, bundle: Path) -> None:
+    Path("kept.json").write_bytes((bundle / "plan.json").read_bytes())
+    assert cli("generate", "--from", "kept.json").code == 0
     assert content("generated/test-2x8") == content(bundle)
 
 
-def test_a_bundle_is_put_right_in_its_place_when_forced(cli: Cli, bundle: Path) -> None:
-    before = content(bundle)
-    (bundle / "train.yaml").write_text("edited\n")
-    result = cli("generate", "--from", bundle, "-o", bundle)
+@pytest.mark.parametrize("where", [["-o", "."], []])
+def test_a_bundle_is_put_right_in_its_place_when_forced(
+    cli: Cli, bundle: Path, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle)
+    before = content(".")
+    Path("train.yaml").write_text("edited\n")
+    result = cli("generate", "--from", "plan.json", *where)
     assert result.code == 2
     assert "--force" in result.err
-    assert cli("generate", "--from", bundle, "-o", bundle, "--force").code == 0
-    assert content(bundle) == before
+    assert Path("train.yaml").read_text() == "edited\n"
+    assert cli("generate", "--from", "plan.json", *where, "--force").code == 0
+    assert content(".") == before
 
 
 def test_json_has_the_notes_on_a_plan_of_another_version(cli: Cli, bundle: Path) -> None:
@@ -275,6 +289,8 @@ def test_a_plan_is_written_for_another_scheduler_when_asked(cli: Cli, bundle: Pa
     assert Path("queued/job.sbatch").exists()
     assert cli("generate", "--from", "queued", "--scheduler", "none", "-o", "plain").code == 0
     assert content("plain") == content(bundle)
+    assert cli("generate", "--from", "queued", "--scheduler", "none").code == 0
+    assert content("queued") == content(bundle)
 
 
 def test_a_plan_that_cannot_be_read_writes_nothing(cli: Cli, bundle: Path) -> None:

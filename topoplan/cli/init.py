@@ -104,13 +104,12 @@ class _Begun:
 def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
     from topoplan.report.spec_text import spec_text
     from topoplan.specs.source import parse_source
-    from topoplan.trainers.trainer import PLAN_FILE
 
     if from_file is None:
         return _Begun(options, None, spec_text)
-    if from_file and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
-        from topoplan.bundle.plan_file import read_plan_file
+    from topoplan.bundle.plan_file import bundle_of, read_plan_file
 
+    if from_file and bundle_of(from_file) is not None:
         recorded = read_plan_file(from_file)
         # The inputs in plan.json do not say for which trainer the plan was made.
         spec = replace(recorded.spec, trainer=recorded.plan.trainer)
