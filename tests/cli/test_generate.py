@@ -113,6 +113,16 @@ RUN = """\
 NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-8B --tuner_type full --dataset a --max_length 4096 --deepspeed zero3 \\
   --max_grad_norm 0.5 --lr_scheduler_type constant_with_warmup --warmup_ratio 0.2 --neftune_noise_alpha 5
 """
+TRAIN = """\
+model_name_or_path: Qwen/Qwen3-8B
+stage: sft
+do_train: true
+finetuning_type: full
+dataset: a
+template: qwen3
+cutoff_len: 4096
+bf16: true
+"""
 
 
 @pytest.mark.parametrize(
@@ -146,6 +156,32 @@ def test_a_job_of_a_trainers_file_is_trained_by_it_with_what_the_file_says(
     shown = cli("generate", *job, "--backend", "all", "--force")
     assert [f"Warning: {note}" in shown.out for note in notes] == [True] * len(notes)
     assert bool(notes) or "Warning: left out" not in shown.out
+
+
+DEFAULTS = {"save_steps": 500, "logging_steps": 500, "dataloader_num_workers": 0, "ddp_timeout": 1800}
+"""Defaults of both trainers, where bundles have other values."""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "plan", "kept"),
+    [
+        ("train.yaml", TRAIN, "zero3-dp8-mbs1-full", {"save_total_limit": None}),
+        ("train.yaml", TRAIN, "tp8-pp1-dp1-mbs1", {"save_total_limit": None}),
+        ("run.sh", RUN.rstrip(), "zero3-dp8-mbs1-full", {"dataset_num_proc": 1}),
+        ("run.sh", RUN.rstrip(), "tp8-pp1-dp1-mbs1", {"dataset_num_proc": 1}),
+    ],
+)
+def test_what_a_file_states_is_kept_though_the_trainer_would_do_it_anyway(
+    cli: Cli, file: str, text: str, plan: str, kept: dict[str, Any]
+) -> None:
+    stated, form = DEFAULTS | kept, "{}: {}\n" if file.endswith(".yaml") else " --{} {}"
+    said = (form.format(key, "null" if value is None else value) for key, value in stated.items())
+    Path(file).write_text(text + "".join(said))
+    job = ["--gpu", "h100", "--nodes", 1, "--job", file, "-o", "out", "--plan", plan]
+    result = cli("generate", *job, "--backend", "all")
+    assert result.code == 0, result.err
+    values = yaml.safe_load(Path("out/train.yaml").read_text())
+    assert {key: values.get(key, "nothing") for key in stated} == stated
 
 
 @pytest.mark.parametrize(
@@ -192,18 +228,32 @@ def test_a_bundle_is_written_again_from_its_plan(cli: Cli, bundle: Path, fake_se
     assert "Plan tp4-pp2-dp4-mbs1" in result.out
     assert content("second") == content(bundle)
     assert not fake_search
+    before = content(bundle)
+    (bundle / "node-01.sh").unlink()
     assert cli("generate", "--from", bundle / file).code == 0
+    assert content(bundle) == before
+    assert not Path("generated").exists()
+
+
+def test_a_plan_under_another_name_is_of_no_bundle(cli: Cli, bundle: Path) -> None:
+    Path("kept.json").write_bytes((bundle / "plan.json").read_bytes())
+    assert cli("generate", "--from", "kept.json").code == 0
     assert content("generated/test-2x8") == content(bundle)
 
 
-def test_a_bundle_is_put_right_in_its_place_when_forced(cli: Cli, bundle: Path) -> None:
-    before = content(bundle)
-    (bundle / "train.yaml").write_text("edited\n")
-    result = cli("generate", "--from", bundle, "-o", bundle)
+@pytest.mark.parametrize("where", [["-o", "."], []])
+def test_a_bundle_is_put_right_in_its_place_when_forced(
+    cli: Cli, bundle: Path, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle)
+    before = content(".")
+    Path("train.yaml").write_text("edited\n")
+    result = cli("generate", "--from", "plan.json", *where)
     assert result.code == 2
     assert "--force" in result.err
-    assert cli("generate", "--from", bundle, "-o", bundle, "--force").code == 0
-    assert content(bundle) == before
+    assert Path("train.yaml").read_text() == "edited\n"
+    assert cli("generate", "--from", "plan.json", *where, "--force").code == 0
+    assert content(".") == before
 
 
 def test_json_has_the_notes_on_a_plan_of_another_version(cli: Cli, bundle: Path) -> None:
@@ -239,6 +289,8 @@ def test_a_plan_is_written_for_another_scheduler_when_asked(cli: Cli, bundle: Pa
     assert Path("queued/job.sbatch").exists()
     assert cli("generate", "--from", "queued", "--scheduler", "none", "-o", "plain").code == 0
     assert content("plain") == content(bundle)
+    assert cli("generate", "--from", "queued", "--scheduler", "none").code == 0
+    assert content("queued") == content(bundle)
 
 
 def test_a_plan_that_cannot_be_read_writes_nothing(cli: Cli, bundle: Path) -> None:

@@ -66,10 +66,13 @@ def test_a_bundle_gives_the_spec_that_it_was_made_from(cli: Cli) -> None:
     assert written(cli, "--from", "bundle/plan.json", "--nodes", "2", "--force").cluster.nodes == 2
 
 
-def test_a_bundle_of_another_trainer_is_ranked_for_that_one(cli: Cli) -> None:
-    job = [*JOB, "--finetuning", "lora", "--set", "trainer.eval_steps=7"]
-    assert cli("generate", "--gpu", "h100", *job, "-o", "bundle", "--trainer", "swift", "--pin", "tp=1,pp=1").code == 0
-    assert written(cli, "--from", "bundle").trainer == "swift"
+@pytest.mark.parametrize("trainer", ["llamafactory", "swift"])
+@pytest.mark.parametrize(
+    "job", [["--finetuning", "lora", "--set", "trainer.eval_steps=7", "--pin", "tp=1,pp=1"], ["--pin", "tp=2,pp=1"]]
+)
+def test_a_bundle_is_ranked_for_its_trainer(cli: Cli, trainer: str, job: list[str]) -> None:
+    assert cli("generate", "--gpu", "h100", *JOB, *job, "-o", "bundle", "--trainer", trainer).code == 0
+    assert written(cli, "--from", "bundle").trainer == trainer
 
 
 def test_hosts_say_what_they_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ SWIFT = """\
 NNODES=2 NPROC_PER_NODE=4 swift sft --model Qwen/Qwen3-8B --tuner_type lora --lora_rank 16 --dataset a#5 b \\
   --max_length 4096 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --num_train_epochs 2
 """
-OF_FULL = {"logging_steps": 10, "lr_scheduler_type": "linear", "warmup_ratio": 0.1}
+OF_FULL = {"logging_steps": 10, "lr_scheduler_type": "linear", "warmup_ratio": 0.1, "weight_decay": 0.0}
 """Further keys of FULL, of which transformers' default schedule is not that of bundles."""
 QLORA = "quantization_bit: 4\nlora_alpha: 32\nlora_rank: 16\n"
 MEGATRON = """\

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.page.asked import ROOT, run
+from topoplan.errors import SpecError
 from topoplan.lint.check import check
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.specs.load import load_cluster
@@ -69,6 +70,38 @@ def test_a_trainer_s_log_is_named_with_the_verb_that_reads_it(tmp_path: Path) ->
     assert (found.rule, found.severity) == ("log-of-a-run", "note")
     assert "up to step 10" in found.what
     assert f"`topoplan calibrate {path} --spec BUNDLE`" in found.remedy
+
+
+DATA = '{"instruction": "a", "output": "the loss at step 10/20"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DATA * 2, "is a data set, in which nothing is checked; `topoplan rank SPEC --set dataset="),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "is a data set, in which nothing is checked"),
+        ('{"id": 1}\n{"id": 2}\n', "holds records, and no step of a run; give the log of a trainer"),
+    ],
+)
+def test_records_that_are_no_log_are_refused_alone_and_left_alone_beside_others(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as error:
+        check([str(path)])
+    assert f"{path}: {message}" in str(error.value)
+    found = check([BUNDLE, str(path)])
+    assert found.setup.logs == ()
+    assert [one for one in found.findings if one.part.name == str(path)] == []
+
+
+def test_a_log_that_begins_or_ends_with_records_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    step = '{"current_steps": 10, "total_steps": 20, "loss": 1.5, "elapsed_time": "0:00:20"}\n'
+    for text in (f'{step}{{"train_runtime": 20.5}}\n', 'Loading weights\n{"id": 1}\n', ""):
+        path.write_text(text, encoding="utf-8")
+        assert [part.text for part in check([str(path)]).setup.logs] == [text]
 
 
 def test_a_log_that_cannot_be_read_is_told_beside_the_others(log: str, tmp_path: Path) -> None:

@@ -244,6 +244,6 @@ def test_what_is_not_predicted_is_one_finding_without_a_number(tmp_path: Path) -
 
     finding = rule(found, "not-predicted")
     assert (finding.severity, finding.line) == ("note", 5)
-    assert finding.what == "use_galore true is not predicted"
+    assert (finding.what, finding.remedy) == ("use_galore true is not predicted", "predicted is use_galore false")
     (prediction,) = found.predictions
     assert (prediction.plan, prediction.best) == (None, None)

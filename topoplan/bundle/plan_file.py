@@ -69,6 +69,14 @@ def read_plan_file(path: str | Path) -> RecordedPlan:
     return recorded_plan(plan_document(path))
 
 
+def bundle_of(path: str | Path) -> Path | None:
+    """Return the directory of a bundle, given itself or by its plan.json; None for any other path."""
+    path = Path(path)
+    if path.is_dir():
+        return path
+    return path.parent if path.name == PLAN_FILE else None
+
+
 def plan_document(path: str | Path) -> Source:
     """Return the content of a plan.json, given itself or by its bundle's directory. Raises SpecError."""
     path = Path(path)

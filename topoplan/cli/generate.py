@@ -37,7 +37,11 @@ def generate(
         ),
     ] = None,
     directory: Annotated[
-        str | None, option("--output -o DIR", "Where to write; by default generated/<name of the cluster>.")
+        str | None,
+        option(
+            "--output -o DIR",
+            "Where to write; by default generated/<name of the cluster>, and with --from the bundle's own directory.",
+        ),
     ] = None,
     scheduler: Annotated[
         str | None,
@@ -63,6 +67,8 @@ def generate(
 
     wanted_trainer = trainer_name(trainer, "--trainer")
     options = replace(options, backend=backend)
+    if recorded is not None and directory is None:
+        directory = _own_directory(recorded)
     draft, notes = (
         _planned(spec, plan, options, scheduler, wanted_trainer, fresh=no_cache)
         if recorded is None
@@ -134,6 +140,14 @@ def _from_plan(
     recorded = read_plan_file(path)
     scheduler_of(recorded.spec, scheduler, where="--scheduler")
     return draft_again(recorded, scheduler, trainer), recorded.notes
+
+
+def _own_directory(path: str) -> str | None:
+    """Return the directory of the bundle that a plan was read from; None for a plan.json kept under another name."""
+    from topoplan.bundle.plan_file import bundle_of
+
+    directory = bundle_of(path)
+    return None if directory is None else str(directory)
 
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:

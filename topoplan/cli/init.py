@@ -104,16 +104,15 @@ class _Begun:
 def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
     from topoplan.report.spec_text import spec_text
     from topoplan.specs.source import parse_source
-    from topoplan.trainers.trainer import PLAN_FILE
 
     if from_file is None:
         return _Begun(options, None, spec_text)
-    if from_file and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
-        from topoplan.bundle.plan_file import read_plan_file
+    from topoplan.bundle.plan_file import bundle_of, read_plan_file
 
+    if from_file and bundle_of(from_file) is not None:
         recorded = read_plan_file(from_file)
-        # Further keys of a job are those of its trainer.
-        spec = replace(recorded.spec, trainer=recorded.plan.trainer if recorded.spec.job.trainer else None)
+        # The inputs in plan.json do not say for which trainer the plan was made.
+        spec = replace(recorded.spec, trainer=recorded.plan.trainer)
         return _Begun(options, parse_source(spec_text(spec), name=from_file), spec_text)
     return _of_file(from_file, options)
 

@@ -72,7 +72,7 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
     With a cluster, each configuration is predicted on it and compared with the best plan. `choice` selects the findings
     that are reported.
 
-    Raises InputError for a path that cannot be read.
+    Raises InputError for a path that cannot be read, and if nothing in the files is checked.
     """
     against = against or PredictionTarget()
     for path in paths:
@@ -91,6 +91,8 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
         logs=logs,
         unread=(*setup.unread, *unread),
     )
+    if setup.unread and not (setup.parts or setup.logs):
+        raise setup.unread[0][1]
     against = against.sized_for(setup)
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)

@@ -113,7 +113,9 @@ def _in_keys(remedy: str, configuration: Configuration) -> str:
 
 
 def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:
-    finding = RULES["not-predicted"].at(configuration, error.key, what=error.what)
+    finding = RULES["not-predicted"].at(
+        configuration, error.key, what=error.what, remedy=error.remedy or error.expected
+    )
     return Prediction(configuration=configuration, reason=error.what, is_reported=True), (finding,)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from topoplan.bundle.plan_file import read_plan_file
 from topoplan.errors import InputError, SpecError
@@ -16,6 +17,8 @@ from topoplan.planner.plan import Plan
 from topoplan.reading.finding import Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Setup
+from topoplan.specs.dataset import columns_of_record
+from topoplan.specs.json_source import json_value
 from topoplan.specs.source import shown_path
 from topoplan.specs.spec import Spec
 
@@ -28,16 +31,46 @@ def is_log(path: str) -> bool:
 
 
 def read_logs(paths: Sequence[str]) -> tuple[tuple[Part, ...], tuple[tuple[Part, SpecError], ...]]:
-    """Read logs as parts. Returns the parts, and those that could not be read with their errors."""
+    """Read logs as parts. Returns the parts, and those that could not be read or are no logs with their errors."""
     found: list[Part] = []
     unread: list[tuple[Part, SpecError]] = []
     for path in paths:
         part = Part(kind="log", name=shown_path(Path(path)), text="")
         try:
-            found.append(replace(part, text=log_text(Path(path))))
+            part = replace(part, text=log_text(Path(path)))
+            _refuse_records(part)
+            found.append(part)
         except SpecError as error:
             unread.append((part, error))
     return tuple(found), tuple(unread)
+
+
+def _refuse_records(part: Part) -> None:
+    """Raise SpecError for a file of JSON records that are no lines of a trainer's log."""
+    # Of a long file, only the end was read, and its first line may be cut.
+    text = part.text.strip()
+    first, last = text.partition("\n")[0], text.rpartition("\n")[2]
+    record = _record(last)
+    if record is None or last_step(last) is not None:
+        return
+    try:
+        columns_of_record(record, part.name)
+    except SpecError:
+        if _record(first) is None or last_step(text) is not None or read_exhausted(text) is not None:
+            return
+        what, remedy = "holds records, and no step of a run", "give the log of a trainer, such as trainer_log.jsonl"
+        raise SpecError(what, where=part.name, remedy=remedy) from None
+    remedy = f"`topoplan rank SPEC --set dataset={quote(part.name)}` measures the lengths of its samples"
+    raise SpecError("is a data set, in which nothing is checked", where=part.name, remedy=remedy)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """Return the JSON object in a line; None if there is none."""
+    try:
+        record = json_value(line, name="")
+    except SpecError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def of_logs(setup: Setup, predictions: Sequence[Prediction]) -> Iterator[Finding]:

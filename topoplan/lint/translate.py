@@ -70,8 +70,9 @@ def translate(
     codec = codec_of(configuration, setup)
     if codec is None:
         recognizer = setup.recognizer(configuration.trainer)
-        said = recognizer.unpredicted[0] if recognizer and recognizer.unpredicted else configuration.trainer
-        raise NotPredictedError("", said, where=configuration.part.place(None))
+        unpredicted = recognizer.unpredicted if recognizer else None
+        what, _, remedy = unpredicted or (configuration.trainer, "", "")
+        raise NotPredictedError("", what, where=configuration.part.place(None), remedy=remedy)
     whole, overridden = _with_arguments(configuration, setup)
     reference = model or setup.named_model(whole) or ""
     whole = codec.view(whole, setup)

@@ -119,9 +119,9 @@ def is_complete(configuration: Configuration) -> bool:
 class NotPredictedError(SpecError):
     """A valid key that changes memory or speed in a way that no formula covers."""
 
-    def __init__(self, key: str, what: str, *, where: str) -> None:
+    def __init__(self, key: str, what: str, *, where: str, expected: str = "", remedy: str) -> None:
         """Create the error; `key` locates the finding."""
-        super().__init__(what, where=where)
+        super().__init__(what, where=where, expected=expected, remedy=remedy)
         self.key = key
 
 
@@ -151,10 +151,10 @@ class Keys:
         """Raise a SpecError at a key."""
         raise SpecError(what, where=self.place(key), expected=expected)
 
-    def not_predicted(self, keys: Sequence[str], what: str = "") -> NoReturn:
-        """Raise a NotPredictedError for `what`, or for the keys with their values."""
+    def not_predicted(self, keys: Sequence[str], what: str = "", *, remedy: str) -> NoReturn:
+        """Raise a NotPredictedError for `what`, or for the keys with their values; `remedy` says what is predicted."""
         words = what or " and ".join(f"{key} {shown(self.given(key))}" for key in keys)
-        raise NotPredictedError(keys[0], f"{words} is not predicted", where=self.place(keys[0]))
+        raise NotPredictedError(keys[0], f"{words} is not predicted", where=self.place(keys[0]), remedy=remedy)
 
     def given(self, key: str) -> Any:
         """Return the value as written; None if it is missing or null."""

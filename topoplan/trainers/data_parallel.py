@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from topoplan.errors import listed
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.trainers.codec import Comment, Reading, Row, Rows, layout_of, nothing
 from topoplan.trainers.train_yaml import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
@@ -134,7 +135,7 @@ def optimizer_of(keys: Keys) -> str:
     """Return the job's optimizer. Raises NotPredictedError for one whose state size is unknown."""
     name = str(keys.value("optim"))
     if name not in _OPTIMIZERS:
-        keys.not_predicted(("optim",))
+        keys.not_predicted(("optim",), remedy=f"predicted are {listed([*_OPTIMIZERS])}")
     return _OPTIMIZERS[name]
 
 
@@ -142,9 +143,19 @@ def refuse(keys: Keys, off: Mapping[str, Sequence[Any]]) -> None:
     """Raise NotPredictedError if any of these keys has a value that enables it; `off` lists the other values."""
     on = [key for key, values in off.items() if keys.given(key) is not None and keys.given(key) not in values]
     if on:
-        said = {key: keys.given(key) for key in on}
-        words = (f"{key} {str(one).lower() if isinstance(one, bool) else shown(one)}" for key, one in said.items())
-        keys.not_predicted(on, " and ".join(words))
+        words = (f"{key} {_shown(keys.given(key))}" for key in on)
+        predicted = listed([_predicted(key, off[key]) for key in on])
+        keys.not_predicted(on, " and ".join(words), remedy=f"predicted {'is' if len(on) == 1 else 'are'} {predicted}")
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value)
+
+
+def _predicted(key: str, values: Sequence[Any]) -> str:
+    """Return a key with those of its values that a user would write; without any, that the key is left out."""
+    words = dict.fromkeys(_shown(one) for one in values if one != "" and not isinstance(one, list))
+    return f"{key} {listed([*words], 'or')}" if words else f"no {key}"
 
 
 def expandable_segments(launch: Launch | None) -> bool | None:

@@ -79,7 +79,9 @@ def _view(configuration: Configuration, setup: Setup) -> Configuration:
     unknown = [one for one in launch.arguments if one.startswith("${") and one.endswith("[@]}")] if launch else []
     if unknown:
         what = f"what {unknown[0]} holds is known only when the script runs: such a command is not predicted"
-        raise NotPredictedError("num_layers", what, where=configuration.part.place(configuration.line("num_layers")))
+        where = configuration.part.place(configuration.line("num_layers"))
+        remedy = "write the command with the options themselves"
+        raise NotPredictedError("num_layers", what, where=where, remedy=remedy)
     found = flattened(configuration, setup, (), {key: key for key in configuration.source.data})
     data = found.source.data
     said: dict[str, Any] = {}
@@ -110,7 +112,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     keys = reading.keys
     dtype = keys.value("torch_dtype")
     if dtype == "float32":
-        keys.not_predicted(("num_layers",), "training with neither bf16 nor fp16")
+        keys.not_predicted(("num_layers",), "training with neither bf16 nor fp16", remedy="add --bf16")
     precision = "fp16" if dtype == "float16" else "bf16"
     if keys.value("fp8_format") is not None:
         precision = "mxfp8" if keys.value("fp8_recipe") == "mxfp8" else "fp8"
@@ -142,7 +144,7 @@ def _model(configuration: Configuration, given: str, seq_len: int) -> tuple[Mode
 def _dense(keys: Keys) -> dict[str, Any]:
     hidden, heads, gated = keys.count("hidden_size"), keys.count("num_attention_heads"), keys.flag("swiglu")
     if hidden is None or heads is None:
-        keys.not_predicted(("num_layers",), "a model that the flags do not describe")
+        keys.not_predicted(("num_layers",), "a model that the flags do not describe", remedy="name it with --model")
     # arguments.py, validate_args: with a gated MLP, two thirds of the usual width, rounded down to a multiple of 64.
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     learned = keys.given("position_embedding_type") in (None, "learned_absolute")
@@ -178,7 +180,9 @@ def _experts(keys: Keys) -> dict[str, Any]:
         return {**found, "decoder_sparse_step": every}
     if every is not None:
         if (match := _FIRST_DENSE.fullmatch(str(every).replace(" ", ""))) is None:
-            keys.not_predicted(("moe_layer_freq",))
+            keys.not_predicted(
+                ("moe_layer_freq",), remedy="predicted are a number, and dense layers first, as in ([0]*3+[1]*58)"
+            )
         found |= {"first_k_dense_replace": int(match[1]), "model_type": "deepseek_v3"}
     return found
 
@@ -207,7 +211,7 @@ def _vocabulary(keys: Keys) -> tuple[int, str]:
             return known.model(reference).vocab_size, f"the vocabulary is that of {reference} (tokenizer_model)"
     if keys.given("tokenizer_type") in (None, "GPT2BPETokenizer"):
         return _GPT2_VOCABULARY, "the vocabulary is GPT-2's, as no vocab_size is given"
-    keys.not_predicted(("num_layers",), "a vocabulary whose size is not said (vocab_size)")
+    keys.not_predicted(("num_layers",), "a vocabulary whose size is not said (vocab_size)", remedy="add --vocab-size")
 
 
 CODEC = Codec(

@@ -42,21 +42,38 @@ def sharding_of(keys: Keys, setup: Setup) -> StatedSharding:
         "deepspeed",
     )
     if starter in ("accelerate", "deepspeed"):
-        keys.not_predicted((key,), f"what `{starter}` reads the sharding from was not given, and this")
+        keys.not_predicted(
+            (key,), f"what `{starter}` reads the sharding from was not given, and this", remedy=_NAME_FILE[starter]
+        )
     others = MPI & set(launch.wrappers) if launch and not starter else ()
     if others:
-        keys.not_predicted((key,), f"what `{min(others)}` starts, and how many processes,")
+        keys.not_predicted(
+            (key,), f"what `{min(others)}` starts, and how many processes,", remedy="predicted is a start with torchrun"
+        )
     is_alone = launch is not None and visible_gpus(launch) == 1
     if configuration.trainer == "swift" and not (starter or is_alone or (launch and launch.variable("NPROC_PER_NODE"))):
         # cli/main.py starts one process; it spreads the model's layers over several visible GPUs (device_map auto).
-        keys.not_predicted((key,), "one process that spreads the model over all GPUs that it sees (no NPROC_PER_NODE)")
+        keys.not_predicted(
+            (key,),
+            "one process that spreads the model over all GPUs that it sees (no NPROC_PER_NODE)",
+            remedy="set NPROC_PER_NODE to the GPUs of a node",
+        )
     return StatedSharding()
 
+
+_NAME_FILE = {
+    "accelerate": "name accelerate's file with --config_file",
+    "deepspeed": "name DeepSpeed's file with --deepspeed",
+}
+"""Starter -> how its command says what it reads the sharding from."""
 
 # DeepSpeed -----------------------------------------------------------------------------------------------------------
 
 NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
 """Finds the stage in file names: `zero2`, ms-swift's `zero3_offload`, LLaMA-Factory's `ds_z3_offload_config.json`."""
+
+
+_STAGES = "predicted are stages 1 to 3, and training without DeepSpeed"
 
 
 def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> StatedSharding:
@@ -71,10 +88,12 @@ def sharding_of_name(written: Any, keys: Keys, setup: Setup, key: str) -> Stated
     name = PurePath(str(written)).name
     match = NAMED_STAGE.search(name)
     if match is None:
-        keys.not_predicted((key,), f"{key} {shown(written)}, a file that was not read,")
+        keys.not_predicted(
+            (key,), f"{key} {shown(written)}, a file that was not read,", remedy="put it where the key names it"
+        )
     stage, offloads = int(match[1]), "offload" in name
     if stage == 0:
-        keys.not_predicted((key,), "ZeRO stage 0")
+        keys.not_predicted((key,), "ZeRO stage 0", remedy=_STAGES)
     # ms-swift's zero3_offload and LLaMA-Factory's ds_z3_offload_config.json offload the parameters as well.
     is_preset = re.fullmatch(r"zero[0-3](_offload)?", name) is not None  # of ms-swift (`swift/config/`)
     return StatedSharding(
@@ -91,27 +110,33 @@ def sharding_of_document(document: Mapping[str, Any], keys: Keys, key: str) -> S
     stage = at(document, ("zero_optimization", "stage"))
     zero = at(document, ("zero_optimization",))
     if isinstance(stage, bool) or as_whole(stage) not in (1, 2, 3):
-        keys.not_predicted((key,), f"ZeRO stage {shown(0 if stage is None else stage)}")
+        keys.not_predicted((key,), f"ZeRO stage {shown(0 if stage is None else stage)}", remedy=_STAGES)
     offloads = []
     for name in ("offload_optimizer", "offload_param"):
         block = at(zero, (name,))
         device = at(block, ("device",)) if isinstance(block, Mapping) else None
         if device == "nvme":
-            keys.not_predicted((key,), f"{name} to nvme")
+            keys.not_predicted((key,), f"{name} to nvme", remedy="predicted is cpu")
         ratio = as_number(at(block, ("ratio",)))
         if ratio is not None and ratio != 1:
-            keys.not_predicted((key,), f"{name} in part (ratio {ratio:g})")
+            keys.not_predicted((key,), f"{name} in part (ratio {ratio:g})", remedy="predicted is ratio 1")
         offloads.append(device == "cpu")
     for name in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients", "mics_shard_size"):
         value = at(zero, (name,))
         if value is True or (not isinstance(value, bool) and (as_whole(value) or 0) > 1):
-            keys.not_predicted((key,), f"{name} {shown(value)} of DeepSpeed")
+            keys.not_predicted(
+                (key,), f"{name} {shown(value)} of DeepSpeed", remedy=f"leave {name} out to plan it without"
+            )
     tensor = at(document, ("tensor_parallel", "autotp_size"))
     if (as_whole(tensor) or 1) > 1:
-        keys.not_predicted((key,), f"DeepSpeed's autotp_size {tensor}")
+        keys.not_predicted(
+            (key,), f"DeepSpeed's autotp_size {tensor}", remedy="leave autotp_size out to plan it without"
+        )
     optimizer, parameters = offloads
     if parameters and not optimizer and as_whole(stage) == 3:
-        keys.not_predicted((key,), "offload_param without offload_optimizer")
+        keys.not_predicted(
+            (key,), "offload_param without offload_optimizer", remedy="offload both, or the optimizer alone"
+        )
     return StatedSharding(
         backend="deepspeed",
         zero_stage=as_whole(stage) or 0,
@@ -165,14 +190,14 @@ def _of_keys(written: Any, keys: Keys) -> StatedSharding:
     if is_swift:
         found = written if isinstance(written, Mapping) else _on_disk(str(written), keys.configuration)
         if found is None:
-            keys.not_predicted(("fsdp",))
+            keys.not_predicted(("fsdp",), remedy="put the file where the key names it")
         written, config = found.get("fsdp", "full_shard auto_wrap"), found.get("fsdp_config", {})
     elif isinstance(config, str):
         config = _on_disk(config, keys.configuration)
     words = [str(word) for word in written] if isinstance(written, list) else str(written).split()
     config = config if isinstance(config, Mapping) else {}
     if not {"full_shard", "hybrid_shard"} & set(words) or config.get("reshard_after_forward") is False:
-        keys.not_predicted(("fsdp",))
+        keys.not_predicted(("fsdp",), remedy="predicted are full_shard and hybrid_shard")
     version = as_whole(config.get("fsdp_version", config.get("version"))) or (2 if is_swift else 1)
     return StatedSharding(
         backend="fsdp2",
@@ -190,7 +215,7 @@ def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> StatedShard
     if kind == "DEEPSPEED":
         block = told.get("deepspeed_config")
         if not isinstance(block, Mapping):
-            of_file.not_predicted(("distributed_type",))
+            of_file.not_predicted(("distributed_type",), remedy="write its deepspeed_config as a block")
         if name := block.get("deepspeed_config_file"):
             return sharding_of_name(name, of_file, setup, "deepspeed_config")
         offloads = {
@@ -206,7 +231,11 @@ def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> StatedShard
         reshards = block.get("fsdp_reshard_after_forward", True)
         shards = {"1": "FULL_SHARD", "4": "HYBRID_SHARD"}.get(strategy, strategy)
         if shards not in ("FULL_SHARD", "HYBRID_SHARD") or (version == 2 and not _on(reshards)):
-            of_file.not_predicted(("fsdp_config",), "FSDP that does not shard the parameters")
+            of_file.not_predicted(
+                ("fsdp_config",),
+                "FSDP that does not shard the parameters",
+                remedy="predicted are FULL_SHARD and HYBRID_SHARD",
+            )
         return StatedSharding(
             backend="fsdp2",
             sharding="hybrid" if shards == "HYBRID_SHARD" else "full",
@@ -217,7 +246,7 @@ def _of_accelerate(told: Configuration, keys: Keys, setup: Setup) -> StatedShard
         )
     if kind in ("MULTI_GPU", "NO"):
         return StatedSharding()
-    of_file.not_predicted(("distributed_type",))
+    of_file.not_predicted(("distributed_type",), remedy="predicted are MULTI_GPU, DEEPSPEED and FSDP")
 
 
 def _on(value: Any) -> bool:

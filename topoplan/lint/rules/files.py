@@ -53,7 +53,8 @@ def _unread(setup: Setup) -> Iterator[Finding]:
 
 def _is_data(part: Part) -> bool:
     """Whether a part holds data, which rules on the configuration that names it read: records, or their index."""
-    return PurePath(part.name).name == "dataset_info.json" or re.match(r"\s*\[\s*\{", part.text) is not None
+    start = r"\s*\{" if part.kind == "log" else r"\s*\[\s*\{"
+    return PurePath(part.name).name == "dataset_info.json" or re.match(start, part.text) is not None
 
 
 def _of_trainers(setup: Setup) -> Iterator[Finding]:

@@ -45,13 +45,17 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     keys = reading.keys
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type") or "lora"
     if stage not in ("pt", "sft"):
-        keys.not_predicted(("stage",))
+        keys.not_predicted(("stage",), remedy="predicted are pt and sft")
     if method not in ("full", "lora"):
-        keys.not_predicted(("finetuning_type",))
+        keys.not_predicted(("finetuning_type",), remedy="predicted are full and lora")
     if method == "lora" and keys.value("lora_target") not in (None, "all"):
-        keys.not_predicted(("lora_target",))
+        keys.not_predicted(("lora_target",), remedy="predicted is all")
     if reading.model.vision is not None:
-        keys.not_predicted(("model_name_or_path",), "a model that sees with Megatron Bridge")
+        keys.not_predicted(
+            ("model_name_or_path",),
+            "a model that sees with Megatron Bridge",
+            remedy="unset USE_MEGATRON_BRIDGE to plan it without",
+        )
     return Job(
         seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,

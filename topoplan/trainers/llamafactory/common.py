@@ -21,9 +21,7 @@ from topoplan.trainers.llamafactory.key_list import (
     TrainerPath,
     default_template,
     judge_key,
-    known_keys,
     missing_template,
-    plain_keys,
     trainer_versions,
 )
 from topoplan.trainers.models import model_directory
@@ -145,7 +143,7 @@ DECIDED = (
 
 _OF_THE_RUN = frozenset(
     [
-        *("model_name_or_path", "do_train", "output_dir", "resume_from_checkpoint", "ddp_timeout"),
+        *("model_name_or_path", "do_train", "output_dir", "resume_from_checkpoint"),
         *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "optim", "flash_attn"),
         *("neat_packing", "sequence_packing"),
     ]
@@ -162,25 +160,23 @@ def carried(keys: Keys, job: Job, backend: str | None = None) -> Mapping[str, An
     """Return the keys of the job that no prediction reads.
 
     Under `trainer` are keys that LLaMA-Factory reads on the path of a backend, or, for None, on every path that may
-    train the job, if they differ from its defaults or bundles have another default.
+    train the job, also with the value of its defaults: bundles have defaults of their own.
     """
     paths = ("mca", "plain") if job.finetuning == "full" else ("plain",)
     if backend is not None:
         paths = ("plain",) if backend in SHARDED else ("mca",)
-    version, usual = trainer_versions()["llamafactory"], {**known_keys(), **plain_keys()}
+    version = trainer_versions()["llamafactory"]
     not_these = {*_OF_THE_RUN, *DECIDED, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}
     trainer = dict(job.trainer)
     for key in keys.configuration.source.data:
         if key not in not_these:
             written = value_of(keys.configuration, key)
             verdicts = [judge_key(key, written, path=path, version=version) for path in paths]
-            value = verdicts[0].value
-            is_usual = key not in usual or (value == usual[key].default and key not in _UNSTATED)
-            if not any(verdict.trouble for verdict in verdicts) and value is not None and not is_usual:
-                trainer[key] = value
+            if not any(verdict.trouble for verdict in verdicts):
+                trainer[key] = verdicts[0].value
     trainer = {**_UNSTATED, **trainer}
-    if WARMUP_RATIO in trainer:  # transformers 4 ignores it beside a number of steps
-        del trainer[WARMUP_RATIO if trainer["warmup_steps"] else "warmup_steps"]
+    if WARMUP_RATIO in trainer:  # transformers 4 ignores it beside a number of steps, and 5 may have null
+        del trainer[WARMUP_RATIO if trainer["warmup_steps"] or trainer[WARMUP_RATIO] is None else "warmup_steps"]
     named = {key: keys.text(key) for key in ("dataset_dir", "template") if keys.given(key) is not None}
     return {**common(keys, job), **named, **({"trainer": trainer} if trainer else {})}
 

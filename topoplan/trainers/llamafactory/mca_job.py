@@ -143,7 +143,8 @@ def _precision(keys: Keys) -> str:
             keys.fail("fp16", "bf16 and fp16 are both on, and exclude each other", expected="expected one of them")
         return "fp16"
     if not keys.flag("bf16"):
-        keys.fail("bf16", "neither bf16 nor fp16 is on: the trainer then keeps weights in fp32, which is not predicted")
+        what = "neither bf16 nor fp16 is on: the trainer then keeps weights in fp32, which is not predicted"
+        keys.fail("bf16", what, expected="expected bf16: true, or fp16: true")
     if keys.value("fp8") is None:
         return "bf16"
     return "mxfp8" if keys.value("fp8_recipe") == "mxfp8" else "fp8"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.reading.values import as_whole, is_for_training
 from topoplan.specs.job import Job
@@ -99,7 +100,9 @@ def _layout(reading: Reading) -> Layout:
     launch = reading.launch
     if reading.keys.given("ray_num_workers") is not None and (launch is None or launch.variable("USE_RAY")):
         # train/tuner.py::_ray_training_function: Ray places the workers wherever it has GPUs.
-        reading.keys.not_predicted(("ray_num_workers",), "training under Ray")
+        reading.keys.not_predicted(
+            ("ray_num_workers",), "training under Ray", remedy="leave ray_num_workers out to plan it without"
+        )
     return read_layout(ROWS, reading)
 
 
@@ -114,20 +117,24 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     if not keys.flag("do_train"):
         others = [key for key in ("do_predict", "do_eval") if keys.flag(key)]
         if others or not is_for_training(keys.configuration):
-            keys.not_predicted((*others, "model_name_or_path"), "a run that does not train")
+            keys.not_predicted(
+                (*others, "model_name_or_path"), "a run that does not train", remedy="set do_train: true if it trains"
+            )
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type")
-    if stage not in (*STAGES, "kto"):
-        keys.not_predicted(("stage",))
+    if stage not in (stages := (*STAGES, "kto")):
+        keys.not_predicted(("stage",), remedy=f"predicted are {listed(stages)}")
     if method not in ("full", "freeze", "lora"):
-        keys.not_predicted(("finetuning_type",))
+        keys.not_predicted(("finetuning_type",), remedy="predicted are full, freeze and lora")
     bits = keys.count("quantization_bit")
     if bits is not None and (bits not in (4, 8) or method != "lora"):
-        keys.not_predicted(("quantization_bit",))
+        keys.not_predicted(("quantization_bit",), remedy="predicted are 4 and 8 bits, with finetuning_type lora")
     pure = keys.flag("pure_bf16")
     if not (pure or keys.flag("bf16") or keys.flag("fp16")):
-        keys.not_predicted(("bf16",), "training with neither bf16 nor fp16")
+        keys.not_predicted(("bf16",), "training with neither bf16 nor fp16", remedy="set bf16: true, or fp16: true")
     if keys.flag("bf16") and keys.flag("fp16"):
-        keys.not_predicted(("fp16",), "training with both bf16 and fp16")
+        keys.not_predicted(
+            ("fp16",), "training with both bf16 and fp16", remedy="keep one of them: the trainer refuses both"
+        )
     layers = as_whole(keys.value("freeze_trainable_layers"))
     if not layers or abs(layers) > 1000:
         keys.fail(

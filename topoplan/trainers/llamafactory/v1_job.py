@@ -95,11 +95,17 @@ def _layout(reading: Reading) -> Layout:
     keys = reading.keys
     refuse(keys, _OFF)
     if keys.given("peft_config.export_dir") is not None:
-        keys.not_predicted(("peft_config.export_dir",), "a run that does not train")
+        keys.not_predicted(
+            ("peft_config.export_dir",), "a run that does not train", remedy="leave it out to plan a run that does"
+        )
     if keys.given("dist_config.name") is None:
-        keys.not_predicted(("model",), "LLaMA-Factory's new engine without dist_config, which has no mixed precision,")
+        keys.not_predicted(
+            ("model",),
+            "LLaMA-Factory's new engine without dist_config, which has no mixed precision,",
+            remedy="set dist_config.name: fsdp2 or deepspeed",
+        )
     if not keys.flag("bf16"):
-        keys.not_predicted(("bf16",), "training in fp32")
+        keys.not_predicted(("bf16",), "training in fp32", remedy="set bf16: true")
     file = keys.given("dist_config.config_file")
     if keys.given("dist_config.name") == "deepspeed":
         reading.sharding = sharding_of_name(file, keys, Setup(parts=()), "dist_config.config_file")
@@ -113,14 +119,18 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     keys, launch = reading.keys, reading.launch
     command = next(iter(launch.arguments), "") if launch else ""
     if command in ("dpo", "rm"):
-        keys.not_predicted(("model",), f"stage {command} of LLaMA-Factory's new engine")
+        keys.not_predicted(("model",), f"stage {command} of LLaMA-Factory's new engine", remedy="predicted is sft")
     method, bits = keys.given("peft_config.name") or "full", None
     if method == "freeze":
-        keys.not_predicted(("peft_config.name",), "freeze of the new engine, which keeps what is frozen in bf16,")
+        keys.not_predicted(
+            ("peft_config.name",),
+            "freeze of the new engine, which keeps what is frozen in bf16,",
+            remedy="predicted are full and lora",
+        )
     if keys.given("quant_config.name"):
         bits = keys.count("quant_config.quantization_bit")
         if method != "lora":
-            keys.not_predicted(("quant_config.name",))
+            keys.not_predicted(("quant_config.name",), remedy="predicted with peft_config.name: lora")
     targets = keys.value("peft_config.target_modules")
     return Job(
         seq_len=seq_len,

@@ -32,7 +32,11 @@ def _megatron_layout(reading: Reading) -> Layout:
         what = "overlap_param_gather is on, which ROLL stops at (megatron_strategy.py asserts it)"
         keys.fail("overlap_param_gather", what, expected="expected false")
     if keys.degree("context_parallel_size") > 1 and reading.model.vision is not None:
-        keys.not_predicted(("context_parallel_size",), "context parallelism of a model that sees")
+        keys.not_predicted(
+            ("context_parallel_size",),
+            "context parallelism of a model that sees",
+            remedy="set context_parallel_size: 1",
+        )
     return mca_job.CODEC.layout(reading)
 
 
@@ -97,7 +101,9 @@ def _fsdp2_layout(reading: Reading) -> Layout:
     refuse(keys, _OFF)
     size = keys.degree("fsdp_size")
     if 1 < size < reading.world:
-        keys.not_predicted(("fsdp_size",), f"fsdp_size {size} of {reading.world} GPUs")
+        keys.not_predicted(
+            ("fsdp_size",), f"fsdp_size {size} of {reading.world} GPUs", remedy=f"predicted are 1 and {reading.world}"
+        )
     reading.sharding = StatedSharding(backend="fsdp2", offload=keys.flag("offload_policy"))
     return read_layout(_FSDP2_ROWS, reading)
 

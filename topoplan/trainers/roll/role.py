@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.reading.nested import flattened
 from topoplan.reading.recognizer import SURE, Recognizer
@@ -121,7 +122,7 @@ def frozen(keys: Keys, towers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     written = str(keys.given("freeze_module_prefix") or "")
     prefixes = [one.strip() for one in written.split(",") if one.strip()]
     if not towers.keys() >= set(prefixes):
-        keys.not_predicted(("freeze_module_prefix",))
+        keys.not_predicted(("freeze_module_prefix",), remedy=f"predicted are {listed([*towers])}")
     found = {part for one in prefixes for part in towers[one]}
     return {part: part in found for part in (VISION, PROJECTOR)}
 

@@ -274,7 +274,9 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     of_stage = stage_of(reading)
     dtype = "float16" if keys.flag("fp16") else keys.value("torch_dtype")
     if dtype not in ("bfloat16", "float16"):
-        keys.fail("torch_dtype", f"torch_dtype {shown(dtype)} is not predicted")
+        keys.fail(
+            "torch_dtype", f"torch_dtype {shown(dtype)} is not predicted", expected="expected bfloat16 or float16"
+        )
     precision = "fp16" if dtype == "float16" else "bf16"
     if keys.value("fp8_format") is not None:
         precision = "mxfp8" if keys.value("fp8_recipe") == "mxfp8" else "fp8"
@@ -301,7 +303,8 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
     )
     check_something_trained(keys, "freeze_llm", job)
     for refusal in finetuning(job, model):
-        raise NotPredictedError(kind_key, refusal.what, where=keys.place(kind_key))
+        where, expected = keys.place(kind_key), refusal.expected
+        raise NotPredictedError(kind_key, refusal.what, where=where, expected=expected, remedy=refusal.remedy)
     return job
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from topoplan.errors import listed
 from topoplan.reading.recognizer import Recognizer
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole, value_of
@@ -88,9 +89,9 @@ MEGATRON = Recognizer(
 
 _OF_THE_RUN = frozenset(
     [
-        *("model", "model_type", "check_model", "use_hf", "dataset", "output_dir", "ddp_timeout"),
+        *("model", "model_type", "check_model", "use_hf", "dataset", "output_dir"),
         *("resume_from_checkpoint", "mcore_model", "adapters", "mcore_adapter", "load", "save", "merge_lora"),
-        *("learning_rate", "lr", "num_train_epochs", "dataset_num_proc", "dataloader_num_workers"),
+        *("learning_rate", "lr", "num_train_epochs"),
         *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "attn_impl"),
         *("rlhf_type", "task_type", "num_labels"),
     ]
@@ -177,19 +178,25 @@ def _rlhf_job(keys: Keys) -> Mapping[str, Any]:
     if kind in _WITHOUT_REFERENCE:
         return {"stage": "dpo", "reference_forwards": 0}
     if keys.given("ref_model") not in (None, keys.given("model")):
-        keys.not_predicted(("ref_model",))
+        keys.not_predicted(("ref_model",), remedy="predicted is a copy of the model, which it is if left out")
     if kind in ("dpo", None):
         return {"stage": "dpo"}
     if kind == "kto":
         # kto_trainer.py of both: policy and reference see the sample, and again with a mismatched answer.
         return {"stage": "sft", "reference_forwards": 1 if keys.given("loss_type") == "apo_zero_unpaired" else 3}
     if kind != "grpo":
-        keys.not_predicted(("rlhf_type",))
+        keys.not_predicted(
+            ("rlhf_type",), remedy=f"predicted are {listed(('dpo', 'kto', 'grpo', *_WITHOUT_REFERENCE))}"
+        )
     if keys.flag("use_vllm") and keys.given("vllm_mode") != "server" and not as_whole(keys.given("sleep_level")):
-        keys.not_predicted(("use_vllm",), "GRPO with vLLM awake on the GPUs that train (sleep_level 0)")
+        keys.not_predicted(
+            ("use_vllm",),
+            "GRPO with vLLM awake on the GPUs that train (sleep_level 0)",
+            remedy="set sleep_level: 1, or vllm_mode: server",
+        )
     beta = keys.number("beta")
     if keys.given("teacher_model") is not None:
-        keys.not_predicted(("teacher_model",))
+        keys.not_predicted(("teacher_model",), remedy="leave teacher_model out to plan it without")
     return {"stage": "sft", "reference_forwards": 0 if beta == 0.0 else 1}
 
 

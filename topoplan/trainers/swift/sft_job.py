@@ -87,18 +87,24 @@ def _own_loss(keys: Keys) -> bool:
 def _ulysses(reading: Reading, key: str) -> int:
     ulysses, launch = reading.keys.degree(key), reading.launch
     if ulysses > 1 and reading.sharding.backend == "ddp":
-        reading.keys.not_predicted((key,), f"{key} without DeepSpeed or FSDP")
+        reading.keys.not_predicted(
+            (key,), f"{key} without DeepSpeed or FSDP", remedy="add deepspeed: zero2, or fsdp: fsdp2"
+        )
     pieces = launch.variable("CELOSS_PARALLEL_SIZE") if launch and ulysses > 1 else None
     if pieces is not None and pieces.value != "0":
         # trainers/utils.py::per_token_loss_func_sp
-        reading.keys.not_predicted((key,), f"a loss in pieces (CELOSS_PARALLEL_SIZE={pieces.value})")
+        reading.keys.not_predicted(
+            (key,),
+            f"a loss in pieces (CELOSS_PARALLEL_SIZE={pieces.value})",
+            remedy="leave the variable out to plan it without",
+        )
     return ulysses
 
 
 def _experts(reading: Reading, key: str) -> str | None:
     written = reading.keys.text(key)
     if written not in (None, "eager", "grouped_mm"):
-        reading.keys.not_predicted((key,))
+        reading.keys.not_predicted((key,), remedy="predicted are eager and grouped_mm")
     return written
 
 
@@ -171,13 +177,13 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     method = keys.given(kind_key) or DEFAULTS["tuner_type"]
     of_stage = stage_of(reading)
     if method not in ("full", "lora") or (count is not None and method != "full"):
-        keys.not_predicted((kind_key,))
+        keys.not_predicted((kind_key,), remedy="predicted are full and lora, and part of the layers with full")
     bits = keys.count("quant_bits")
     if bits is not None and (bits not in (4, 8) or method != "lora"):
-        keys.not_predicted(("quant_bits",))
+        keys.not_predicted(("quant_bits",), remedy="predicted are 4 and 8 bits, with tuner_type lora")
     dtype = str(keys.value("torch_dtype"))
     if dtype not in ("bfloat16", "float16", "float32"):
-        keys.not_predicted(("torch_dtype",))
+        keys.not_predicted(("torch_dtype",), remedy="predicted are bfloat16, float16 and float32")
     # base_args/model_args.py::_init_mixed_precision: the same half precision as the weights', or fp16 for float32
     # weights.
     half = keys.flag("fp16") if keys.given("fp16") is not None else dtype != "bfloat16" and not keys.flag("bf16")

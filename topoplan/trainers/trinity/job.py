@@ -93,7 +93,7 @@ def _gpus(keys: Keys) -> int | None:
 
 def _batch(keys: Keys) -> int:
     if keys.count("train_batch_size") is None and keys.count("batch_size") is None:
-        keys.not_predicted((LENGTH,), "a batch that is not said")
+        keys.not_predicted((LENGTH,), "a batch that is not said", remedy="set buffer.batch_size")
     return keys.count("train_batch_size") or keys.degree("batch_size") * keys.degree("repeat_times")
 
 
@@ -102,7 +102,11 @@ def _micro_batch(reading: Reading, key: str) -> int:
     keys = reading.keys
     if not keys.flag("use_dynamic_bsz"):
         if keys.count("ppo_micro_batch_size_per_gpu") is None:
-            keys.not_predicted(("use_dynamic_bsz",), "a micro batch whose size is not said")
+            keys.not_predicted(
+                ("use_dynamic_bsz",),
+                "a micro batch whose size is not said",
+                remedy="set use_dynamic_bsz: true, or ppo_micro_batch_size_per_gpu",
+            )
         return keys.degree("ppo_micro_batch_size_per_gpu")
     length = keys.degree(LENGTH)
     tokens = keys.count(key) or keys.count("ppo_max_token_len_per_gpu")
@@ -133,7 +137,11 @@ def _layout(reading: Reading) -> Layout:
     keys = reading.keys
     refuse(keys, _OFF)
     if keys.value("algorithm_type") in ("ppo", "opmd"):
-        keys.not_predicted(("algorithm_type",), "a critic beside the actor (PPO)")
+        keys.not_predicted(
+            ("algorithm_type",),
+            "a critic beside the actor (PPO)",
+            remedy="predicted are algorithms without one, such as grpo",
+        )
     offload = keys.value("trainer_strategy") == "fsdp2" and flag(reading, "offload_policy")
     reading.sharding = StatedSharding(backend="fsdp2", offload=offload)
     return read_layout(ROWS, reading)
