@@ -106,6 +106,7 @@ class _Reader:
             )
         self._leave_out(beside)
         self.launches = [self._followed(launch) for launch in self.launches]
+        self.launches = [self._with_only_file(launch) for launch in self.launches]
         for configuration in tuple(self.configurations):
             self._follow_deepspeed(configuration)
         return Setup(
@@ -159,9 +160,9 @@ class _Reader:
         """Return a launch with the content of its configuration file, also reading the other files that it names."""
         if launch.configuration is not None:
             self.configurations.append(launch.configuration)
-        for option in ("config_file", "deepspeed_config_file"):
-            if launch.starter == "accelerate" and option in launch.options:
-                self._follow(launch.part, launch.options[option].value)
+        if launch.starter == "accelerate":
+            launch = replace(launch, starter_file=self._follow_option(launch, "config_file"))
+            self._follow_option(launch, "deepspeed_config_file")
         self._follow(launch.part, deepspeed_file(launch))
         if launch.starter == "deepspeed" and "hostfile" in launch.options:
             self._follow_hostfile(launch.part, launch.options["hostfile"].value)
@@ -170,6 +171,16 @@ class _Reader:
         of = of_program(self.recognizers, launch.program)
         trainer = of.trainer if of else None
         return replace(launch, file_configuration=self._follow(launch.part, launch.config_file, trainer=trainer))
+
+    def _follow_option(self, launch: Launch, option: str) -> Configuration | None:
+        return self._follow(launch.part, launch.options[option].value) if option in launch.options else None
+
+    def _with_only_file(self, launch: Launch) -> Launch:
+        """Return a launch with the only file of accelerate there is, if the one that it names was not found."""
+        files = [one for one in self.configurations if one.trainer == "accelerate"]
+        if launch.starter != "accelerate" or launch.starter_file is not None or len(files) != 1:
+            return launch
+        return replace(launch, starter_file=files[0])
 
     def _follow_deepspeed(self, configuration: Configuration) -> None:
         value = configuration.get("deepspeed")
