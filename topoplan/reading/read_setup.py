@@ -13,6 +13,7 @@ from topoplan.reading.configurations import READ, UnknownKindError, configuratio
 from topoplan.reading.hostfile import Hostfile, hostfile_of
 from topoplan.reading.kinds import names_a_job
 from topoplan.reading.launches import deepspeed_file, launches
+from topoplan.reading.named_files import own_first
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
 from topoplan.reading.recognizer import Recognizers, keys_of, of_program
@@ -22,8 +23,6 @@ from topoplan.reading.shell import read_script
 from topoplan.reading.versions import pins
 from topoplan.specs.source import NoTextError, Source, below, is_there, read_text, shown_path
 
-_LEVELS = 4
-"""Directory levels to search upward, from a repository's examples to its root."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -149,7 +148,7 @@ class _Reader:
         self.configurations.append(configuration)
         part = configuration.part
         if part.file:
-            for base in _bases(part):
+            for base in own_first(part):
                 self._by_path[_resolved(below(base, _without_expansions(part.file)))] = configuration
         elif not part.label:
             self._by_path[_resolved(Path(part.name))] = configuration
@@ -195,7 +194,7 @@ class _Reader:
     def _follow_hostfile(self, part: Part, name: str) -> None:
         """Read a host file that a command of `part` names, if it exists."""
         name = _without_expansions(name)
-        paths = [below(base, name) for base in _bases(part)] if name else []
+        paths = [below(base, name) for base in own_first(part)] if name else []
         known = {_resolved(Path(one.part.name)) for one in self.hostfiles}
         path = next((one for one in paths if is_there(one, Path.is_file)), None)
         if path is not None and _resolved(path) not in known:
@@ -229,7 +228,7 @@ class _Reader:
         name = _without_expansions(name)
         if not name.endswith(_SUFFIXES):
             return None
-        for base in _bases(part):
+        for base in own_first(part):
             path = below(base, name)
             if _resolved(path) not in self._by_path and is_there(path, Path.is_file):
                 self._add_file(path, trainer)
@@ -262,16 +261,6 @@ def _without_expansions(name: str) -> str:
     else:
         return name
     return name.lstrip("/")
-
-
-def _bases(part: Part) -> list[Path]:
-    """Return the directories that a relative path may start from.
-
-    These are the directory of the file that names the path, the working directory, and the parents of the file's
-    directory, where the root of its repository is.
-    """
-    directory = Path(part.name).parent
-    return [directory, Path(), *list(directory.resolve().parents)[:_LEVELS]]
 
 
 def _resolved(path: Path) -> Path:
