@@ -58,9 +58,7 @@ def test_a_bundle_with_a_workdir_starts_there(elsewhere: Path) -> None:
     assert find(part, "data/dataset_info.json") == there
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": "a/1"}', '{"schema": "topoplan.hosts/1", "nodes": 1}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "a/1"}', '{"schema": "topoplan.hosts/1", "nodes": 1}'])
 def test_another_hosts_json_makes_no_bundle(elsewhere: Path, text: str) -> None:
     part = part_in(elsewhere / "job")
     (elsewhere / "job" / "hosts.json").write_text(text)

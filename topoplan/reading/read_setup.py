@@ -12,7 +12,7 @@ from topoplan.errors import SpecError
 from topoplan.reading.configurations import READ, UnknownKindError, configuration_of
 from topoplan.reading.hostfile import Hostfile, hostfile_of
 from topoplan.reading.kinds import names_a_job
-from topoplan.reading.launches import deepspeed_file, launches
+from topoplan.reading.launches import cut_off, deepspeed_file, launches
 from topoplan.reading.named_files import own_first
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
@@ -69,6 +69,8 @@ class _Reader:
         self.parts: list[Part] = []
         self.configurations: list[Configuration] = []
         self.launches: list[Launch] = []
+        self.cut_off: list[Script] = []
+        """Scripts in which a command that would start training ends too early."""
         self.variables: list[Variable] = []
         self.pins: list[Pin] = []
         self.hostfiles: list[Hostfile] = []
@@ -97,7 +99,7 @@ class _Reader:
                     environments[part.name] = self._script(part, environments.get(part.name))
                 except SpecError as error:
                     self.unread.append((part, error))
-        if not (self.configurations or self.launches or self.variables):
+        if not (self.configurations or self.launches or self.variables or self.cut_off):
             if self.unread:
                 raise self.unread[0][1]
             raise SpecError(
@@ -122,7 +124,8 @@ class _Reader:
         )
 
     def _leave_out(self, beside: Collection[str]) -> None:
-        parts = (one.part for found in (self.configurations, self.launches, self.variables) for one in found)
+        kept = (self.configurations, self.launches, self.variables, self.cut_off)
+        parts = (one.part for found in kept for one in found)
         others = set(beside).difference(part.name for part in parts)
         keys = keys_of(self.recognizers)
         others -= {
@@ -138,6 +141,8 @@ class _Reader:
         script = read_script(part, self.recognizers, environment)
         self.launches += launches(script, self.recognizers)
         self.scripts.append(script)
+        if any(cut_off(script, self.recognizers)):
+            self.cut_off.append(script)
         self.variables += script.variables
         for one in script.commands:
             found = pins([word.text for word in one.words])

@@ -227,7 +227,8 @@ def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
     values = _record(job, model, talks=talks, in_roles=content == "content")
     record = {column: values[role] for role, column in columns.items()}
     lines = ",\n".join(f"    {_json(key)}: {_json(value)}" for key, value in entry.items())
-    return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", _json(record if entry["file_name"].endswith(".jsonl") else [record])
+    shown = record if entry["file_name"].endswith(".jsonl") else [record]
+    return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", _json(shown)
 
 
 def _record(job: Job, model: Model, *, talks: bool, in_roles: bool) -> dict[str, Any]:
