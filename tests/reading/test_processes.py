@@ -1,5 +1,6 @@
 """How many GPUs a command starts, for every launcher."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from topoplan.reading.processes import launch_of, processes_for, processes_of
         ({"starter": "deepspeed", "options": {"hostfile": "hosts"}}, (None, None)),
         ({"starter": "accelerate", "options": {"num_machines": "2", "num_processes": "16"}}, (2, 8)),
         ({"starter": "accelerate", "options": {}}, (1, None)),
+        ({"starter": "accelerate", "options": {"config_file": "not-here.yaml", "num_processes": "8"}}, (None, None)),
     ],
 )
 def test_machines_and_processes_of_a_command(command: dict[str, Any], expected: tuple[int | None, int | None]) -> None:
@@ -62,9 +64,11 @@ def test_accelerates_file_says_what_its_options_leave_out() -> None:
     file = configuration("distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\n", trainer="accelerate")
 
     def processes(**options: str) -> tuple[int | None, int | None]:
-        start = launch("src/train.py", starter="accelerate", options=options, of=one)
+        start = replace(launch("src/train.py", starter="accelerate", options=options, of=one), starter_file=file)
         found = processes_for(all_of(one, file, launches=(start,)), one)
         return found.nodes, found.gpus_per_node
 
     assert processes() == (2, 8)
     assert processes(num_processes="4", num_machines="1") == (1, 4)
+    assert processes(num_processes="8") == (2, 4)
+    assert processes(num_machines="4") == (4, 4)

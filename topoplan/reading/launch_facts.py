@@ -49,8 +49,19 @@ def setting_of(launch: Launch, option: str) -> Option | Variable | None:
     """Return where a launch sets an option: torchrun's option, or the variable that trainers read instead."""
     if launch.starter:
         of_accelerate = _OF_ACCELERATE.get(option, option) if launch.starter == "accelerate" else option
-        return launch.options.get(of_accelerate)
+        return launch.option(of_accelerate)
     return launch.variable(option.upper())
+
+
+def is_in_file(setting: Option | Variable | None) -> bool:
+    """Whether a setting of a launch stands in accelerate's file."""
+    return isinstance(setting, Option) and setting.file is not None
+
+
+def own_rank(launch: Launch) -> Option | Variable | None:
+    """Return where a script says which node it is for; accelerate's file, which all scripts may read, does not."""
+    setting = setting_of(launch, "node_rank")
+    return None if is_in_file(setting) else setting
 
 
 def nodes_of(launch: Launch) -> int | None:

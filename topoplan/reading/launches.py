@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from topoplan.errors import SpecError
@@ -22,6 +23,9 @@ _MOST_JSON_CHARS = 20_000
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
 """Quotes in a word `key='text'`, which OmegaConf.from_cli removes because it reads the value as YAML."""
+_LONG_OPTION = re.compile(r"--[A-Za-z]")
+BROKEN_CONTINUATION = re.compile(r"\\[ \t]+$")
+"""The end of a line whose backslash stands before blanks, and so does not continue the command."""
 _OPTION = re.compile(r"--?[A-Za-z][\w.:-]*(?:=.*)?", re.DOTALL)
 
 
@@ -37,6 +41,28 @@ def launches(script: Script, recognizers: Recognizers) -> Iterator[Launch]:
                 remedy="give the commands of one job",
             )
         yield launch
+
+
+def cut_off(script: Script, recognizers: Recognizers) -> Iterator[tuple[Command, Command]]:
+    """Yield each command of a launcher or trainer that ends too early, and the command that should belong to it.
+
+    The latter begins with an option, or stands behind a backslash that blanks follow.
+    """
+    lines = script.part.text.split("\n")
+    ends = {one.last_line for one in script.unwrapped_commands if _names_launcher(one, recognizers)}
+    for before, command in pairwise(script.commands):
+        word, last = command.words[0], before.last_line
+        is_option = _LONG_OPTION.match(word.text) and not word.quoted
+        if last in ends and (is_option or (command.first_line > last and BROKEN_CONTINUATION.search(lines[last - 1]))):
+            yield before, command
+
+
+def _names_launcher(command: Command, recognizers: Recognizers) -> bool:
+    start = split_launch(command.words)
+    if start is None or start.starter or start.program is None:
+        return start is not None and bool(start.starter)
+    program = _usual(recognizers, start.program.text, module=start.module)
+    return (of_program(recognizers, program) or _of_script(recognizers, program, start.arguments)) is not None
 
 
 def _launch(script: Script, one: Command, recognizers: Recognizers) -> Launch | None:

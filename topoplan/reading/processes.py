@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from topoplan.reading.arithmetic import worked_out
 from topoplan.reading.recognizer import of_program
 from topoplan.reading.slurm import NODES_OF_A_JOB, job_of, step_of
-from topoplan.reading.values import as_whole
 
 if TYPE_CHECKING:
     from topoplan.reading.setup import Configuration, Launch, Setup
@@ -46,20 +45,7 @@ class Processes:
 def processes_for(setup: Setup, configuration: Configuration) -> Processes | None:
     """Return what the launch of a configuration starts, or None if no command for it was found."""
     launch = launch_of(setup, configuration)
-    return None if launch is None else started_by(setup, launch)
-
-
-def started_by(setup: Setup, launch: Launch) -> Processes:
-    """Return what a command starts, with what its options leave to the file of `accelerate launch`."""
-    found, files = processes_of(launch), list(setup.of("accelerate"))
-    if launch.starter != "accelerate" or len(files) != 1:
-        return found
-    # num_processes counts those of all machines.
-    machines, total = (as_whole(files[0].get(key)) for key in ("num_machines", "num_processes"))
-    nodes = found.nodes if "num_machines" in launch.options else machines or found.nodes
-    if found.gpus_per_node is None and total and nodes and 0 < nodes <= total:
-        found = replace(found, gpus_per_node=total // nodes)
-    return replace(found, nodes=nodes)
+    return None if launch is None else processes_of(launch)
 
 
 def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
@@ -100,9 +86,13 @@ def processes_of(launch: Launch) -> Processes:
         nodes = _number(launch, options.get("num_nodes", "")) or (None if "hostfile" in options else 1)
         gpus = _number(launch, options.get("num_gpus", "")) or _included(options.get("include", "")) or visible
     elif launch.starter == "accelerate":
-        nodes = _number(launch, options.get("num_machines", "1"))
-        total = _number(launch, options.get("num_processes", ""))
-        gpus = total // nodes if total and nodes else None
+        # The file has what the command lacks (commands/launch.py, _validate_launch_command), and num_processes counts
+        # those of all machines (utils/launch.py, prepare_multi_gpu_env).
+        machines, processes = (launch.option(name) for name in ("num_machines", "num_processes"))
+        is_open = launch.starter_file is None and "config_file" in options
+        nodes = _number(launch, machines.value) if machines else None if is_open else 1
+        total = _number(launch, processes.value) if processes else None
+        gpus = total // nodes or None if total and nodes else None
     elif "srun" in launch.wrappers and launch.program.endswith(".py"):
         step = step_of(launch)
         nodes, gpus = step.nodes, step.tasks_per_node

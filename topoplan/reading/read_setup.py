@@ -12,7 +12,8 @@ from topoplan.errors import SpecError
 from topoplan.reading.configurations import READ, UnknownKindError, configuration_of
 from topoplan.reading.hostfile import Hostfile, hostfile_of
 from topoplan.reading.kinds import names_a_job
-from topoplan.reading.launches import deepspeed_file, launches
+from topoplan.reading.launches import cut_off, deepspeed_file, launches
+from topoplan.reading.named_files import own_first
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, file_parts, is_bundle, known_files, read_parts
 from topoplan.reading.recognizer import Recognizers, keys_of, of_program
@@ -22,8 +23,6 @@ from topoplan.reading.shell import read_script
 from topoplan.reading.versions import pins
 from topoplan.specs.source import NoTextError, Source, below, is_there, read_text, shown_path
 
-_LEVELS = 4
-"""Directory levels to search upward, from a repository's examples to its root."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -70,6 +69,8 @@ class _Reader:
         self.parts: list[Part] = []
         self.configurations: list[Configuration] = []
         self.launches: list[Launch] = []
+        self.cut_off: list[Script] = []
+        """Scripts in which a command that would start training ends too early."""
         self.variables: list[Variable] = []
         self.pins: list[Pin] = []
         self.hostfiles: list[Hostfile] = []
@@ -98,7 +99,7 @@ class _Reader:
                     environments[part.name] = self._script(part, environments.get(part.name))
                 except SpecError as error:
                     self.unread.append((part, error))
-        if not (self.configurations or self.launches or self.variables):
+        if not (self.configurations or self.launches or self.variables or self.cut_off):
             if self.unread:
                 raise self.unread[0][1]
             raise SpecError(
@@ -106,6 +107,7 @@ class _Reader:
             )
         self._leave_out(beside)
         self.launches = [self._followed(launch) for launch in self.launches]
+        self.launches = [self._with_only_file(launch) for launch in self.launches]
         for configuration in tuple(self.configurations):
             self._follow_deepspeed(configuration)
         return Setup(
@@ -122,7 +124,8 @@ class _Reader:
         )
 
     def _leave_out(self, beside: Collection[str]) -> None:
-        parts = (one.part for found in (self.configurations, self.launches, self.variables) for one in found)
+        kept = (self.configurations, self.launches, self.variables, self.cut_off)
+        parts = (one.part for found in kept for one in found)
         others = set(beside).difference(part.name for part in parts)
         keys = keys_of(self.recognizers)
         others -= {
@@ -138,6 +141,8 @@ class _Reader:
         script = read_script(part, self.recognizers, environment)
         self.launches += launches(script, self.recognizers)
         self.scripts.append(script)
+        if any(cut_off(script, self.recognizers)):
+            self.cut_off.append(script)
         self.variables += script.variables
         for one in script.commands:
             found = pins([word.text for word in one.words])
@@ -148,7 +153,7 @@ class _Reader:
         self.configurations.append(configuration)
         part = configuration.part
         if part.file:
-            for base in _bases(part):
+            for base in own_first(part):
                 self._by_path[_resolved(below(base, _without_expansions(part.file)))] = configuration
         elif not part.label:
             self._by_path[_resolved(Path(part.name))] = configuration
@@ -159,9 +164,9 @@ class _Reader:
         """Return a launch with the content of its configuration file, also reading the other files that it names."""
         if launch.configuration is not None:
             self.configurations.append(launch.configuration)
-        for option in ("config_file", "deepspeed_config_file"):
-            if launch.starter == "accelerate" and option in launch.options:
-                self._follow(launch.part, launch.options[option].value)
+        if launch.starter == "accelerate":
+            launch = replace(launch, starter_file=self._follow_option(launch, "config_file"))
+            self._follow_option(launch, "deepspeed_config_file")
         self._follow(launch.part, deepspeed_file(launch))
         if launch.starter == "deepspeed" and "hostfile" in launch.options:
             self._follow_hostfile(launch.part, launch.options["hostfile"].value)
@@ -170,6 +175,16 @@ class _Reader:
         of = of_program(self.recognizers, launch.program)
         trainer = of.trainer if of else None
         return replace(launch, file_configuration=self._follow(launch.part, launch.config_file, trainer=trainer))
+
+    def _follow_option(self, launch: Launch, option: str) -> Configuration | None:
+        return self._follow(launch.part, launch.options[option].value) if option in launch.options else None
+
+    def _with_only_file(self, launch: Launch) -> Launch:
+        """Return a launch with the only file of accelerate there is, if the one that it names was not found."""
+        files = [one for one in self.configurations if one.trainer == "accelerate"]
+        if launch.starter != "accelerate" or launch.starter_file is not None or len(files) != 1:
+            return launch
+        return replace(launch, starter_file=files[0])
 
     def _follow_deepspeed(self, configuration: Configuration) -> None:
         value = configuration.get("deepspeed")
@@ -184,7 +199,7 @@ class _Reader:
     def _follow_hostfile(self, part: Part, name: str) -> None:
         """Read a host file that a command of `part` names, if it exists."""
         name = _without_expansions(name)
-        paths = [below(base, name) for base in _bases(part)] if name else []
+        paths = [below(base, name) for base in own_first(part)] if name else []
         known = {_resolved(Path(one.part.name)) for one in self.hostfiles}
         path = next((one for one in paths if is_there(one, Path.is_file)), None)
         if path is not None and _resolved(path) not in known:
@@ -218,7 +233,7 @@ class _Reader:
         name = _without_expansions(name)
         if not name.endswith(_SUFFIXES):
             return None
-        for base in _bases(part):
+        for base in own_first(part):
             path = below(base, name)
             if _resolved(path) not in self._by_path and is_there(path, Path.is_file):
                 self._add_file(path, trainer)
@@ -251,16 +266,6 @@ def _without_expansions(name: str) -> str:
     else:
         return name
     return name.lstrip("/")
-
-
-def _bases(part: Part) -> list[Path]:
-    """Return the directories that a relative path may start from.
-
-    These are the directory of the file that names the path, the working directory, and the parents of the file's
-    directory, where the root of its repository is.
-    """
-    directory = Path(part.name).parent
-    return [directory, Path(), *list(directory.resolve().parents)[:_LEVELS]]
 
 
 def _resolved(path: Path) -> Path:

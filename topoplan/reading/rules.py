@@ -66,7 +66,12 @@ class Rule:
         return self.found(configuration.part, configuration.line(*path), edits=edits, **said)
 
     def on(self, launch: Launch, where: int | Option | Variable | None = None, /, **said: Any) -> Finding:
-        """Return a finding on a launch: at a line, an option, a variable set in the same part, or its first line."""
+        """Return a finding on a launch: at a line, an option, a variable set in the same part, or its first line.
+
+        An option from the launcher's file is found there.
+        """
+        if isinstance(where, Option) and where.file is not None:
+            return self.found(where.file, where.line, **said)
         if isinstance(where, Variable) and where.part is not launch.part:
             where = None
         line = where if isinstance(where, int | None) else where.line

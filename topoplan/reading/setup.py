@@ -83,6 +83,8 @@ class Option:
     line: int
     assumed: bool = False
     """True if this is the default of a `${NAME:-default}`, which the environment may override."""
+    file: Part | None = None
+    """The file of `accelerate launch` that has the value; None if the command has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,8 @@ class Launch:
     """The configuration file among the arguments, as written."""
     file_configuration: Configuration | None = None
     """The content of `config_file`, if the file was found or is among the given files."""
+    starter_file: Configuration | None = None
+    """The file of `accelerate launch`, which has the values of options that the command lacks, if it is at hand."""
     background: bool = False
     """True if the command ends with `&`, so that the next command does not wait for it."""
     wrappers: tuple[str, ...] = ()
@@ -130,6 +134,12 @@ class Launch:
     def is_command(self) -> bool:
         """Whether the program is the trainer's command, which takes a subcommand first."""
         return self.trains is not None and self.program == self.trains.command
+
+    def option(self, name: str) -> Option | None:
+        """Return the launcher's option of that name, from the command, or else from the launcher's file."""
+        if name in self.options or self.starter_file is None or (value := self.starter_file.get(name)) is None:
+            return self.options.get(name)
+        return Option(value=str(value), line=self.starter_file.line(name) or 1, file=self.starter_file.part)
 
     def variable(self, name: str) -> Variable | None:
         """Return the variable of that name as the command sees it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Container, Sequence
 from itertools import pairwise
 
@@ -17,7 +16,7 @@ from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan, Ranking, Rejection
 from topoplan.planner.rank import TAGS, TIE, tags_of
 from topoplan.report.answer import Answer
-from topoplan.report.tables import GAP, Column, apart, bullets, fitting, paragraph
+from topoplan.report.tables import GAP, Column, apart, bullets, fitting, lines_of, paragraph
 from topoplan.report.text import (
     band,
     counted,
@@ -101,7 +100,7 @@ def _table(plans: Sequence[Plan], figures: Sequence[Column], room: int) -> Table
     if shares_width:
         table.add_column(Text("spent on,\n% of step"), width=shares_width)
     for row in range(len(plans)):
-        label = textwrap.wrap(labels[row], layout_width)
+        label = lines_of(labels[row], layout_width)
         cells = [Text(ranks[row]), Text("\n".join(label)), *(column.cells[row] for column in figures)]
         if shares_width:
             cells.append(Text(_fitting(shares[row], shares_width, len(label))))

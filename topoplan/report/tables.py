@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Column as RichColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -45,12 +51,94 @@ def heading(console: Console, title: str) -> None:
     apart(console, title, style="bold")
 
 
+_JOINT = re.compile(r"(?<=[^\s+_/-][+_/-])(?=[^\s+_/-])|(?<=::)(?=\S)")
+"""Places inside a word, such as `sel:layernorm+moe_act`, at which it may break."""
+
+
+def _cuts(text: str, width: int) -> list[int]:
+    """Return where words wider than `width` break: at their joints, each piece as long as possible."""
+    cuts: list[int] = []
+    for word in re.finditer(r"\S+", text):
+        start, last = word.start(), 0
+        joints = [one.start() for one in _JOINT.finditer(text, *word.span())] if len(word[0]) > width else []
+        for end in (*joints, word.end()):
+            if end - start > width and last > start:
+                cuts.append(last)
+                start = last
+            last = end
+    return cuts
+
+
+def lines_of(text: str, width: int) -> list[str]:
+    """Return a text as lines of at most `width` characters, breaking words at their joints if they have any."""
+    cuts = _cuts(text, width)
+    pieces = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+    return [line for piece in pieces for line in textwrap.wrap(piece, width)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A text that breaks at the joints of its words where a whole word has no room."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        cuts = [] if options.no_wrap else _cuts(self.text.plain, options.max_width)
+        yield Text("\n").join(self.text.divide(cuts)) if cuts else self.text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.text)
+
+
 class _Table(Table):
-    """A table whose string cells are never interpreted as markup."""
+    """A table whose string cells are never interpreted as markup, and whose words stay whole while there is room.
+
+    Rich makes the widest columns narrower until a table fits, whatever words they hold.
+    """
+
+    def add_column(self, header: RenderableType = "", *arguments: Any, **named: Any) -> None:
+        """Add a column; see rich."""
+        super().add_column(_cell(header), *arguments, **named)
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
-        plain = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
-        super().add_row(*plain, style=style, end_section=end_section)
+        """Add a row; see rich."""
+        super().add_row(*map(_cell, cells), style=style, end_section=end_section)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Set the widths of the columns that may wrap, if the table is too wide; then print as rich does."""
+        widths = [max(map(cell_len, _lines_in(column)), default=0) for column in self.columns]
+        room = options.max_width - GAP * (len(widths) - 1)
+        wraps = [number for number, column in enumerate(self.columns) if not column.no_wrap]
+        if sum(widths) > room:
+            for least in (_longest_words, _longest_pieces, lambda column: 1):
+                floors = {number: least(self.columns[number]) for number in wraps}
+                while sum(widths) > room:
+                    wide = [number for number in wraps if widths[number] > floors[number]]
+                    if not wide:
+                        break
+                    widths[max(wide, key=lambda number: (widths[number], number))] -= 1
+            for number in wraps:
+                self.columns[number].width = widths[number]
+        yield from super().__rich_console__(console, options)
+
+
+def _cell(content: Any) -> Any:
+    if isinstance(content, str):
+        content = Text(content)
+    return _Cell(content) if isinstance(content, Text) else content
+
+
+def _lines_in(column: RichColumn) -> Iterator[str]:
+    for cell in (column.header, *column.cells):
+        yield from cell.text.plain.split("\n") if isinstance(cell, _Cell) else ()
+
+
+def _longest_words(column: RichColumn) -> int:
+    return max((cell_len(word) for line in _lines_in(column) for word in line.split()), default=1)
+
+
+def _longest_pieces(column: RichColumn) -> int:
+    return max((cell_len(piece) for line in _lines_in(column) for piece in _JOINT.sub(" ", line).split()), default=1)
 
 
 def table_of(*left: str, right: Sequence[str] = (), last: Sequence[str] = (), whole: int = 0) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from topoplan import catalog
 from topoplan.errors import InputError
+from topoplan.reading.named_files import beside
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.model_source import load_model
@@ -24,9 +25,9 @@ _LONGEST_NAME = 500
 
 def model_of(configuration: Configuration, reference: str, default_positions: int | None = None) -> tuple[Model, str]:
     """Return the model that a configuration refers to, and what was assumed to find it. Raises ModelError."""
-    bases = (Path.cwd(), Path(configuration.part.name).parent)
+    bases = beside(configuration.part)
     return _at_hand(reference, bases, default_positions) or (
-        load_model(reference, base=Path.cwd(), default_positions=default_positions),
+        load_model(reference, base=bases[0], default_positions=default_positions),
         "",
     )
 
@@ -36,7 +37,7 @@ def model_at_hand(reference: Any, part: Part) -> Model | None:
     if not isinstance(reference, str) or not 0 < len(reference) <= _LONGEST_NAME:
         return None
     try:
-        found = _at_hand(reference, (Path.cwd(), Path(part.name).parent), None)
+        found = _at_hand(reference, beside(part), None)
     except (InputError, OSError, ValueError):
         return None
     return found[0] if found else None
@@ -45,7 +46,7 @@ def model_at_hand(reference: Any, part: Part) -> Model | None:
 def is_directory(reference: str, part: Part) -> bool:
     """Whether a reference is a directory on this machine."""
     try:
-        return any((base / reference).is_dir() for base in (Path(), Path(part.name).parent))
+        return any((base / reference).is_dir() for base in beside(part))
     except (OSError, ValueError):
         return False
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from topoplan.reading.mpi import MPI
+from topoplan.reading.named_files import beside
 from topoplan.reading.processes import launch_of, visible_gpus
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_number, as_whole, at
@@ -157,7 +158,7 @@ def _on_disk(name: str, configuration: Configuration) -> Mapping[str, Any] | Non
     """Return the configuration that a key names, from the working directory or from beside the key's own file."""
     if name.lstrip().startswith("{"):  # ms-swift also accepts JSON text
         return _json(name)
-    for base in (Path.cwd(), Path(configuration.part.name).parent):
+    for base in beside(configuration.part):
         try:
             found = _json(below(base, name).read_text(encoding="utf-8"))
         except (OSError, ValueError):

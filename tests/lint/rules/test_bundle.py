@@ -177,3 +177,21 @@ def test_check_of_a_bundle_without_the_trainers_file_names_the_command_that_writ
 )
 def test_plans_with_nonsense_in_them_are_survived(bundle: Path, values: dict[str, Any]) -> None:
     assert with_plan(bundle, **values) == []
+
+
+def test_paths_of_a_bundle_start_in_it_and_not_where_check_runs(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = {"alpaca_en": {"file_name": "a.json"}}
+    for directory, index in ((bundle, records), (tmp_path, {"other": {"file_name": "o.json"}})):
+        (directory / "data").mkdir()
+        (directory / "data" / "dataset_info.json").write_text(json.dumps(index))
+    (bundle / "data" / "a.json").write_text("[]")
+
+    assert [one.rule for one in check([str(bundle)]).findings if "dataset" in one.rule] == []
+    (bundle / "data" / "dataset_info.json").write_text("{}")
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(records))
+    assert [one.rule for one in check([str(bundle)]).findings if "dataset" in one.rule] == [
+        "llamafactory-undefined-dataset"
+    ]

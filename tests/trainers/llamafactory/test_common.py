@@ -15,7 +15,8 @@ from topoplan.trainers.yaml_text import Section
 def entry(**what: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     spec, _ = make_spec_and_plan(**what)
     info, record = dataset_entry(spec.job, spec.model)
-    return json.loads(info), json.loads(record)[0]
+    shown = json.loads(record)
+    return json.loads(info), shown[0] if isinstance(shown, list) else shown
 
 
 def test_each_stage_has_its_form() -> None:
@@ -65,6 +66,12 @@ def test_images_have_a_column_and_a_place_in_the_text() -> None:
     info, record = entry()
     assert info["identity"]["columns"]["images"] == "images"
     assert record["messages"][0]["content"].count("<image>") == len(record["images"])
+
+
+@pytest.mark.parametrize(("dataset", "form"), [("mine", list), ("own.json", list), ("own.jsonl", dict)])
+def test_a_record_has_the_form_of_its_file(dataset: str, form: type) -> None:
+    spec, _ = make_spec_and_plan(job={"dataset": dataset})
+    assert isinstance(json.loads(dataset_entry(spec.job, spec.model)[1]), form)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
             )
     trained = next((one.trainer for one in _trainers(setup)), None)
     for configuration in told:
-        own = launches if len(told) == 1 else []
+        own = [launch for launch in launches if launch.starter_file is configuration]
         yield from _keys(configuration)
         yield from _machines(configuration, own)
         yield from _blocks(configuration)

@@ -83,7 +83,7 @@ def _reads_node_rank(launch: Launch) -> bool:
     """Whether a launch takes the number of its node from what it is given, and not from a rendezvous."""
     if launch.starts_torchrun:
         return launch.variable("NNODES") is not None and launch.variable("RDZV_ID") is None
-    backend = launch.options.get("rdzv_backend")
+    backend = launch.option("rdzv_backend")
     return is_static(launch) or (launch.starter == "accelerate" and (backend is None or backend.value == "static"))
 
 

@@ -21,13 +21,15 @@ from topoplan.reading.launch_facts import (
     certain_text,
     endpoint,
     from_outside,
+    is_in_file,
     is_port,
     is_remote,
     is_static,
     nodes_of,
+    own_rank,
     setting_of,
 )
-from topoplan.reading.processes import started_by
+from topoplan.reading.processes import processes_of
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 
 _DEVICE = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+")
@@ -122,7 +124,7 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
         if certain_count(setting_of(launch, "node_rank")) == 0:
             return  # node 0 can reach itself under a local address
         yield RULES["launch-local-master-address"].on(launch, setting, nodes=nodes, address=address)
-    elif (match := _WITH_MORE.search(address)) and address.count(":") < 2:
+    elif (match := _WITH_MORE.search(address)) and address.count(":") < 2 and not is_in_file(setting):
         yield RULES["launch-address"].on(launch, setting, address=address, more=match[0])
     elif _NO_ADDRESS.fullmatch(address):
         yield RULES["launch-address.range"].on(launch, setting, address=address)
@@ -140,12 +142,12 @@ def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 def _port(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """Report invalid port numbers."""
+    """Report invalid port numbers; of those in accelerate's file, its own rule tells."""
     setting = setting_of(launch, "master_port")
     port = certain_text(setting)
     if setting is None:
         setting, (_, port) = launch.options.get("rdzv_endpoint"), endpoint(launch)
-    if port is not None and not is_port(port):
+    if port is not None and not is_port(port) and not is_in_file(setting):
         yield RULES["launch-port"].on(launch, setting, port=port or "empty", last=LAST_PORT)
 
 
@@ -185,8 +187,8 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
     visible = certain_text(launch.variable("CUDA_VISIBLE_DEVICES"))
     count, name = certain_count(setting), "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
     if launch.starter == "accelerate":
-        setting, name = launch.options.get("num_processes"), "num_processes on each machine"
-        count = started_by(setup, launch).gpus_per_node
+        setting, name = launch.option("num_processes"), "num_processes on each machine"
+        count = processes_of(launch).gpus_per_node
     if launch.starter == "deepspeed" or count is None or visible is None or not re.fullmatch(r"\d+(?:,\d+)*", visible):
         return
     devices = len(visible.split(","))
@@ -218,10 +220,10 @@ def _same_node_rank(setup: Setup) -> Iterator[Finding]:
     """Report two commands with the same node rank in one job."""
     seen: dict[tuple[object, ...], Launch] = {}
     for launch in setup.launches:
-        rank, nodes = certain_count(setting_of(launch, "node_rank")), nodes_of(launch)
+        setting, nodes = own_rank(launch), nodes_of(launch)
+        rank = certain_count(setting)
         if rank is None or nodes is None or nodes < 2:
             continue
-        setting = setting_of(launch, "node_rank")
         port, address = setting_of(launch, "master_port"), setting_of(launch, "master_addr")
         job = (
             *(launch.part.name, launch.starter, launch.program, launch.arguments, nodes, rank),

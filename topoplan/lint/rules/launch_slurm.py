@@ -163,7 +163,7 @@ def _first_node_alone(launch: Launch) -> Iterator[Finding]:
 
 def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     """Report a node rank that the script on the first node expands, instead of each task."""
-    backend = launch.options.get("rdzv_backend")
+    backend = launch.option("rdzv_backend")
     if "srun" not in launch.wrappers or (backend is not None and backend.value != "static"):
         return  # c10d assigns the node ranks itself
     setting = setting_of(launch, "node_rank")

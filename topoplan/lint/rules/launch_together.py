@@ -18,9 +18,10 @@ from topoplan.reading.launch_facts import (
     certain_text,
     configurations_of,
     nodes_of,
+    own_rank,
     setting_of,
 )
-from topoplan.reading.processes import started_by
+from topoplan.reading.processes import processes_of
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 from topoplan.units import shown
 
@@ -37,7 +38,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         first, *others = launches
         ranks: dict[int | None, Launch] = {}
         for launch in launches:
-            rank = setting_of(launch, "node_rank")
+            rank = own_rank(launch)
             same = ranks.setdefault(certain_count(rank), launch)
             if same is not launch:
                 yield RULES["launch-nodes-disagree.rank"].on(
@@ -45,7 +46,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
                 )
         for launch in others:
             yield from _settings(first, launch)
-            yield from _processes(setup, first, launch)
+            yield from _processes(first, launch)
             yield from _variables(first, launch)
             yield from _keys(setup, first, launch)
 
@@ -54,10 +55,10 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
     """Yield the launches of each multi-node job that has one script per node, ordered by rank."""
     scripts = [one for one in setup.launches if not one.part.label and _is_of_a_node(setup, one)]
     for _, of_job in groupby(sorted(scripts, key=_job), key=_job):
-        launches = sorted(of_job, key=lambda one: (certain_count(setting_of(one, "node_rank")) or 0, one.part.name))
+        launches = sorted(of_job, key=lambda one: (certain_count(own_rank(one)) or 0, one.part.name))
         alike = len({re.sub(r"\d+", "", one.part.name) for one in launches}) == 1
-        ranks = {certain_count(setting_of(one, "node_rank")) for one in launches}
-        several = any((_nodes(setup, one) or 1) > 1 for one in launches)
+        ranks = {certain_count(own_rank(one)) for one in launches}
+        several = any((_nodes(one) or 1) > 1 for one in launches)
         if several and len(launches) > 1 and (alike or len(ranks) == len(launches)):
             yield launches
 
@@ -65,12 +66,12 @@ def _jobs(setup: Setup) -> Iterator[list[Launch]]:
 def _is_of_a_node(setup: Setup, launch: Launch) -> bool:
     """Whether a launch is the only command of its file and says which node it is for."""
     is_alone = sum(one.part.name == launch.part.name for one in setup.launches) == 1
-    rank, nodes = certain_count(setting_of(launch, "node_rank")), _nodes(setup, launch)
+    rank, nodes = certain_count(own_rank(launch)), _nodes(launch)
     return is_alone and rank is not None and nodes is not None
 
 
-def _nodes(setup: Setup, launch: Launch) -> int | None:
-    return started_by(setup, launch).nodes if launch.starter == "accelerate" else nodes_of(launch)
+def _nodes(launch: Launch) -> int | None:
+    return processes_of(launch).nodes if launch.starter == "accelerate" else nodes_of(launch)
 
 
 def _job(launch: Launch) -> tuple[str, str, str]:
@@ -87,9 +88,9 @@ def _settings(first: Launch, launch: Launch) -> Iterator[Finding]:
             yield _differs("launch-nodes-disagree", launch, where, first, name, one, other)
 
 
-def _processes(setup: Setup, first: Launch, launch: Launch) -> Iterator[Finding]:
+def _processes(first: Launch, launch: Launch) -> Iterator[Finding]:
     """Report differing numbers of processes where one of them follows from the GPUs that are visible."""
-    one, other = (started_by(setup, each).gpus_per_node for each in (first, launch))
+    one, other = (processes_of(each).gpus_per_node for each in (first, launch))
     is_said = all(setting_of(each, "nproc_per_node") for each in (first, launch))
     takes_all = launch.starts_torchrun and launch.trains is not None and launch.trains.takes_all_gpus
     if takes_all and not is_said and one and other and one != other:

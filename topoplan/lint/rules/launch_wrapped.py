@@ -12,7 +12,7 @@ from itertools import pairwise
 from topoplan.lint.rules.launch_table import RULES
 from topoplan.reading.finding import Finding
 from topoplan.reading.launch_facts import certain_count, nodes_of, setting_of
-from topoplan.reading.processes import started_by
+from topoplan.reading.processes import processes_of
 from topoplan.reading.setup import Launch, Setup
 from topoplan.reading.words import is_open
 
@@ -41,7 +41,7 @@ def _container(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     program = next(one for one in launch.wrappers if one in _LIKE_DOCKER)
     options = {word.partition("=")[0] for word in words}
-    nodes, started = nodes_of(launch), started_by(setup, launch)
+    nodes, started = nodes_of(launch), processes_of(launch)
     if nodes is not None and nodes > 1 and not any(map(_NETWORK.fullmatch, options)):
         yield RULES["launch-container-network"].on(launch, program=program, nodes=nodes)
     is_alone = started.nodes == started.gpus_per_node == 1

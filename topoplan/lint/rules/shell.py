@@ -10,7 +10,9 @@ from itertools import zip_longest
 from topoplan.lint.rules.environment import known_names
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.launch_facts import SOURCES_FILES, has_exports, is_in_double_quotes, lines_of
+from topoplan.reading.launches import BROKEN_CONTINUATION, cut_off
 from topoplan.reading.parts import Part
+from topoplan.reading.recognizer import Recognizers
 from topoplan.reading.rules import read_rules
 from topoplan.reading.session import Script
 from topoplan.reading.setup import Launch, Setup, Variable
@@ -59,10 +61,11 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """Report what bash makes of each script."""
     for script in setup.scripts:
         if not script.part.unfolded:
-            yield from _of_script(script, [one for one in setup.launches if one.part is script.part])
+            started = [one for one in setup.launches if one.part is script.part]
+            yield from _of_script(script, started, setup.recognizers)
 
 
-def _of_script(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
+def _of_script(script: Script, started: Sequence[Launch], recognizers: Recognizers) -> Iterator[Finding]:
     if "\r" in script.part.text:
         yield from _windows_lines(script.part)
         return  # every other finding would be a consequence
@@ -74,7 +77,7 @@ def _of_script(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     yield from _misspelt_variables(script, started)
     yield from _misspelt_settings(script, started)
     yield from _unset_variables(script, started)
-    yield from _options_as_commands(script, started)
+    yield from _cut_off(script, recognizers)
     yield from _not_exported(script, started)
     yield from _empty_inside(script, started)
     yield from _typographic(script, started)
@@ -174,16 +177,12 @@ def _unset_variables(script: Script, started: Sequence[Launch]) -> Iterator[Find
                 yield rule.found(script.part, number, name=name)
 
 
-def _options_as_commands(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
-    """Report a line that begins with an option after a launch command: the two were meant to be one command."""
+def _cut_off(script: Script, recognizers: Recognizers) -> Iterator[Finding]:
+    """Report lines after a launch command that were meant to be part of it."""
     lines = script.part.text.split("\n")
-    starts = {launch.last_line for launch in started}
-    for before, command in zip(script.commands, script.commands[1:], strict=False):
-        word = command.words[0]
-        if before.last_line not in starts or not re.match(r"--[A-Za-z]", word.text) or word.quoted:
-            continue
+    for before, command in cut_off(script, recognizers):
         edits, reason = _joined(lines, before.last_line, command.first_line)
-        option, rule = word.text.partition("=")[0], RULES[CUT_OFF]
+        option, rule = command.words[0].text.partition("=")[0], RULES[CUT_OFF]
         yield rule.found(script.part, command.first_line, option=option, reason=reason, edits=edits)
 
 
@@ -197,7 +196,7 @@ def _joined(lines: list[str], last: int, first: int) -> tuple[tuple[Edit, ...], 
             if one.lstrip().startswith("#") or not one.strip()
         )
         return kept, "a comment ends the command: bash does not continue it behind one"
-    if re.search(r"\\[ \t]+$", line):
+    if BROKEN_CONTINUATION.search(line):
         edit = Edit(first_line=last, last_line=last, text=line.rstrip())
         return (edit,), f"spaces follow the backslash at the end of line {last}"
     if between:

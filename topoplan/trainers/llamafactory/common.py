@@ -202,8 +202,8 @@ _UNREAD_COLUMNS = {"pt": ("query", "response", "history", "chosen", "rejected"),
 def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
     """Return an entry of dataset_info.json for the job's (first) dataset and a record of its file, as JSON text.
 
-    The columns are those of the file if it was read. Source: LLaMA-Factory data/parser.py (DatasetAttr) and
-    data/converter.py.
+    A .json file is a list of records; each line of a .jsonl file is one. The columns are those of the file if it was
+    read. Source: LLaMA-Factory data/parser.py (DatasetAttr) and data/converter.py.
     """
     name = (job.dataset or "").split(",")[0].strip() or DATASET_TO_FILL_IN
     if name == DATASET_TO_FILL_IN:
@@ -223,7 +223,8 @@ def dataset_entry(job: Job, model: Model) -> tuple[str, str]:
     values = _record(job, model, talks=talks, in_roles=content == "content")
     record = {column: values[role] for role, column in columns.items()}
     lines = ",\n".join(f"    {_json(key)}: {_json(value)}" for key, value in entry.items())
-    return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", f"[{_json(record)}]"
+    shown = record if entry["file_name"].endswith(".jsonl") else [record]
+    return f"{{\n  {_json(name)}: {{\n{lines}\n  }}\n}}", _json(shown)
 
 
 def _record(job: Job, model: Model, *, talks: bool, in_roles: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.units import shown
 
 INFO = "dataset_info.json"
+_ENDINGS_OF_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt")
 _PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 _COLUMNS = frozenset(
     [
@@ -49,6 +50,7 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
     """Report datasets missing from the list, missing files, and datasets for another stage."""
     directory = words(configuration, "dataset_dir") or "data"
     if not is_relative(directory) and not directory.startswith("/"):
+        yield from _files(configuration)
         return
     info = find(configuration.part, f"{directory}/{INFO}")
     known = None if info is None else _read(info)
@@ -61,9 +63,11 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
         yield from _not_here(configuration, directory, is_there=info is not None)
         return
     for key in ("dataset", "eval_dataset"):
-        for name in filter(None, (one.strip() for one in (words(configuration, key) or "").split(","))):
+        for name in _names(configuration, key):
             if name in known:
                 yield from _entry(configuration, key, name, known[name], info)
+            elif _is_file(name):
+                yield RULES["llamafactory-dataset-file"].at(configuration, key, name=shown(name), info=str(info))
             elif "$" not in name:
                 remedy = nearest(name, known)
                 yield RULES["llamafactory-undefined-dataset"].at(
@@ -71,13 +75,30 @@ def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
                 )
 
 
+def _names(configuration: Configuration, key: str) -> Iterator[str]:
+    return filter(None, (one.strip() for one in (words(configuration, key) or "").split(",")))
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(_ENDINGS_OF_FILES) or name.startswith(("/", "./"))
+
+
+def _files(configuration: Configuration) -> Iterator[Finding]:
+    """Report datasets that look like files, where the list, which may have an entry of that name, is not at hand."""
+    for key in ("dataset", "eval_dataset"):
+        if file := next(filter(_is_file, _names(configuration, key)), None):
+            yield RULES["llamafactory-dataset-file.unlisted"].at(configuration, key, name=shown(file))
+
+
 def _not_here(configuration: Configuration, directory: str, *, is_there: bool) -> Iterator[Finding]:
     """Report what is certain without the list: that `data` has one, or the kind of LLaMA-Factory's own datasets."""
     is_path = ":" not in directory and directory != "ONLINE"
+    if is_path:
+        yield from _files(configuration)
     if not is_there and is_path and directory != "data" and find(configuration.part, f"data/{INFO}") is not None:
         yield RULES["llamafactory-undefined-dataset.list"].at(configuration, "dataset_dir", directory=directory)
     elif not is_there and directory == "data":
-        for name in filter(None, (one.strip() for one in (words(configuration, "dataset") or "").split(","))):
+        for name in _names(configuration, "dataset"):
             ranked = next((is_ranked for is_ranked, names in _OWN.items() if name in names), None)
             if ranked is not None:
                 yield from _of_stage(configuration, "dataset", name, ranked=ranked)

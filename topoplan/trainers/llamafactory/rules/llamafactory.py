@@ -37,7 +37,6 @@ from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.relations import read_relations
 from topoplan.units import shown
 
-_ENDINGS_OF_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt")
 _PLAIN_TEMPLATES = frozenset({"default", "empty", "fewshot", "alpaca", "vicuna", "chatml"})
 """Templates suitable for base models, which have none of their own."""
 _LORA_KEYS = ("additional_target", "create_new_adapter", "lora_alpha", "lora_dropout", "lora_rank", "lora_target")
@@ -59,7 +58,6 @@ def findings(setup: Setup) -> Iterator[Finding]:
         known, unwise = context_of(setup, configuration), RULES["llamafactory-unwise-together"]
         yield from _RELATIONS.findings(RULES["llamafactory-refused-together"], configuration, known, unwise=unwise)
         yield from bridge_findings(setup, configuration)
-        yield from _data_sets(configuration)
         yield from data_set_findings(configuration)
         yield from _template(configuration)
         yield from _length(setup, configuration)
@@ -73,14 +71,6 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
-
-
-def _data_sets(configuration: Configuration) -> Iterator[Finding]:
-    for key in ("dataset", "eval_dataset"):
-        names = [name.strip() for name in (words(configuration, key) or "").split(",")]
-        files = [name for name in names if name.lower().endswith(_ENDINGS_OF_FILES) or name.startswith(("/", "./"))]
-        if files and configuration.get("dataset_dir") != "ONLINE":
-            yield RULES["llamafactory-dataset-file"].at(configuration, key, file=shown(files[0]))
 
 
 def _template(configuration: Configuration) -> Iterator[Finding]:
