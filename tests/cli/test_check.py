@@ -46,6 +46,20 @@ def test_a_cluster_can_be_said_in_options(cli: Cli, train: Path) -> None:
     assert "- assumed, as usual for machines with h100-sxm-80gb: 8 GPUs per node, " in said
 
 
+def test_rank_says_once_how_long_the_samples_of_a_file_are(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Path(CLUSTER).resolve()
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text(FULL_YAML.replace("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-8B"))
+    words = ("rank", cluster, "--job", "train.yaml", "--pin", "tp=4,pp=1", "--top", "1")
+    assumed = "every sequence is assumed to be cutoff_len long"
+    assert assumed in cli(*words).out
+    said = cli(*words, "--set", "lengths={512: 1000, 1024: 300}").out
+    assert "lengths: 1,300 samples" in said
+    assert assumed not in said
+
+
 ZERO = "model_name_or_path: Qwen/Qwen2.5-32B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: full\n\
 deepspeed: z3.json\ntemplate: qwen\ndataset: mine\ncutoff_len: 16384\noutput_dir: saves\nbf16: true\n\
 per_device_train_batch_size: 2\ngradient_accumulation_steps: 2\n"

@@ -20,7 +20,7 @@ from topoplan.lint.prediction_findings import (
 )
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.legality import SLOW_RULES, broken_rules, legality_findings
-from topoplan.lint.translate import Translation, translate
+from topoplan.lint.translate import Translation, translate, with_lengths, with_words_on_lengths
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.reading.finding import Finding
@@ -52,12 +52,13 @@ def predict_configuration(
     if cluster is None:
         return Prediction(configuration=configuration), tuple(_on_usual_cards(configuration, setup, against))
     try:
-        translation = _translated(configuration, setup, cluster, against)
+        translation = _of_bundle(_translated(configuration, setup, cluster, against), setup)
+        if translation.spec.job.lengths is None:
+            translation = with_lengths(translation)
     except NotPredictedError as error:
         return _not_predicted(configuration, error)
     except InputError as error:
         return Prediction(configuration=configuration, reason=str(error)), ()
-    translation = _of_bundle(translation, setup)
     found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
     for refusal in translation.codec.refusals(translation.spec):
         refused = RULES["trainer-refuses"].found(
@@ -94,13 +95,11 @@ def _of_bundle(translation: Translation, setup: Setup) -> Translation:
         planned = read_plan_file(directory).spec.job
     except InputError:
         return translation  # a rule on bundles reports this
-    assumptions = translation.assumptions
     job = replace(job, images_per_sequence=planned.images_per_sequence, token_imbalance=planned.token_imbalance)
     if planned.lengths is not None and (planned.seq_len, planned.packs) == (job.seq_len, job.packs):
         job = replace(job, lengths=planned.lengths)
-        kept = (one for one in assumptions if not one.startswith("every sequence is taken"))
-        assumptions = (*kept, "samples are as long as those that the bundle was planned for")
-    return replace(translation, spec=replace(translation.spec, job=job), assumptions=assumptions)
+        translation = with_words_on_lengths(translation, "samples are as long as those that the bundle was planned for")
+    return replace(translation, spec=replace(translation.spec, job=job))
 
 
 def _in_keys(remedy: str, configuration: Configuration) -> str:
