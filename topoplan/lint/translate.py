@@ -44,8 +44,9 @@ class Translation:
     """The one of them that says which of the cluster's GPUs the prediction is for."""
     on_lengths: str = ""
     """The one of them that says how long samples are, if nothing that was read tells."""
-    planned: bool = False
-    """True if the configuration belongs to a bundle, whose plan records what was requested and chosen."""
+    bundle: Path | None = None
+    """The directory of the bundle that the configuration belongs to, whose plan records what was requested and chosen;
+    None if it belongs to none."""
     keys: Keys = field(compare=False, repr=False)
     """The configuration's keys, overridden by the arguments of its command."""
 

@@ -133,6 +133,19 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
             yield f"{fault.when}: {told}{_reason(spec, fault, trainer)}"
 
 
+def stopping_faults(spec: Spec, layout: Layout, trainer: Versions | None) -> Iterator[Fault]:
+    """Yield the faults that stop a layout in the environment of the hosts, as far as `software` of the spec states it.
+
+    Without a trainer that can run the layout, packages may have any version.
+    """
+    trainer = trainer or Versions(title="")
+    for fault in _met(spec, layout):
+        if fault.level == "stops" and fault.cure:
+            stated = spec.cluster.software.get(fault.package)
+            if not (_curable(spec, fault, trainer) if stated is None else allows(fault.cure, stated)):
+                yield fault
+
+
 def _met(spec: Spec, layout: Layout) -> list[Fault]:
     """Return the faults that a layout triggers by itself, whatever else the environment holds."""
     return [fault for fault in FAULTS if fault.is_triggered(spec, layout, {})]
