@@ -93,6 +93,17 @@ def test_a_better_plan_has_its_risks_beside_it_and_a_bundle_the_commands_that_wr
     assert one["caveats_of_best"][0].startswith("vpp > 1 needs")
 
 
+def test_a_version_of_a_script_is_not_said_to_be_that_of_the_spec(cli: Cli, train: Path) -> None:
+    pipeline = "pipeline_model_parallel_size: 2\nvirtual_pipeline_model_parallel_size: 2\n"
+    train.write_text(FULL_YAML.replace("pipeline_model_parallel_size: 1\n", pipeline))
+    script = train.with_name("run.sh")
+    script.write_text("pip install megatron-core==0.16.1\nexport USE_MCA=1\nllamafactory-cli train train.yaml\n")
+    said = " ".join(cli("check", script, train, "--gpu", "h100", "--nodes", "4").out.split())
+    assert "megatron-core 0.16.1 is installed here (vpp > 1)" in said
+    assert "the hosts have 0.16.1" in said
+    assert "of the spec has" not in said
+
+
 @pytest.mark.parametrize("how", ["software", "pin"])
 def test_the_best_plan_is_one_that_the_stated_versions_run(cli: Cli, experts: Path, how: str) -> None:
     (experts / "install.sh").write_text("pip install megatron-core==0.16.1\n")

@@ -80,7 +80,7 @@ def test_a_plan_says_what_it_needs_and_is_not_known_to_be_there(software: dict[s
     assert len(found) == len(said)
     assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
     stated = software.get("torch" if "torch" in "".join(said) else "megatron-core")
-    assert all((f"`software` of the spec has {stated}" in one) is (stated is not None) for one in found)
+    assert all((f"the hosts have {stated}" in one) is (stated is not None) for one in found)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
             if stated is None and fault.package not in trainer.tried() and is_written:
                 continue  # every bundle of this trainer requires it already
             if stated is None or not allows(fault.cure, stated):
-                have = f"; `software` of the spec has {stated}" if stated else ""
+                # By `software` of the spec or, in `check`, by a `pip install` or a lock file.
+                have = f"; the hosts have {stated}" if stated else ""
                 versions = narrowed((trainer.bound(fault.package)[0], fault.cure))
                 python = f", on Python {needed}" if (needed := _python_needed(fault)) else ""
                 yield f"{fault.when} needs {fault.package} {versions}{python}: {told}{have}"
