@@ -46,6 +46,96 @@ def test_a_cluster_can_be_said_in_options(cli: Cli, train: Path) -> None:
     assert "- assumed, as usual for machines with h100-sxm-80gb: 8 GPUs per node, " in said
 
 
+def test_rank_says_once_how_long_the_samples_of_a_file_are(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Path(CLUSTER).resolve()
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text(FULL_YAML.replace("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-8B"))
+    words = ("rank", cluster, "--job", "train.yaml", "--pin", "tp=4,pp=1", "--top", "1")
+    assumed = "every sequence is assumed to be cutoff_len long"
+    assert assumed in cli(*words).out
+    said = cli(*words, "--set", "lengths={512: 1000, 1024: 300}").out
+    assert "lengths: 1,300 samples" in said
+    assert assumed not in said
+
+
+INTERLEAVED = "tp1-pp4-vpp4-dp4-mbs1-sel-layernorm+moe_act-ends3+1"
+OF_EXPERTS = ("--gpu", "h200", "--nodes", "2")
+SOFTWARE = ("--set", 'software={megatron-core: "0.16.1"}')
+
+
+@pytest.fixture
+def experts(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle of ms-swift without interleaving, whose scripts take any supported megatron-core."""
+    monkeypatch.chdir(tmp_path)
+    job = ("--model", "Qwen/Qwen3-30B-A3B", "--seq-len", "8k", "--batch", "64", "--set", "dataset=org/d")
+    plan = ("--trainer", "swift", "--plan", "tp1-pp4-dp4-mbs1-sel-layernorm-ends12+10", "-o", "safe")
+    assert cli("generate", *OF_EXPERTS, *job, *plan).code == 0
+    return Path("safe")
+
+
+def test_a_better_plan_has_its_risks_beside_it_and_a_bundle_the_commands_that_write_it(cli: Cli, experts: Path) -> None:
+    said = " ".join(cli("check", experts, *OF_EXPERTS).out.split())
+    assert f"{INTERLEAVED} instead of" in said
+    assert "its risks: tight, caveat, unproven; vpp > 1 needs megatron-core >=0.18,<0.20, on Python 3.12" in said
+    assert said.count("vpp > 1 needs") == 1
+    assert "risk unproven tight, caveat, unproven" in said
+    assert "virtual_pipeline_model_parallel_size" not in said
+    words = said.split("remedy: `")[1].split("`")
+    for command in (words[0], words[2]):
+        result = cli(*shlex.split(command)[1:])
+        assert result.code == 0, result.err
+    assert f"Plan {INTERLEAVED}" in result.out
+    document = json.loads(cli("check", experts, *OF_EXPERTS, "--json").out)
+    (one,) = document["predictions"]
+    assert one["tags_of_best"] == ["tight", "caveat", "unproven"]
+    assert one["caveats_of_best"][0].startswith("vpp > 1 needs")
+
+
+def test_a_version_of_a_script_is_not_said_to_be_that_of_the_spec(cli: Cli, train: Path) -> None:
+    pipeline = "pipeline_model_parallel_size: 2\nvirtual_pipeline_model_parallel_size: 2\n"
+    train.write_text(FULL_YAML.replace("pipeline_model_parallel_size: 1\n", pipeline))
+    script = train.with_name("run.sh")
+    script.write_text("pip install megatron-core==0.16.1\nexport USE_MCA=1\nllamafactory-cli train train.yaml\n")
+    said = " ".join(cli("check", script, train, "--gpu", "h100", "--nodes", "4").out.split())
+    assert "megatron-core 0.16.1 is installed here (vpp > 1)" in said
+    assert "the hosts have 0.16.1" in said
+    assert "of the spec has" not in said
+
+
+@pytest.mark.parametrize("how", ["software", "pin"])
+def test_the_best_plan_is_one_that_the_stated_versions_run(cli: Cli, experts: Path, how: str) -> None:
+    (experts / "install.sh").write_text("pip install megatron-core==0.16.1\n")
+    (one,) = json.loads(
+        cli("check", experts / "train.yaml", *OF_EXPERTS, "--json", *SOFTWARE).out
+        if how == "software"
+        else cli("check", experts / "train.yaml", experts / "install.sh", *OF_EXPERTS, "--json").out
+    )["predictions"]
+    assert one["best"]["layout"]["vpp"] == 1
+    assert one["caveats_of_best"] == []
+
+
+def test_a_fault_that_the_versions_of_a_bundle_let_in_is_found_once_its_layout_is_edited(
+    cli: Cli, experts: Path
+) -> None:
+    rule, spec, pipeline = "fault-interleaving-frees-early", "spec.yaml", "pipeline_model_parallel_size: 4\n"
+    assert rule not in cli("check", experts).out
+    train = (experts / "train.yaml").read_text()
+    split = "Et*3|(t*3|)*6t*4|t*4|(t*3|)*6tL"
+    edited = train.replace(pipeline, f"{pipeline}virtual_{pipeline}").replace("Et*12|t*13|t*13|t*10L", split)
+    (experts / "train.yaml").write_text(edited)
+    for options, level in (((), "warning"), (OF_EXPERTS, "warning"), ((*OF_EXPERTS, *SOFTWARE), "error")):
+        found = json.loads(cli("check", experts, *options, "--json").out)["findings"]
+        assert [one["severity"] for one in found if one["rule"] == rule] == [level]
+    newer = ("--set", 'software={megatron-core: "0.18.2"}')
+    assert rule not in cli("check", experts, *OF_EXPERTS, *newer).out
+    # The scripts of a bundle that was planned with interleaving refuse the affected versions.
+    assert cli("init", "--from", experts, "-o", spec).code == 0
+    assert cli("generate", spec, "--plan", INTERLEAVED, "--backend", "megatron", "-o", "new").code == 0
+    assert rule not in cli("check", "new", *OF_EXPERTS).out
+
+
 ZERO = "model_name_or_path: Qwen/Qwen2.5-32B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: full\n\
 deepspeed: z3.json\ntemplate: qwen\ndataset: mine\ncutoff_len: 16384\noutput_dir: saves\nbf16: true\n\
 per_device_train_batch_size: 2\ngradient_accumulation_steps: 2\n"

@@ -1,6 +1,7 @@
 """The whole check on files, with rules and searches defined by the tests."""
 
 import importlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,20 @@ from topoplan.bundle.write import write_bundle
 from topoplan.errors import InputError, SpecError
 from topoplan.lint import check as whole
 from topoplan.lint.check import check, check_setup, fix
+from topoplan.lint.job_file import job_of, trainer_file
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.planner.plan import Ranking
+from topoplan.planner.predict import predict
 from topoplan.planner.search import rank
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration, Setup
+from topoplan.specs import known
 from topoplan.specs.load import load_cluster, load_spec
 from topoplan.specs.profile import OwnProfile
-from topoplan.specs.source import parse_source
+from topoplan.specs.source import Source, parse_source
 from topoplan.specs.spec import Spec
+from topoplan.specs.written import cluster_keys
 from topoplan.trainers.recognizers import recognizers
 
 
@@ -274,12 +279,70 @@ def test_a_bundle_is_predicted_for_the_lengths_that_it_was_planned_for(tmp_path:
     checked = check([str(tmp_path / "bundle")], against)
     (prediction,) = checked.predictions
     assert (prediction.plan.id, prediction.plan.time.step_s) == (plan.id, plan.time.step_s)
-    assert "samples are as long as those that the bundle was planned for" in prediction.translation.assumptions
+    of_lengths = [one for one in prediction.translation.assumptions if "samples" in one or "sequence" in one]
+    assert of_lengths == ["samples are as long as those that the bundle was planned for"]
     assert "plan-slower" not in [one.rule for one in checked.findings]
     (alone,) = check(
         [str(tmp_path / "bundle" / "train.yaml"), str(tmp_path / "bundle" / "node-00.sh")], against
     ).predictions
     assert alone.plan.time.step_s > 2 * plan.time.step_s
+
+
+ON_DATA = """\
+model_name_or_path: Qwen/Qwen3-0.6B
+stage: sft
+do_train: true
+finetuning_type: full
+dataset: mine
+template: qwen3_nothink
+cutoff_len: 4096
+bf16: true
+pipeline_model_parallel_size: 2
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 4
+"""
+
+
+@pytest.mark.parametrize("further", ["", "variable_seq_lengths: true\n"])
+def test_the_data_set_of_a_file_is_measured_as_for_its_job(
+    further: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_data_set(Path("data"))
+    Path("t.yaml").write_text(ON_DATA + further)
+    cluster = known.machines(known.gpu("h100"), 1, 8, "here")
+
+    (prediction,) = check(["t.yaml"], PredictionTarget(cluster=cluster)).predictions
+
+    file = trainer_file("t.yaml")
+    where = Source(name="cluster", data=cluster_keys(cluster))
+    spec = replace(load_spec(where, job=job_of(file, cluster).source), trainer="llamafactory", backends=("mca",))
+    of_job = predict(spec, prediction.translation.layout)
+    assert prediction.plan.time.step_s == of_job.time.step_s
+    assert prediction.best_of_backend.id == rank(spec, best_only=True).plans[0].id
+    (told,) = [one for one in prediction.translation.assumptions if "tokens" in one]
+    assert told.startswith("lengths: 300 samples of d.jsonl, mean 7")
+
+
+def test_a_data_set_that_is_not_here_is_said_to_be_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.yaml").write_text(ON_DATA)
+    cluster = known.machines(known.gpu("h100"), 1, 8, "here")
+    assumed = "every sequence is assumed to be cutoff_len long, 4,096 tokens"
+    write_data_set(Path("data"))
+    for text, why in (("{}", "has no data set 'mine'"), ("{", "data/dataset_info.json")):
+        Path("data/dataset_info.json").write_text(text)
+        (prediction,) = check(["t.yaml"], PredictionTarget(cluster=cluster)).predictions
+        (told,) = [one for one in prediction.translation.assumptions if "tokens" in one]
+        assert told.startswith(f"{assumed}: ")
+        assert why in told
+
+
+def write_data_set(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "dataset_info.json").write_text('{"mine": {"file_name": "d.jsonl"}}')
+    records = ({"instruction": "q", "output": "word " * (50 + i * 37 % 1150)} for i in range(300))
+    (directory / "d.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
 
 
 def test_what_cannot_be_read_is_a_finding_beside_what_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

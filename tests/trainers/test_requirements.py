@@ -9,7 +9,13 @@ from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_30B, make_spec_and_pla
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import TRAINERS
-from topoplan.trainers.requirements import Versions, environment_warnings, install_commands, requirements_of
+from topoplan.trainers.requirements import (
+    Versions,
+    environment_warnings,
+    install_commands,
+    requirements_of,
+    stopping_faults,
+)
 
 LLAMA_FACTORY, MS_SWIFT, TRINITY = (trainer.versions for trainer in TRAINERS)
 WANTED = {"torch": "", "llamafactory": "==0.9.5", "megatron-core": "==0.16.1", "mcore_adapter": ""}
@@ -74,7 +80,22 @@ def test_a_plan_says_what_it_needs_and_is_not_known_to_be_there(software: dict[s
     assert len(found) == len(said)
     assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
     stated = software.get("torch" if "torch" in "".join(said) else "megatron-core")
-    assert all((f"`software` of the spec has {stated}" in one) is (stated is not None) for one in found)
+    assert all((f"the hosts have {stated}" in one) is (stated is not None) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("software", "stops"),
+    [
+        ({}, []),
+        ({"megatron-core": "0.17.1"}, ["interleaving-frees-early"]),
+        ({"megatron-core": "0.18.2", "torch": "2.13.0"}, ["checkpoint-plan"]),
+        ({"python": "3.11"}, ["interleaving-frees-early"]),  # megatron-core 0.18 needs a newer one
+        ({"python": "3.12", "megatron-core": "main"}, []),
+    ],
+)
+def test_faults_stop_a_layout_on_the_stated_versions_alone(software: dict[str, str], stops: list[str]) -> None:
+    spec, layout = case(software, **INTERLEAVED)
+    assert [fault.name for fault in stopping_faults(spec, layout, LLAMA_FACTORY)] == stops
 
 
 def test_a_fault_that_the_hosts_versions_lack_is_not_told() -> None:

@@ -202,7 +202,10 @@ class SpecOptions:
         )
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
         on_batch = () if self.gives("batch") else of_trainer.on_batch
-        return [f"the job is that of {self.job}, a file of {title}'s", *on_batch, *of_trainer.notes, check, *alone]
+        job = self.read(spec).job
+        on_lengths = [of_trainer.on_lengths] if of_trainer.on_lengths and job.lengths is None and not job.packs else []
+        notes = (*on_batch, *on_lengths, *of_trainer.notes)
+        return [f"the job is that of {self.job}, a file of {title}'s", *notes, check, *alone]
 
     def with_explicit_batch(self, spec: str | Source | None, read: Spec) -> SpecOptions:
         """Return the options with an explicit batch if --job is a trainer's file, which states the batch per GPU."""

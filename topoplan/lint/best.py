@@ -17,6 +17,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import USUAL_LORA_DROPOUT
 from topoplan.specs.spec import Spec
 from topoplan.trainers.recognizers import trainer_of
+from topoplan.trainers.registry import stopped_by
 from topoplan.units import GIB
 
 NOTHING_FITS = "no layout of this job fits"
@@ -73,8 +74,12 @@ def best_of(
         if backend in found:
             continue
         try:
-            wide = replace(any_samples(pinned), cluster=cluster, trainer=_trainer(translation, backend))
-            if plans := search(wide).plans:
+            whose = _trainer(translation, backend)
+            wide = replace(any_samples(pinned), cluster=cluster, trainer=whose)
+            plans = search(wide).plans
+            if plans and stopped_by(wide, plans[0].layout, plans[0].trainer):
+                plans = search(replace(wide, avoids_faults=True)).plans
+            if plans:
                 # Predict again, because a search lists no more stages than it needs.
                 found[backend] = predict(replace(pinned, path=None), plans[0].layout)
         except InputError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
+from topoplan.bundle.plan_file import draft_again, read_plan_file
 from topoplan.bundle.whole import refuse_incomplete, refuse_lacking, refuse_links
 from topoplan.bundle.write import MANIFEST
-from topoplan.errors import SpecError
+from topoplan.errors import SpecError, TopoplanError
 from topoplan.lint.by_version import judged
 from topoplan.lint.compare import predict_configuration, unpredicted_findings
 from topoplan.lint.finding_filter import FindingFilter
@@ -84,10 +87,12 @@ def check(paths: Sequence[str], against: PredictionTarget | None = None, choice:
     setup = read_setup(files, recognizers()) if files else Setup(parts=())
     logs, unread = read_logs([path for path in paths if is_log(path)])
     said = stated_versions(paths, setup) | (dict(against.cluster.software) if against.cluster else {})
+    bundles = tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file())
     setup = replace(
         setup,
         versions=said,
-        bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()),
+        bundles=bundles,
+        required={path: _required(path) for path in bundles},
         logs=logs,
         unread=(*setup.unread, *unread),
     )
@@ -104,6 +109,16 @@ def _refuse_broken(directory: Path) -> None:
         refuse_lacking(directory, (MAIN_FILE,))
     if any(os.path.lexists(directory / name) for name in (MANIFEST, PLAN_FILE)):
         refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in bundle_files(directory))))
+
+
+def _required(bundle: Path) -> Mapping[str, str]:
+    """Return the versions that the scripts of a bundle require; none for a broken plan, which a rule reports."""
+    try:
+        recorded = read_plan_file(bundle)
+        draft = draft_again(recorded)
+    except TopoplanError:
+        return {}
+    return {canonicalize_name(one.package.name): one.versions for one in draft.run.requirements}
 
 
 def check_setup(setup: Setup, against: PredictionTarget, choice: FindingFilter = _ALL) -> Checked:
@@ -164,8 +179,8 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
     try:
         done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
         new = {correction.before: correction.after for correction in done}
-        read = setup_of([new.get(part, part) for part in parts], recognizers())
-        setup = replace(read, bundles=setup.bundles, versions=setup.versions, logs=setup.logs, unread=setup.unread)
+        kept = {name: getattr(setup, name) for name in ("bundles", "required", "versions", "logs", "unread")}
+        setup = replace(setup_of([new.get(part, part) for part in parts], recognizers()), **kept)
     except SpecError:
         return (), setup  # the corrected text would no longer start or configure any training
     return copies(done, tuple(_files(setup)), references=setup.references), setup

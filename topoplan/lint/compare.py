@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+
+from packaging.utils import canonicalize_name
 
 from topoplan.bundle.plan_file import read_plan_file
 from topoplan.errors import InputError, listed
@@ -20,7 +22,7 @@ from topoplan.lint.prediction_findings import (
 )
 from topoplan.lint.prediction_target import PredictionTarget
 from topoplan.lint.rules.legality import SLOW_RULES, broken_rules, legality_findings
-from topoplan.lint.translate import Translation, translate
+from topoplan.lint.translate import Translation, translate, with_lengths, with_words_on_lengths
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.reading.finding import Finding
@@ -30,6 +32,7 @@ from topoplan.reading.values import NotPredictedError
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.fault_rules import fault_findings
+from topoplan.trainers.known_faults import FAULTS
 from topoplan.trainers.layout_keys import key_line
 from topoplan.trainers.recognizers import codec_of
 
@@ -51,13 +54,17 @@ def predict_configuration(
     cluster = against.cluster
     if cluster is None:
         return Prediction(configuration=configuration), tuple(_on_usual_cards(configuration, setup, against))
+    whole, versions = cluster, setup.versions
+    # The same object for all configurations: clusters compare by identity, and searches are kept by their specs.
+    cluster = against.once(("versions", versions), lambda: _with_versions(whole, versions))
     try:
-        translation = _translated(configuration, setup, cluster, against)
+        translation = _of_bundle(_translated(configuration, setup, cluster, against), setup)
+        if translation.spec.job.lengths is None:
+            translation = with_lengths(translation)
     except NotPredictedError as error:
         return _not_predicted(configuration, error)
     except InputError as error:
         return Prediction(configuration=configuration, reason=str(error)), ()
-    translation = _of_bundle(translation, setup)
     found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
     for refusal in translation.codec.refusals(translation.spec):
         refused = RULES["trainer-refuses"].found(
@@ -78,10 +85,30 @@ def predict_configuration(
     )
 
 
+def _with_versions(cluster: Cluster, versions: Mapping[str, str]) -> Cluster:
+    """Return a cluster whose software has the versions that the files state of packages whose faults stop a run, beside
+    those that it states itself; package names in `versions` are normalized as in PEP 503."""
+    packages = (fault.package for fault in FAULTS if fault.cure and fault.level == "stops")
+    stated = {name: versions[key] for name in packages if (key := canonicalize_name(name)) in versions}
+    return replace(cluster, software={**stated, **cluster.software})
+
+
 def _faults(setup: Setup, configuration: Configuration, translation: Translation) -> Iterator[Finding]:
     """Report known faults of packages that the layout triggers, if the codec reports faults."""
     if translation.codec.tells_faults:
         yield from fault_findings(setup, configuration, translation.spec, translation.layout)
+
+
+def _faults_of_bundle(configuration: Configuration, setup: Setup, against: PredictionTarget) -> Iterator[Finding]:
+    """Report known faults that a bundle's layout, which may have been edited, triggers on its own cluster."""
+    directory = setup.bundle_of(configuration)
+    if directory is None:
+        return
+    try:
+        translation = _translated(configuration, setup, read_plan_file(directory).spec.cluster, against)
+    except InputError:
+        return  # a rule on bundles reports this
+    yield from _faults(setup, configuration, translation)
 
 
 def _of_bundle(translation: Translation, setup: Setup) -> Translation:
@@ -89,18 +116,16 @@ def _of_bundle(translation: Translation, setup: Setup) -> Translation:
     directory, job = setup.bundle_of(translation.configuration), translation.spec.job
     if directory is None:
         return translation
-    translation = replace(translation, planned=True)
+    translation = replace(translation, bundle=directory)
     try:
         planned = read_plan_file(directory).spec.job
     except InputError:
         return translation  # a rule on bundles reports this
-    assumptions = translation.assumptions
     job = replace(job, images_per_sequence=planned.images_per_sequence, token_imbalance=planned.token_imbalance)
     if planned.lengths is not None and (planned.seq_len, planned.packs) == (job.seq_len, job.packs):
         job = replace(job, lengths=planned.lengths)
-        kept = (one for one in assumptions if not one.startswith("every sequence is taken"))
-        assumptions = (*kept, "samples are as long as those that the bundle was planned for")
-    return replace(translation, spec=replace(translation.spec, job=job), assumptions=assumptions)
+        translation = with_words_on_lengths(translation, "samples are as long as those that the bundle was planned for")
+    return replace(translation, spec=replace(translation.spec, job=job))
 
 
 def _in_keys(remedy: str, configuration: Configuration) -> str:
@@ -132,7 +157,8 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Predict
     """Without a cluster, warn if model states alone exceed large cards, as many as the command uses."""
     processes = processes_for(setup, configuration)
     if setup.bundles:
-        return  # the bundle was planned for its own cards
+        yield from _faults_of_bundle(configuration, setup, against)  # which was planned for its own cards
+        return
     nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
     codec = codec_of(configuration, setup)
     names_gpus = codec is not None and codec.gpus is not None

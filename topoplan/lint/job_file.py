@@ -54,6 +54,8 @@ class JobFile:
     """How the batch follows from the file and the cluster."""
     notes: tuple[str, ...]
     """Assumptions, and what the file holds besides the job."""
+    on_lengths: str
+    """What the file alone leaves to assume on the lengths of samples; the spec made of it may know them."""
     left_out: Mapping[str, Any]
     """The keys that are in the file and do not go along with its job, with their values."""
 
@@ -131,13 +133,14 @@ def job_of(
     keys = {**job_keys(found.spec.job), **further}
     left_out = _left_out(file, found, further)
     # A job is planned for the whole cluster; the GPUs of its command only give the batch.
-    assumptions = [words for words in found.assumptions if words != found.on_part]
+    assumptions = [words for words in found.assumptions if words not in (found.on_part, found.on_lengths)]
     notes = [*assumptions, *_on_layout(file, found), *_on_left_out(file, found, by, left_out)]
     return JobFile(
         source=Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys}),
         trainer=whose,
         on_batch=tuple(_on_batch(found)),
         notes=tuple(notes),
+        on_lengths=found.on_lengths,
         left_out=left_out,
     )
 

@@ -56,6 +56,10 @@ class Prediction:
             return None
         return self.best.tokens_per_s_per_gpu / self.plan.tokens_per_s_per_gpu
 
+    def new_caveats(self, plan: Plan) -> tuple[str, ...]:
+        """Return the known problems of another plan that the configuration's own lacks."""
+        return tuple(caveat for caveat in plan.caveats if self.plan is None or caveat not in self.plan.caveats)
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """The trainer's keys in which the best plan of the same backend differs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from shlex import join
 from typing import Any
 
 from topoplan.engines.registry import engine_of
@@ -16,6 +17,7 @@ from topoplan.lint.translate import Translation
 from topoplan.planner.explain import memory_rejection, speed_words
 from topoplan.planner.plan import Memory, Plan
 from topoplan.planner.predict import memory_of
+from topoplan.planner.rank import tags_of
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import Processes
 from topoplan.reading.values import Keys
@@ -108,11 +110,11 @@ def prediction_findings(prediction: Prediction) -> Iterator[Finding]:
         yield RULES["plan-slower"].at(
             translation.configuration,
             None,
-            level="warning" if faster >= MUCH_FASTER and not translation.planned else "note",
+            level="warning" if faster >= MUCH_FASTER and translation.bundle is None else "note",
             what=f"the best plan for this job on these GPUs is {speed_words(1.0 / (1.0 + faster))}",
             why=f"{_named(best, plan.layout)} {instead}, with the same global batch of"
-            f" {spec.job.global_batch_size}{_of_own_backend(prediction)}",
-            remedy=_towards_best(prediction),
+            f" {spec.job.global_batch_size}{_of_own_backend(prediction)}{_risks(prediction, best)}",
+            remedy=towards_best(prediction),
         )
 
 
@@ -153,7 +155,8 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
         as_is = "" if spec.cluster.host_memory_bytes else ", whose spec states no host_memory to offload to"
         remedies = [f"{nothing} on these GPUs{as_is}", sentence(prediction.fixes)]
     else:
-        remedies = [out.fix, f"{_named(target, layout)} fits on these GPUs: {_towards_best(prediction)}"]
+        way = f"{towards_best(prediction)}{_risks(prediction, target)}"
+        remedies = [out.fix, f"{_named(target, layout)} fits on these GPUs: {way}"]
     yield RULES["plan-does-not-fit"].found(
         translation.configuration.part,
         key_line(translation.configuration, ("deepspeed", "fsdp")),
@@ -194,9 +197,21 @@ def _parts(plan: Plan) -> str:
     return ", ".join([*rows, f"{rest / GIB:.1f} GiB activations, buffers and context"])
 
 
-def _towards_best(prediction: Prediction) -> str:
-    """Return the changes of keys as a sentence, for readers who only see the findings."""
+def _risks(prediction: Prediction, plan: Plan) -> str:
+    """Return what may go wrong with a better plan, for readers who only see the findings: its tags and caveats."""
+    tags = tags_of(plan)
+    return "; ".join((f"; its risks: {', '.join(tags)}", *prediction.new_caveats(plan))) if tags else ""
+
+
+def towards_best(prediction: Prediction) -> str:
+    """Return how to come to the best plan: the changes of keys as a sentence or, for a bundle, whose files are all made
+    for its plan, the commands that write them anew."""
     plan, own, best = prediction.plan, prediction.best_of_backend, prediction.best
+    bundle = prediction.translation.bundle if prediction.translation else None
+    if bundle is not None and best is not None:
+        spec = join(["topoplan", "init", "--from", str(bundle), "-o", "spec.yaml"])
+        files = join(["topoplan", "generate", "spec.yaml", "--backend", best.layout.backend, "--plan", best.id])
+        return f"`{spec}`, then `{files}`"
     is_gain = own is not None and (
         plan is None or not plan.fits or own.tokens_per_s_per_gpu > plan.tokens_per_s_per_gpu * (1.0 + A_LITTLE_FASTER)
     )

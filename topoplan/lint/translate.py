@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from topoplan.errors import listed
+from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout
+from topoplan.planner.lengths import known_lengths
 from topoplan.planner.oddities import without_effect
 from topoplan.reading.processes import Processes, launch_of, processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
+from topoplan.specs.load import data_note, lengths_of_dataset
 from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
@@ -39,8 +42,11 @@ class Translation:
     """Sentences on what the files leave open."""
     on_part: str = ""
     """The one of them that says which of the cluster's GPUs the prediction is for."""
-    planned: bool = False
-    """True if the configuration belongs to a bundle, whose plan records what was requested and chosen."""
+    on_lengths: str = ""
+    """The one of them that says how long samples are, if nothing that was read tells."""
+    bundle: Path | None = None
+    """The directory of the bundle that the configuration belongs to, whose plan records what was requested and chosen;
+    None if it belongs to none."""
     keys: Keys = field(compare=False, repr=False)
     """The configuration's keys, overridden by the arguments of its command."""
 
@@ -92,7 +98,10 @@ def translate(
     layout = codec.layout(reading)
     job = _meant(codec.job(reading, layout, tokens), known)
     further = codec.assumptions(reading, layout, job)
-    assumptions = (named, on_part, sharding.assumption, _on_length(codec, job, written, length), *further, overridden)
+    on_length, on_lengths = _on_length(codec, written, tokens, length), ""
+    if codec.length and not on_length and not job.packs:
+        on_lengths = f"every sequence is assumed to be {codec.length} long, {tokens:,} tokens"
+    assumptions = (named, on_part, sharding.assumption, on_length, on_lengths, *further, overridden)
     place, trainer = configuration.part.place(None), trainer_of(configuration).name
     spec = Spec(cluster=part, model=with_labels(known, job.num_labels), job=job, profile=profile, path=place)
     return Translation(
@@ -103,6 +112,7 @@ def translate(
         processes=processes,
         assumptions=tuple(filter(None, assumptions)),
         on_part=on_part,
+        on_lengths=on_lengths,
         keys=keys,
     )
 
@@ -113,14 +123,39 @@ def _meant(job: Job, model: Model) -> Job:
     return replace(job, **usual)
 
 
-def _on_length(codec: Codec, job: Job, written: int | None, length: int | None) -> str:
+def _on_length(codec: Codec, written: int | None, tokens: int, length: int | None) -> str:
     if length is not None and written not in (None, length):
         return f"{codec.length} is assumed to be {length:,} (--seq-len), not the file's {written:,}"
-    if not codec.length:
-        return ""
-    if written is None:
-        return f"{codec.length} is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
-    return "" if job.packs else f"every sequence is assumed to be {codec.length} long, {job.seq_len:,} tokens"
+    if codec.length and written is None:
+        return f"{codec.length} is not given, which cuts no sample: taken are {tokens:,} tokens (--seq-len)"
+    return ""
+
+
+def with_lengths(translation: Translation) -> Translation:
+    """Return a translation with the lengths of the samples of its data sets, if they are on this machine, as the spec
+    that is made of the file (`job_file.py`) has them: with the file's further keys, relative to the working directory.
+    """
+    spec, codec, here = translation.spec, translation.codec, Path()
+    further = codec.carries(translation.keys, spec.job, None)
+    named = {key: further[key] for key in ("dataset", "dataset_dir", "trainer") if key in further}
+    job, lengths = replace(spec.job, **named), None
+    try:
+        lengths = lengths_of_dataset(job, spec.model, base=here, directory_base=here)
+        why = "" if lengths else data_note(job, base=here, directory_base=here)
+    except InputError as error:
+        why = str(error)
+    if lengths is not None:
+        measured = replace(translation, spec=replace(spec, job=replace(job, lengths=lengths)))
+        return with_words_on_lengths(measured, f"lengths: {known_lengths(lengths)}")
+    told = translation.on_lengths
+    return with_words_on_lengths(translation, f"{told}: {why}") if told and why else translation
+
+
+def with_words_on_lengths(translation: Translation, words: str) -> Translation:
+    """Return a translation whose assumptions say this, and nothing else, on the lengths of the samples."""
+    before = translation.assumptions
+    at = before.index(translation.on_lengths) if translation.on_lengths else len(before)
+    return replace(translation, assumptions=(*before[:at], words, *before[at + 1 :]), on_lengths=words)
 
 
 def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configuration, str]:

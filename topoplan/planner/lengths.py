@@ -27,7 +27,7 @@ def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
         return (f"every sequence is assumed to be {job.seq_len:,} tokens long: {spec.data_note}",)
     if lengths is None or plan.padding_share is None:
         return ()
-    notes = [f"lengths: {_known(lengths)}; {_made_of_it(case_of(spec, plan.layout.backend), plan)}"]
+    notes = [f"lengths: {known_lengths(lengths)}; {_made_of_it(case_of(spec, plan.layout.backend), plan)}"]
     cut = lengths.share_above(job.seq_len)
     if cut and not (job.packs and job.stage == "pt"):
         notes.append(f"{_some(cut)} of the sequences are longer than seq_len {job.seq_len:,} and are cut to it")
@@ -38,7 +38,8 @@ def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _known(lengths: Lengths) -> str:
+def known_lengths(lengths: Lengths) -> str:
+    """Return in words whose lengths these are, how many, and how they were measured."""
     text = (
         f"{lengths.samples:,} sample{'' if lengths.samples == 1 else 's'} of {lengths.source},"
         f" mean {lengths.mean:,.0f} tokens, 99% within {lengths.quantile(0.99):,}"

@@ -23,7 +23,15 @@ from topoplan.planner.rank import TIE, first_safe, has_room, is_safe, on_smaller
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.registry import TRAINER_RULE, TrainerChoice, broken_by, caveats_of, choose_trainer, is_for_others
+from topoplan.trainers.registry import (
+    TRAINER_RULE,
+    TrainerChoice,
+    broken_by,
+    caveats_of,
+    choose_trainer,
+    is_for_others,
+    stopped_by,
+)
 from topoplan.trainers.trainer import Trainer
 
 KEPT_MISSES = 5
@@ -121,8 +129,12 @@ class _Search:
         spare."""
 
     def refusal(self, layout: Layout) -> Broken | None:
-        """Return why no trainer can run a layout, or None."""
-        return None if is_for_others(self.spec, layout.backend) else broken_by(self.spec, layout, self.verdict(layout))
+        """Return why no trainer can run a layout, or the fault that it has to avoid; otherwise None."""
+        said = self.verdict(layout)
+        broken = None if is_for_others(self.spec, layout.backend) else broken_by(self.spec, layout, said)
+        if broken is None and self.spec.avoids_faults:
+            return stopped_by(self.spec, layout, said.name)
+        return broken
 
     def limit_s(self) -> float:
         """Return the step time in seconds above which a layout is behind the best one, whatever else speaks for it."""

@@ -181,6 +181,9 @@ class Setup:
     hostfiles: tuple[Hostfile, ...] = ()
     bundles: tuple[Path, ...] = ()
     """Bundle directories, written by `topoplan generate`, among the given paths."""
+    required: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
+    """Bundle directory -> package -> versions, as pip writes them, without which its scripts do not start; package
+    names are normalized as in PEP 503."""
     recognizers: Recognizers = ()
     """Recognizers of the known trainers."""
     logs: tuple[Part, ...] = ()

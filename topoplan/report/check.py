@@ -20,9 +20,11 @@ from rich.text import Text
 import topoplan
 from topoplan.lint.check import SEVERITIES, Checked, Fixed
 from topoplan.lint.prediction import Change, Prediction
+from topoplan.lint.prediction_findings import towards_best
 from topoplan.lint.rules.registry import all_rules, further_rules
 from topoplan.planner.oddities import machine_note
 from topoplan.planner.plan import Plan
+from topoplan.planner.rank import tags_of
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
@@ -91,6 +93,8 @@ def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
         "best": plan_to_dict(prediction.best) if prediction.best else None,
         "best_of_backend": plan_to_dict(prediction.best_of_backend) if prediction.best_of_backend else None,
         "speed_of_best": rounded(prediction.speedup) if prediction.speedup else None,
+        "tags_of_best": list(tags_of(prediction.best)) if prediction.best else [],
+        "caveats_of_best": list(prediction.best.caveats) if prediction.best else [],
         "changes": [{"key": one.key, "now": one.now, "best": one.best} for one in prediction.changes],
         "assumptions": list(translation.assumptions) if translation else [],
         "reason": prediction.reason or None,
@@ -125,7 +129,7 @@ def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -
     offer = f" --fix corrects {correctable}." if correctable else ""
     paragraph(console, _closing_line(checked) + offer, style="bold")
     for _, same in groupby(checked.predictions, key=_what_is_predicted):
-        _print_prediction(console, list(same))
+        _print_prediction(console, list(same), checked.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +204,8 @@ def _what_is_predicted(prediction: Prediction) -> Any:
     return id(prediction) if translation is None else (translation.layout, translation.spec.model, translation.spec.job)
 
 
-def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
+def _print_prediction(console: Console, same: Sequence[Prediction], told: Sequence[Finding]) -> None:
+    """Print one prediction for the places that it is `same` for; what the findings have `told` is not said again."""
     prediction = same[0]
     translation, plan, best = prediction.translation, prediction.plan, prediction.best
     place = ", ".join(one.configuration.part.place(None) for one in same)
@@ -214,14 +219,20 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     if plan is None:
         paragraph(console, f"Not predicted: {prediction.reason}.")
     own = prediction.best_of_backend if prediction.best_of_backend not in (None, best, plan) else None
-    named = (("this file", plan), (f"best with {own.layout.backend}" if own else "", own), ("best plan", best))
+    # Findings tell the known problems of the file itself.
+    itself = None if plan is None else replace(plan, caveats=())
+    named = (("this file", itself), (f"best with {own.layout.backend}" if own else "", own), ("best plan", best))
     columns = [(name, one) for name, one in named if one is not None]
     if columns:
         console.print(_figures(console, columns))
-    if plan is None and prediction.changes:
+    if plan is None and best is not None and translation.bundle is not None:
+        paragraph(console, f"To the best plan: {towards_best(prediction)}.")
+    elif plan is None and prediction.changes:
         with_own = f" with {own.layout.backend}" if own is not None else ""
         paragraph(console, f"The best plan{with_own} has {_changes(prediction.changes)}.")
-    notes = (machine_note(translation.spec.cluster), *translation.assumptions, *(plan.warnings if plan else ()))
+    notes = [machine_note(translation.spec.cluster), *translation.assumptions, *(plan.warnings if plan else ())]
+    caveats = dict.fromkeys(caveat for one in (own, best) if one is not None for caveat in prediction.new_caveats(one))
+    notes += [one for one in caveats if not any(one in f"{each.why} {each.remedy}" for each in told)]
     if said := list(filter(None, notes)):
         bullets(console, said)
 
@@ -242,10 +253,12 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
         ("step, s", lambda plan: f"{significant(plan.time.step_s)} {band(plan.time, ascii_only=ascii_only)}"),
         ("tokens/s per GPU", lambda plan: f"{plan.tokens_per_s_per_gpu:,.0f}"),
         ("MFU, %", lambda plan: f"{100 * plan.mfu:.1f}"),
+        ("risk", lambda plan: ", ".join(tags_of(plan))),
     )
     for name, text in rows:
-        if name != "host memory, GiB" or any(plan.memory.host_bytes for _, plan in columns):
-            table.add_row(name, *(text(plan) for _, plan in columns))
+        cells = [text(plan) for _, plan in columns]
+        if any(cell not in ("", "-") for cell in cells):
+            table.add_row(name, *cells)
     return table
 
 

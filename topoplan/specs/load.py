@@ -11,6 +11,7 @@ from topoplan.specs.build_cluster import build_cluster
 from topoplan.specs.build_job import build_job
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.draft import Document, Draft, given_value
+from topoplan.specs.job import Job
 from topoplan.specs.lengths import Lengths, read_length_file
 from topoplan.specs.model import Model, with_labels
 from topoplan.specs.profile import OwnProfile, read_profile
@@ -135,7 +136,7 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
             profile = read_profile(document.base(("profile",)) / form.profile)
     if profile is not None:
         profile.check_gpu(cluster.gpu)
-    note = "" if job.lengths else _data_note(document, form.job)
+    note = "" if job.lengths else data_note(form.job, **_places(document))
     # Constants calibrated on one trainer's runs hold for that trainer only, so it becomes the default.
     calibrated = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
     trainer = form.trained_by or calibrated
@@ -159,7 +160,7 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
     """Return the sample lengths, from `lengths` or else from the data set; None if neither is known."""
     if job.lengths is None:
         with document.errors_at("job", "dataset"):
-            return _lengths_of_dataset(document, job, model)
+            return lengths_of_dataset(job, model, **_places(document))
     counts, source = job.lengths, "job.lengths"
     if isinstance(counts, str):
         file = below(document.base(("job", "lengths")), counts)
@@ -177,23 +178,36 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
     return Lengths(counts=counts, samples=samples, source=source)
 
 
-def _data_note(document: Document, job: JobForm) -> str:
-    """Return why the named data sets, or their directory, could not be read."""
-    directory = _data_directory(document, job)
+def _places(document: Document) -> dict[str, Path]:
+    """Return the directories that relative paths of the data sets, and of their directory, start at."""
+    return {"base": document.base(("job", "dataset")), "directory_base": document.base(("job", "dataset_dir"))}
+
+
+def data_note(job: JobForm | Job, *, base: Path, directory_base: Path) -> str:
+    """Return why the named data sets, or their directory, could not be read; `lengths_of_dataset` has the parameters.
+
+    Raises SpecError as `read_dataset`.
+    """
+    directory = _data_directory(job, directory_base)
     if job.dataset_dir is not None and not is_there(directory, Path.is_dir):
         return f"dataset_dir {job.dataset_dir} is not on this machine"
     if job.dataset is None:
         return ""
     from topoplan.specs.dataset import why_unread
 
-    return why_unread(job.dataset, directory, document.base(("job", "dataset")))
+    return why_unread(job.dataset, directory, base)
 
 
-def _data_directory(document: Document, job: JobForm) -> Path:
-    return below(document.base(("job", "dataset_dir")), job.dataset_dir or "data")
+def _data_directory(job: JobForm | Job, base: Path) -> Path:
+    return below(base, job.dataset_dir or "data")
 
 
-def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengths | None:
+def lengths_of_dataset(job: JobForm | Job, model: Model, *, base: Path, directory_base: Path) -> Lengths | None:
+    """Return the lengths of the samples, in tokens, of a job's data sets if they are on this machine, otherwise None.
+
+    Relative paths of data sets start at `base`, that of their directory at `directory_base`. Raises SpecError as
+    `read_dataset`.
+    """
     trainer = job.trainer
     is_mixed = trainer.get("mix_strategy") not in (None, "concat")
     if job.dataset is None or is_mixed or any(trainer.get(key) for key in _OTHER_DATA_KEYS):
@@ -203,8 +217,8 @@ def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengt
     limit = trainer.get("max_samples")
     return read_dataset(
         job.dataset,
-        _data_directory(document, job),
-        base=document.base(("job", "dataset")),
+        _data_directory(job, directory_base),
+        base=base,
         stage=job.stage,
         tokenizer=Path(model.config_path) / "tokenizer.json" if model.config_path else None,
         max_samples=limit if isinstance(limit, int) and limit > 0 else None,

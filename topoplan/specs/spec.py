@@ -23,6 +23,9 @@ class Spec:
     """Backends to search; empty means the usual ones for the job."""
     trainer: str | None = None
     """The trainer that must support the plans; None means any that topoplan writes files for."""
+    avoids_faults: bool = False
+    """Whether layouts that a known fault of a package stops, in the versions that `software` of the cluster states, are
+    refused; otherwise they have a caveat."""
     data_note: str = ""
     """Why the sample lengths of local data sets could not be read."""
     path: str | None = None

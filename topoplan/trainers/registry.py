@@ -13,7 +13,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
 from topoplan.trainers.refusal import Refusal, missing_precision
-from topoplan.trainers.requirements import environment_warnings
+from topoplan.trainers.requirements import environment_warnings, stopping_faults
 from topoplan.trainers.trainer import Trainer, TrainingPath
 from topoplan.trainers.traits import MEGATRON
 
@@ -217,6 +217,13 @@ def broken_by(spec: Spec, layout: Layout, said: TrainerChoice) -> Broken | None:
         return Broken(TRAINER_RULE, f"{spec.trainer} has no backend {layout.backend}", _OTHERS)
     trainer, refusal = said.refused
     return Broken(TRAINER_RULE, f"{trainer.title}: {refusal.what}", refusal.remedy or _OTHERS)
+
+
+def stopped_by(spec: Spec, layout: Layout, name: str | None) -> Broken | None:
+    """Return the first fault that stops a layout on the stated versions, with a trainer if any is named, as a broken
+    rule, or None."""
+    faults = stopping_faults(spec, layout, trainer_named(name).versions if name else None)
+    return next((Broken(TRAINER_RULE, f"{fault.when}: {fault.text}", fault.remedy) for fault in faults), None)
 
 
 def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:

@@ -125,12 +125,26 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -
             if stated is None and fault.package not in trainer.tried() and is_written:
                 continue  # every bundle of this trainer requires it already
             if stated is None or not allows(fault.cure, stated):
-                have = f"; `software` of the spec has {stated}" if stated else ""
+                # By `software` of the spec or, in `check`, by a `pip install` or a lock file.
+                have = f"; the hosts have {stated}" if stated else ""
                 versions = narrowed((trainer.bound(fault.package)[0], fault.cure))
                 python = f", on Python {needed}" if (needed := _python_needed(fault)) else ""
                 yield f"{fault.when} needs {fault.package} {versions}{python}: {told}{have}"
         elif not _free(spec, fault, trainer, avoided):
             yield f"{fault.when}: {told}{_reason(spec, fault, trainer)}"
+
+
+def stopping_faults(spec: Spec, layout: Layout, trainer: Versions | None) -> Iterator[Fault]:
+    """Yield the faults that stop a layout in the environment of the hosts, as far as `software` of the spec states it.
+
+    Without a trainer that can run the layout, packages may have any version.
+    """
+    trainer = trainer or Versions(title="")
+    for fault in _met(spec, layout):
+        if fault.level == "stops" and fault.cure:
+            stated = spec.cluster.software.get(fault.package)
+            if not (_curable(spec, fault, trainer) if stated is None else allows(fault.cure, stated)):
+                yield fault
 
 
 def _met(spec: Spec, layout: Layout) -> list[Fault]:
