@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.cli.conftest import Cli
 from tests.reading.setups import FULL_YAML
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
+from topoplan.cli.main import main
 from topoplan.planner.predict import predict
 from topoplan.specs.load import load_spec
 
@@ -65,14 +67,22 @@ OF_EXPERTS = ("--gpu", "h200", "--nodes", "2")
 SOFTWARE = ("--set", 'software={megatron-core: "0.16.1"}')
 
 
-@pytest.fixture
-def experts(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of ms-swift without interleaving, whose scripts take any supported megatron-core."""
+    bundle = tmp_path_factory.mktemp("made") / "safe"
+    job = ["--model", "Qwen/Qwen3-30B-A3B", "--seq-len", "8k", "--batch", "64", "--set", "dataset=org/d"]
+    plan = ["--trainer", "swift", "--plan", "tp1-pp4-dp4-mbs1-sel-layernorm-ends12+10", "-o", str(bundle)]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["generate", *OF_EXPERTS, *job, *plan])
+    return bundle
+
+
+@pytest.fixture
+def experts(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that bundle, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    job = ("--model", "Qwen/Qwen3-30B-A3B", "--seq-len", "8k", "--batch", "64", "--set", "dataset=org/d")
-    plan = ("--trainer", "swift", "--plan", "tp1-pp4-dp4-mbs1-sel-layernorm-ends12+10", "-o", "safe")
-    assert cli("generate", *OF_EXPERTS, *job, *plan).code == 0
-    return Path("safe")
+    return Path(shutil.copytree(made, "safe"))
 
 
 def test_a_better_plan_has_its_risks_beside_it_and_a_bundle_the_commands_that_write_it(cli: Cli, experts: Path) -> None:

@@ -77,7 +77,8 @@ def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_comm
 
 
 def test_on_a_terminal_an_error_is_wrapped_and_its_commands_are_whole(spec_file: Path) -> None:
-    shown, code = on_a_small_terminal("rank", str(spec_file), "--set", "model=Qwen/Qwen3-235B-A22B")
+    words = ["--set", "model=Qwen/Qwen3-235B-A22B", "--pin", "tp=8,pp=4,micro_batch_size=1"]
+    shown, code = on_a_small_terminal("rank", str(spec_file), *words)
     assert code == 1
     lines = shown.replace("\x1b[2K", "").splitlines()  # what erases the line of progress
     commands = [line.strip() for line in lines if line.lstrip().startswith(("topoplan ", "Next  "))]
