@@ -8,10 +8,21 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_until
 
 Open = Callable[..., Any]
 LIMIT_MS = 1000 * LIMIT_S
+
+
+def awaited(page: Any, function: str, argument: object = None) -> Any:
+    """Return the first true value of a JavaScript function in a page.
+
+    Playwright's `wait_for_function` evaluates its text in the page on every try but the first, which the page's policy
+    forbids.
+    """
+    found: list[Any] = []
+    wait_until(lambda: found.append(page.evaluate(function, argument)) or found[-1], function)
+    return found[-1]
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.page.asked import FLAGSHIP, HOSTILE, QUESTIONS, hostile_spec, ranked, run
-from tests.page.conftest import Open
+from tests.page.conftest import Open, awaited
 
 pytestmark = pytest.mark.page
 
@@ -39,8 +39,8 @@ def serious(page: Any) -> list[str]:
 
 def first_paint_ms(open_page: Open, address: str, times: int = 8) -> float:
     """Return the shortest of some times until the first paint: others may have the processor for long."""
-    entry = "performance.getEntriesByName('first-contentful-paint')[0]"
-    return min(open_page(address).wait_for_function(f"{entry}?.startTime").json_value() for _ in range(times))
+    paint = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+    return float(min(awaited(open_page(address), paint) for _ in range(times)))
 
 
 @pytest.mark.parametrize("name", ["flagship", "moe", "lora"])
@@ -110,7 +110,7 @@ def test_with_the_keyboard_alone(written: Any, open_page: Open) -> None:
     page, plans = open_page(written("flagship")), ranked("flagship")["plans"]
     page.locator(f'[id="pick-{plans[0]["id"]}"]').focus()
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("id => document.activeElement.id === id", arg=f"pick-{plans[1]['id']}")
+    awaited(page, "id => document.activeElement.id === id", f"pick-{plans[1]['id']}")
     assert page.locator("#plan .said").first.inner_text().startswith(plans[1]["id"].replace("-", " ")[:8])
     page.locator("#plan .terms summary").first.focus()
     page.keyboard.press("Enter")

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.page.asked import CONFIG, FLAGSHIP, HOSTILE, LARGE, ROOT, SPEC, ranked
-from tests.page.conftest import Open
+from tests.page.conftest import Open, awaited
 from tests.page.test_browser import first_paint_ms, serious
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import Questions, server_of
@@ -41,7 +41,7 @@ def rank(page: Any) -> None:
 
 def title(page: Any, words: str) -> None:
     """Wait until the page's title contains the words."""
-    page.wait_for_function("words => document.querySelector('h1').innerText.includes(words)", arg=words)
+    awaited(page, "words => document.querySelector('h1').innerText.includes(words)", words)
 
 
 def test_numbers_are_those_of_the_command_line(serve: Callable[..., str], open_page: Open) -> None:
