@@ -217,3 +217,16 @@ def test_a_name_of_a_file_cannot_leave_its_directory(name: str, file: str) -> No
 )
 def test_seconds_that_somebody_waited_are_said_as_exactly_as_is_of_use(seconds: float, text: str) -> None:
     assert units.in_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a" * 60, "'" + "a" * 60 + "'"),
+        ("a" * 61, "'" + "a" * 57 + "...'"),
+        ("\x1b[0m", r"'\x1b[0m'"),
+        ("\x00" * 61, "'" + r"\x00" * 13 + r"\x0" + "...'"),
+    ],
+)
+def test_a_text_in_a_sentence_is_short_and_has_both_its_quotation_marks(value: str, text: str) -> None:
+    assert units.shown(value) == text

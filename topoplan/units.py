@@ -53,8 +53,11 @@ def quote(value: object) -> str:
     if isinstance(value, int) and abs(value) > 10**300:
         return "a number of hundreds of digits"
     text = value if isinstance(value, str) else repr(value)
-    text = text if text.isprintable() else repr(text)
-    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
+    end = "..."
+    if not text.isprintable():
+        text = repr(text)
+        end += text[-1]  # its quotation mark
+    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - len(end)] + end
 
 
 def shown(value: object) -> str:
