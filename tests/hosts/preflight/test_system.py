@@ -92,6 +92,55 @@ def test_clocks_apart(offset_s: float, expected: str) -> None:
     assert outcome(clock, fleet(*hosts, query_times_s=spans), 0) == "ok"
 
 
+def clocks(*ahead_s: float) -> list[tuple[str, str]]:
+    """Return outcome and text of each host's check, for clocks ahead of this machine's by so much."""
+    hosts = [facts(number, clock_s=1000.0 + ahead) for number, ahead in enumerate(ahead_s)]
+    one = fleet(*hosts, query_times_s=dict.fromkeys(range(len(hosts)), (1000.0, 1000.1)))
+    found = [see(clock, one, number) for number in range(len(hosts))]
+    return [(result.outcome, f"{result.what}; {result.remedy}".removesuffix("; ")) for result in found if result]
+
+
+def test_of_two_clocks_that_are_apart_neither_is_blamed_without_a_third() -> None:
+    """Here this machine's clock differs from both."""
+    both = "either may be the wrong one; start chrony or ntpd on all hosts"
+    assert clocks(100.0, 190.0) == [
+        ("warning", f"its clock is 88.9s behind n1: {both}"),
+        ("warning", f"its clock is 88.9s ahead of n0: {both}"),
+    ]
+
+
+def test_of_two_clocks_this_machines_own_one_may_decide() -> None:
+    assert clocks(0.0, 90.0) == [
+        ("ok", "in step with this machine"),
+        ("warning", "its clock is 89.9s ahead of n0 and this machine; start chrony or ntpd there"),
+    ]
+    assert clocks(0.0, -90.0)[1][1].startswith("its clock is 89s behind n0 and this machine; ")
+    # In step with each of them, ours cannot tell which is wrong.
+    assert [text.split("; ")[0].split(": ")[1] for _, text in clocks(-3.5, 4.0)] == ["either may be the wrong one"] * 2
+
+
+def test_two_clocks_may_not_differ_by_more_than_several_may() -> None:
+    """Compared with the median, each would be only half as far off."""
+    assert [outcome for outcome, _ in clocks(100.0, 109.0)] == ["warning", "warning"]
+    assert [outcome for outcome, _ in clocks(100.0, 104.0)] == ["ok", "ok"]
+
+
+def test_the_odd_clock_is_named_where_most_agree() -> None:
+    found = clocks(50.0, 140.0, 51.0, 50.0)
+    assert [outcome for outcome, _ in found] == ["ok", "warning", "ok", "ok"]
+    assert found[1][1].startswith("its clock is 88.9s ahead of the others; ")
+    # The middle one agrees with both others, which do not agree with each other.
+    assert [outcome for outcome, _ in clocks(50.0, 54.5, 59.0)] == ["warning", "ok", "warning"]
+    # Two and two: this machine's clock decides.
+    assert [outcome for outcome, _ in clocks(0.0, 0.0, 60.0, 60.0)] == ["ok", "ok", "warning", "warning"]
+    assert {outcome for outcome, _ in clocks(30.0, 30.0, 60.0, 60.0)} == {"warning"}
+
+
+def test_one_clock_alone_is_compared_with_none() -> None:
+    hosts = (facts(0, clock_s=None), facts(1))
+    assert outcome(clock, fleet(*hosts, query_times_s=dict.fromkeys(range(2), (999.9, 1000.1))), 1) == "skipped"
+
+
 def test_a_slow_answer_is_no_wrong_clock() -> None:
     """The second host was read 20 s later, and the round trip of the third took 30 s."""
     hosts = [facts(0, clock_s=1000.0), facts(1, clock_s=1020.0), facts(2, clock_s=1001.0)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Mapping
 
-from topoplan.hosts.preflight.fleet import Fleet, Node
-from topoplan.hosts.result import Result, failure, ok, warning
+from topoplan.hosts.preflight.fleet import Fleet, Node, names
+from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import format_gib, format_seconds
 
 _SHM_BYTES = 2**30
@@ -18,6 +18,12 @@ _CLOCK_STEP_S = 1.0
 """Resolution of `date`: the clock may be ahead of its output by this much."""
 _SAME_MEMORY = 0.1
 """The kernel shows up to this fraction less memory than is installed."""
+_REMEDY = "start chrony or ntpd"
+_THIS_MACHINE = -1
+"""In the place of a host's number."""
+
+_Span = tuple[float, float]
+"""Bounds of a clock minus ours, in seconds."""
 
 
 def cpu_cores(fleet: Fleet, node: Node) -> Result:
@@ -95,22 +101,68 @@ def memlock(fleet: Fleet, node: Node) -> Result | None:
 
 
 def clock(fleet: Fleet, node: Node) -> Result | None:
-    """Clocks that differ by more than the round trips explain."""
+    """Clocks that differ from each other by more than the round trips explain.
+
+    Hosts are compared in pairs: a median would blame both of two, and hide half of what they differ by. A host is
+    blamed only where most clocks agree without it; this machine's clock is asked where the hosts' alone do not decide.
+    """
     if len(fleet.nodes) < 2 or node.query_times_s is None:
         return None
     if node.facts.clock_s is None:
         return node.not_reported("clock_s")
     spans = {other.number: span for other in fleet.nodes if (span := _offset(other)) is not None}
-    usual = statistics.median((low + high) / 2 for low, high in spans.values())
-    low, high = spans[node.number]
-    apart = max(0.0, low - usual, usual - high)
-    if apart > _SKEW_S:
-        ahead = "ahead of" if low > usual else "behind"
-        return warning(f"its clock is {format_seconds(apart)} {ahead} the others", "start chrony or ntpd there")
-    return ok("in step with the other hosts")
+    if len(spans) < 2:
+        return skipped("no other host's clock is known")
+    if len(agreeing := _largest_agreement(spans)) == len(spans):
+        return ok("in step with the other hosts")
+    with_ours = spans | {_THIS_MACHINE: (0.0, 0.0)}
+    broken_tie = not agreeing and bool(agreeing := _largest_agreement(with_ours))
+    if node.number in agreeing:
+        return ok("in step with this machine" if broken_tie else "in step with most hosts")
+    if agreeing:
+        ahead_s = max((_ahead(spans[node.number], with_ours[number]) for number in agreeing), key=abs)
+        those = f"{names(one for one in fleet.nodes if one.number in agreeing)} and this machine"
+        return warning(f"its clock is {_by(ahead_s)} {those if broken_tie else 'the others'}", f"{_REMEDY} there")
+    known = [other for other in fleet.nodes if other.number in spans]
+    ahead_s, farthest = max(
+        ((_ahead(spans[node.number], spans[other.number]), other.name) for other in known), key=lambda one: abs(one[0])
+    )
+    if abs(ahead_s) <= _SKEW_S:
+        return ok("in step with every other host, which others are not")
+    return warning(f"its clock is {_by(ahead_s)} {farthest}: either may be the wrong one", f"{_REMEDY} on all hosts")
 
 
-def _offset(node: Node) -> tuple[float, float] | None:
+def _by(ahead_s: float) -> str:
+    return f"{format_seconds(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'}"
+
+
+def _ahead(one: _Span, other: _Span) -> float:
+    """Return by how many seconds a clock is at least ahead of another one (negative: behind); 0 if it may be equal."""
+    return max(0.0, one[0] - other[1]) - max(0.0, other[0] - one[1])
+
+
+def _largest_agreement(spans: Mapping[int, _Span]) -> frozenset[int]:
+    """Return the hosts of the largest group in which no two clocks are apart; empty unless these are more than half of
+    all, and the only such group.
+
+    Clocks that are pairwise in step have a point in common once their bounds are widened by half of what is allowed.
+    """
+    bounds = [(low - _SKEW_S / 2, False, number) for number, (low, _) in spans.items()]
+    bounds += [(high + _SKEW_S / 2, True, number) for number, (_, high) in spans.items()]
+    inside: set[int] = set()
+    groups: list[frozenset[int]] = []
+    grew = False
+    for _, is_end, number in sorted(bounds):
+        if is_end and grew and 2 * len(inside) > len(spans):
+            groups.append(frozenset(inside))
+        grew = not is_end
+        (inside.remove if is_end else inside.add)(number)
+    most = max(map(len, groups), default=0)
+    largest = [group for group in groups if len(group) == most]
+    return largest[0] if len(largest) == 1 else frozenset()
+
+
+def _offset(node: Node) -> _Span | None:
     """Return bounds of the host's clock minus ours, in seconds: it was read between question and answer."""
     if node.facts.clock_s is None or node.query_times_s is None:
         return None
