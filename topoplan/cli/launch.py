@@ -136,7 +136,7 @@ def _launch(
     return outcome
 
 
-def _needs(bundle: Bundle) -> RunNeeds:
+def bundle_needs(bundle: Bundle) -> RunNeeds:
     """Return what the hosts need for this run, by the plan and by train.yaml in its present state."""
     from topoplan.hosts.needs import needs_of
     from topoplan.specs.source import read_source
@@ -151,14 +151,14 @@ def preflight_of(bundle: Bundle, skip: Collection[str] = ()) -> Preflight:
     """Return the checks of `topoplan preflight BUNDLE`."""
     from topoplan.hosts.preflight.preflight import preflight
 
-    needs = _needs(bundle)
+    needs = bundle_needs(bundle)
     return lambda connections: preflight(connections, bundle.draft.spec.cluster, needs, skip=skip)
 
 
 def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, grace_s: float, as_json: bool) -> None:
     from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
 
-    checks = _needs(bundle) if preflight else None
+    checks = bundle_needs(bundle) if preflight else None
     document = dry_run_to_dict(bundle, targets, checks=checks, grace_s=grace_s)
     if as_json:
         print_json(document)

@@ -62,17 +62,21 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
 
         return load_cluster(path), None
 
+    if path.is_dir() or (path.name == PLAN_FILE and path.is_file()):
+        from topoplan.cli.launch import bundle_needs
+        from topoplan.run.bundle_reader import read_bundle
+
+        # What `launch` refuses is refused here too, before any host is asked.
+        bundle = read_bundle(path)
+        return bundle.draft.spec.cluster, bundle_needs(bundle)
+
     from topoplan.bundle.plan_file import read_plan_file
     from topoplan.bundle.whole import refuse_incomplete
     from topoplan.hosts.needs import needs_of
-    from topoplan.specs.source import read_source
 
     refuse_incomplete(path)
     recorded = read_plan_file(path)
-    trainer = (path if path.is_dir() else path.parent) / "train.yaml"
-    beside = path.is_dir() or path.name == PLAN_FILE
-    edited = read_source(trainer).data if beside and trainer.is_file() else None
-    return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
+    return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, None, recorded.trainer)
 
 
 def targets_of(cluster: Cluster) -> dict[str, Target]:
