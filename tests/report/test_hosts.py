@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -91,6 +92,18 @@ def test_a_few_hosts_are_columns_by_name_and_only_what_is_not_ok_is_a_row() -> N
     assert lines[4].split() == ["shm", "ok", "FAILURE"]
     assert "- shm: beta: 64 MiB; --ipc=host" in lines
     assert "Ok on all hosts: gpus." in lines
+
+
+def test_what_is_ok_is_said_only_of_hosts_that_answered() -> None:
+    hosts = ["a", "b", "c"]
+    lost = check("reachable", "c", "failure", "nothing listens", "start sshd")
+    checks = [check("reachable", "a"), check("reachable", "b"), lost, check("gpus", "a"), check("gpus", "b")]
+    assert shown(hosts, checks).splitlines()[-1] == "Ok on the 2 hosts that answered: gpus."
+    checks = [replace(lost, host="a"), replace(lost, host="b"), lost, check("secrets", "")]
+    assert shown(hosts, checks).splitlines()[-1] == "Ok: secrets."
+    assert shown(hosts[1:], [lost, check("reachable", "b"), check("gpus", "b")]).splitlines()[-1] == (
+        "Ok on the one host that answered: gpus."
+    )
 
 
 def test_many_hosts_are_one_sign_each() -> None:

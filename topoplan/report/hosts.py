@@ -15,6 +15,7 @@ from topoplan.errors import HostError
 from topoplan.hosts.cluster_yaml import SpecDraft
 from topoplan.hosts.differences import gpu_names, memory_of
 from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.preflight.checks import REACHABLE
 from topoplan.hosts.probe import Probed, network_of, socket_interface
 from topoplan.hosts.result import Outcome, Result
 from topoplan.report.tables import apart, bullets, paragraph, table_of
@@ -163,7 +164,17 @@ def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks
             apart(console, f"{title}:", style="bold")
             bullets(console, _findings(found, hosts))
     if fine:
-        apart(console, f"Ok on all hosts: {', '.join(fine)}.", style="dim")
+        apart(console, f"Ok{_where_ok(hosts, checks)}: {', '.join(fine)}.", style="dim")
+
+
+def _where_ok(hosts: Sequence[str], checks: Sequence[Result]) -> str:
+    """Return ` on all hosts`, or on how many if some did not answer: those were not checked for anything else."""
+    silent = {check.host for check in checks if check.name == REACHABLE and check.outcome == "failure"}
+    answered = len(set(hosts) - silent)
+    if answered == len(hosts):
+        return " on all hosts"
+    those = "one host" if answered == 1 else f"{answered} hosts"
+    return f" on the {those} that answered" if answered else ""
 
 
 def _summary(checks: Sequence[Result]) -> str:
