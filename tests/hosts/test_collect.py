@@ -233,6 +233,18 @@ class TestPaths:
         assert found["two"].fingerprint == one.fingerprint
         assert len({fact.fingerprint for fact in found.values()}) == 4
 
+    def test_name_the_directories_that_may_be_checkpoints(self, shell: str, tmp_path: Path) -> None:
+        for name in ("checkpoint-50/a.bin", "checkpoint-50/b/c.bin", "checkpoint-100/a.bin", "runs/checkpoint-7/a"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("x")
+        (tmp_path / "checkpoint-200").mkdir()
+        (tmp_path / "trainer_log-1").write_text("x")
+        (tmp_path / "runs" / "alone").mkdir()
+        paths = (str(tmp_path), str(tmp_path / "runs" / "checkpoint-7"), str(tmp_path / "runs" / "alone"))
+        found = read(shell, CollectRequest(paths=paths, versions=False)).paths
+        assert [sorted(found[path].numbered or ()) for path in paths] == [["checkpoint-100", "checkpoint-50"], [], []]
+        assert None not in [found[path].numbered for path in paths]
+
     def test_follow_links_as_a_model_hub_has_them(self, shell: str, tmp_path: Path) -> None:
         (tmp_path / ".cache" / "blobs").mkdir(parents=True)
         (tmp_path / ".cache" / "blobs" / "0af3").write_text("weights")

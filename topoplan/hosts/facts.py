@@ -102,6 +102,8 @@ class PathFacts:
     """Digest of the names and sizes of the files below the path, and of the content of config.json and the like."""
     size_bytes: int | None = None
     files: int | None = None
+    numbered: tuple[str, ...] | None = None
+    """Directories in it with files and a number at the end of the name, as checkpoints have: checkpoint-100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,7 @@ def parse_path(text: str) -> PathFacts | None:
         fingerprint=digest[0] if digest else "",
         size_bytes=number(said.get("size", "")),
         files=number(said.get("files", "")),
+        numbered=tuple(said["numbered"].split()) if "numbered" in said else None,
     )
 
 

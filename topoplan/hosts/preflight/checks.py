@@ -50,6 +50,7 @@ CHECKS: Mapping[str, Check] = {
     "model": storage.model,
     "data": storage.data,
     "output": storage.output,
+    "output-shared": storage.output_shared,
     "disk": storage.disk,
 }
 """The checks of a host's facts by name, in the order in which they are shown."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from topoplan.hosts.facts import PathFacts
 from topoplan.hosts.needs import path_on
 from topoplan.hosts.preflight.fleet import Fleet, Node, names
 from topoplan.hosts.result import Result, failure, ok, skipped, warning
+from topoplan.trainers.trainer import Checkpoints
 from topoplan.units import format_gib
 
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "weka", "gluster", "juicefs", "pvfs", "orangefs")
@@ -68,7 +71,7 @@ def data(fleet: Fleet, node: Node) -> Result | None:
 
 
 def output(fleet: Fleet, node: Node) -> Result | None:
-    """Checkpoints: a writable, empty and shared place; otherwise their parts end up on the disks of different nodes."""
+    """Checkpoints go to a place that is writable and empty."""
     if fleet.needs is None:
         return None
     directory = fleet.needs.run.output_dir
@@ -82,20 +85,26 @@ def output(fleet: Fleet, node: Node) -> Result | None:
     if found.is_writable is False:
         return failure(f"{found.path} is not writable", "change its owner or mode, or name another output_dir")
     if found.exists and found.files:
-        what = f"{found.path} holds {_files(found.files)}"
-        if fleet.needs.run.checkpoints.resumable:
-            return warning(
-                f"{what}: the trainer goes on from a checkpoint in it", "clear it or name another, to start anew"
-            )
-        return warning(f"{what}: checkpoints of this layout cannot be resumed from", "move them away")
-    if fleet.cluster.nodes > 1 and not _is_shared(fleet, node, directory):
-        kind = found.file_system or "unknown storage"
-        where = f"{kind}, but not shared by all hosts" if _is_network(found) else f"{kind}, the host's own"
-        return warning(
-            f"{directory} is on {where}: each node keeps its part of a checkpoint",
-            "name an output_dir on storage that all hosts mount, or gather the parts afterwards",
-        )
+        return warning(*_in_use(found, fleet.needs.run.checkpoints))
     return ok(f"{found.path}, {found.file_system or 'writable'}")
+
+
+def output_shared(fleet: Fleet, node: Node) -> Result | None:
+    """Checkpoints go to a place that all nodes share; otherwise their parts end up on the disks of different nodes."""
+    if fleet.needs is None or fleet.cluster.nodes < 2:
+        return None
+    directory = fleet.needs.run.output_dir
+    found = _path(node, directory)
+    if found is None:
+        return None if path_on(node.host, directory) is None else _unknown(node, directory)
+    if _is_shared(fleet, node, directory):
+        return ok(f"{found.mount}, {found.file_system}")
+    kind = found.file_system or "unknown storage"
+    where = f"{kind}, but not shared by all hosts" if _is_network(found) else f"{kind}, the host's own"
+    return warning(
+        f"{directory} is on {where}: each node keeps its part of a checkpoint",
+        "name an output_dir on storage that all hosts mount, or gather the parts afterwards",
+    )
 
 
 def disk(fleet: Fleet, node: Node) -> Result | None:
@@ -122,6 +131,27 @@ def disk(fleet: Fleet, node: Node) -> Result | None:
         count = "as many as are kept take" if checkpoint.at_once else "two and the weights at the end take"
         return warning(f"{words}: enough for {of} of {format_gib(first)}, and {count} {format_gib(most)}", remedy)
     return ok(words)
+
+
+def _in_use(found: PathFacts, checkpoints: Checkpoints) -> tuple[str, str]:
+    """Return what an output directory with files holds and what that means, and the remedy.
+
+    The node scripts look for checkpoints by the same names; which of them is complete is found at the start.
+    """
+    what = f"{found.path} holds {_files(found.files or 0)}"
+    name = re.compile(re.escape(checkpoints.directories) + "[0-9]+")
+    steps = None if found.numbered is None else [one for one in found.numbered if name.fullmatch(one)]
+    if steps == []:
+        return f"{what} and no checkpoint: there is nothing to go on from", "clear it or name another for this run"
+    if steps:
+        steps.sort(key=lambda one: int(one.removeprefix(checkpoints.directories)))
+        count = "1 checkpoint" if len(steps) == 1 else f"{len(steps)} checkpoints"
+        what = f"{what} with {count}, {'' if len(steps) == 1 else 'the last '}{steps[-1]}"
+    if not checkpoints.resumable:
+        return f"{what}: checkpoints of this layout cannot be resumed from", "move them away"
+    which = "the last complete one" if steps else "a complete checkpoint in it"
+    remedy = "clear it or name another, to start anew in any case"
+    return f"{what}: the run goes on from {which}, and without one starts anew", remedy
 
 
 def _path(node: Node, directory: str) -> PathFacts | None:

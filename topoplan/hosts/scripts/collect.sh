@@ -248,6 +248,9 @@ else
 fi
 printf "%s\n" "$names" | awk -F "\t" "NF > 1 { n++; s += \$NF } END { printf \"files\t%d\nsize\t%.0f\n\", n, s }"
 printf "fingerprint\t%s\n" "$(printf "%s\n%s\n" "$names" "$small" | sha256sum)"
+# Directories named as checkpoints are, with a number at the end.
+printf "numbered\t%s\n" "$(printf "%s\n" "$names" |
+    awk -F / "NF > 1 && \$1 ~ /^[A-Za-z_-]+[0-9]+\$/ && !seen[\$1]++ && n++ < 1000 { printf \"%s \", \$1 }")"
 '
 path() { within 20 sh -c "$path_program" sh "$1" "$2"; }
 
