@@ -91,3 +91,10 @@ def test_a_dry_run_says_which_secrets_are_set_and_a_launch_without_one_is_refuse
 )
 def test_bad_choices_get_one_message(cli: Cli, bundle: Path, options: list[str], words: str) -> None:
     assert cli("launch", bundle, *options).is_refused(words)
+
+
+def test_help_and_page_say_the_same_of_ranks_that_are_killed(cli: Cli) -> None:
+    said = " ".join(cli("launch", "--help").out.split())
+    assert "A rank that was killed is restarted unless the logs say that memory ran out." in said
+    page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+    assert "| a rank that was killed (SIGKILL), and no log says that memory ran out | yes" in page

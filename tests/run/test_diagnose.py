@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topoplan.run.attempts import RETRYABLE_KINDS
 from topoplan.run.causes import CAUSES
 from topoplan.run.diagnose import Diagnosis, diagnose
 
@@ -226,6 +227,30 @@ def test_what_training_went_on_after_was_not_the_end(lines: list[str], kind: str
 def test_a_signal_that_ended_the_whole_script_is_known_by_its_code(code: int, kind: str) -> None:
     found = blamed({0: ["step 3"]}, {0: code})
     assert (found.kind, found.rank, found.evidence) == (kind, None, ("step 3",))
+
+
+def test_that_memory_ran_out_is_not_claimed_of_a_killed_rank_and_it_may_be_started_again() -> None:
+    found = diagnosed("sigkill")
+    assert found.cause == (
+        "rank 3 was killed (SIGKILL), and it is not known whether by the kernel, because host memory ran out"
+    )
+    assert "dmesg" in found.remedy
+    assert found.kind in RETRYABLE_KINDS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Out of memory: Killed process 4711 (python) total-vm:1kB",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+    ],
+)
+def test_a_log_that_says_that_memory_ran_out_is_believed_and_nothing_is_started_again(line: str) -> None:
+    tails = tails_of("sigkill")
+    found = blamed({node: [*lines, line] if node == 1 else lines for node, lines in tails.items()}, {0: 1, 1: 137})
+    assert (found.kind, found.cause) == ("host-memory", "host memory ran out")
+    assert found.kind not in RETRYABLE_KINDS
 
 
 def test_a_node_that_left_no_exit_code_is_blamed_and_not_those_that_lost_it() -> None:

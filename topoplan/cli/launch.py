@@ -57,7 +57,8 @@ def launch(
     only a step or a progress bar. The time must be longer than a checkpoint takes.
 
     With --retries, the run is restarted from the last complete checkpoint, up to that many times, if a host, a rank or
-    a link was lost and nothing is left on any host; not if input, software, memory or a disk is at fault.
+    a link was lost and nothing is left on any host; not if input, software, a disk or memory is known to be at fault. A
+    rank that was killed is restarted unless the logs say that memory ran out.
 
     Exit code: that of the first failed node; 0: all went well; 1: host failed; 2: bad input; 130: Ctrl-C; 143: SIGTERM.
     """

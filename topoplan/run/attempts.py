@@ -34,7 +34,11 @@ RETRYABLE_KINDS = frozenset(
         *("gpu-broken", "gpu-fault"),
     }
 )
-"""Kinds of causes that another start may not meet again; a fault in input, software, disks or memory will recur."""
+"""Kinds of causes that another start may not meet again; a fault in input, software, disks or memory will recur.
+
+A rank that was `killed` without a word in the logs is among them: it may have been memory, but also a person or program
+on that machine. With a word of it, the kind is `host-memory`.
+"""
 _HEAD_BYTES = 256 * 1024
 """Size of the beginning of a log, in which the node script says where the trainer resumes."""
 _CHECKED_EVENTS = 5

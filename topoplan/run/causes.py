@@ -155,7 +155,7 @@ CAUSES: tuple[Cause, ...] = (
     _cause(
         "host-memory",
         r"DataLoader worker \(pid(?:\(s\))? [0-9, ]+\) is killed by signal: Killed|\[Errno 12\] Cannot allocate memory"
-        r"|^MemoryError\b|oom-kill|Out of memory: Killed process",
+        r"|^MemoryError\b|oom[-_]kill|Out of memory: Killed process",
         "host memory ran out",
         HOST_MEMORY,
         "torch/utils/data/_utils/signal_handling.py; errno(3), ENOMEM",

@@ -222,7 +222,9 @@ def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _F
         name = _signal_name(number)
         cause, kind = f"{who} was ended by {name}", "abort" if number == signal.SIGABRT else "crash"
         if number == signal.SIGKILL:
-            cause = f"{who} was killed ({name}), most likely by the kernel because host memory ran out"
+            # What the kernel says of it is only in its own log, so memory is one possibility, not the likeliest.
+            unknown = "it is not known whether by the kernel, because host memory ran out"
+            cause = f"{who} was killed ({name}), and {unknown}"
             kind, remedy = "killed", HOST_MEMORY
         elif number == signal.SIGBUS:
             cause, kind, remedy = f"{who} was ended by {name}: most likely /dev/shm is full", "shm", SHM
