@@ -54,13 +54,22 @@ def test_a_rank_that_was_killed_is_worth_another_start(hosts: Hosts) -> None:
     assert (ran.outcome.end, ran.outcome.code) == ("ended", 0), ran.failure
     (attempt,) = ran.outcome.attempts
     assert (attempt.node, "137" in attempt.reason) == ("node-02", True)
+    assert "it is not known whether by the kernel" in attempt.reason
     record = load()
     assert (record.state, record.attempts) == ("ended", (attempt,))
     assert {node.run_dir for node in record.nodes}.isdisjoint(attempt.run_dirs)
     assert sorted(path.name for path in record.directory().glob("node-02*")) == ["node-02.2.log", "node-02.log"]
 
 
-@pytest.mark.parametrize("fault", ["exit 7", "echo CUDA out of memory; exit 1", "echo No space left on device; exit 1"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "exit 7",
+        "echo CUDA out of memory; exit 1",
+        "echo No space left on device; exit 1",
+        "echo 'slurmstepd: error: Detected 1 oom_kill event in StepId=1.0'; kill -KILL $$",
+    ],
+)
 def test_what_would_go_wrong_again_is_not(hosts: Hosts, fault: str) -> None:
     does(hosts, fault)
     ran = launch(hosts)
