@@ -158,6 +158,36 @@ def test_notes_the_end_of_a_run_whose_client_has_gone(cli: Cli, live: LiveRun) -
     assert noted.ended is not None
 
 
+def recorded_and_asked(cli: Cli) -> list[tuple[str, int | None]]:
+    """Return the state and code of the only run, from `runs` and from `runs status`."""
+    (listed,) = json.loads(cli("runs", "--json").out)["runs"]
+    asked = json.loads(cli("status", "--json").out)
+    return [(one["state"], one["code"]) for one in (listed, asked)]
+
+
+def test_tells_the_end_that_is_recorded_and_not_what_the_hosts_make_of_it(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "exit 1")
+    live.wait_for(["running", "ended"])
+    record.update("live-1", state="failed", code=1, left=("node-00",))
+    assert recorded_and_asked(cli) == [("failed", 1), ("running", None)]  # what is left of it
+    assert cli("stop").code == 0
+    live.wait_for(["ended", "ended"])  # node-00 with the code of SIGTERM
+    assert recorded_and_asked(cli) == [("failed", 1)] * 2
+    assert cli("status").out.startswith("live-1: failed with exit code 1; made ")
+    record.update("live-1", state="ended", code=0)
+    with live.unreachable(1):
+        assert recorded_and_asked(cli) == [("ended", 0)] * 2
+        assert cli("status").out.startswith("live-1: ended; made ")
+
+
+def test_a_run_that_was_stopped_is_stopped_for_status_too(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "exec sleep 620")
+    assert cli("stop").code == 0
+    live.wait_for(["ended", "ended"])
+    assert recorded_and_asked(cli) == [("stopped", None)] * 2
+    assert cli("status").out.startswith("live-1: stopped; made ")
+
+
 def test_says_how_it_is_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:
     live.start("exit 3", "exit 0")
     live.wait_for(["ended", "ended"])

@@ -14,7 +14,7 @@ from topoplan.errors import HostError
 from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, duration, significant
 from topoplan.run.node import NodeState, Stopped, directory_problem, suspect_remedy, suspect_text
-from topoplan.run.outcome import exit_code
+from topoplan.run.outcome import run_state
 from topoplan.run.reachability import looks_offline
 from topoplan.run.record import RunRecord, Unreadable, to_dict
 from topoplan.units import GIB
@@ -105,13 +105,14 @@ def _hosts(run: RunRecord) -> str:
 
 def status_to_dict(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> dict[str, Any]:
     """Return the status. A node that cannot be queried has the state `unreachable`."""
+    state, code = run_state(record, states)
     return {
         "schema": "topoplan.status/1",
         "run_id": record.run_id,
         "name": record.name,
         "created": record.created,
-        "state": _run_state(states),
-        "code": exit_code(states),
+        "state": state,
+        "code": code,
         "trouble": record.trouble,
         "nodes": [
             {"node": node.node, "host": node.name, "run_dir": node.run_dir, **_state_to_dict(states[node.label])}
@@ -136,25 +137,12 @@ def _state_to_dict(state: NodeState | HostError) -> dict[str, Any]:
     }
 
 
-def _run_state(states: Mapping[str, NodeState | HostError]) -> str:
-    found = {"unreachable" if isinstance(state, HostError) else state.state for state in states.values()}
-    if "running" in found:
-        return "running"
-    if "unreachable" in found:
-        return "unknown"
-    code = exit_code(states)
-    if code is None:
-        return "never-started"
-    return "failed" if code else "ended"
-
-
 def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeState | HostError]) -> None:
     """Print the run in a line, then a row per node."""
     created = record.created[:16].replace("T", " ")
     words = {"never-started": "not started on all nodes", "unknown": "not known"}
-    run_state = _run_state(states)
-    code = exit_code(states)
-    over = f"{words.get(run_state, run_state)}{f' with exit code {code}' if code else ''}"
+    state_of_run, code = run_state(record, states)
+    over = f"{words.get(state_of_run, state_of_run)}{f' with exit code {code}' if code else ''}"
     over += ", this machine seems to be offline" if looks_offline(states) else ""
     paragraph(console, f"{record.run_id}: {over}; made {created} UTC, {counted(len(record.nodes), 'node')}")
     if record.trouble:

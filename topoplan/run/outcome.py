@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from topoplan.errors import HostError, InputError
 from topoplan.remote.connection import Connection
@@ -69,6 +69,27 @@ def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
         code = 1 if state.code is None else state.code
         worst, stopped = (worst, stopped or code) if state.stopped else (worst or code, stopped)
     return worst or stopped
+
+
+def run_state(
+    record: RunRecord, states: Mapping[str, NodeState | HostError]
+) -> tuple[RunState | Literal["never-started", "unknown"], int | None]:
+    """Return the state of a run and its exit code: as recorded once it is over, and as its hosts say before that.
+
+    The hosts cannot tell a node that failed by itself from those that were stopped because of it, nor a failure from a
+    stop. Only a job that still runs there contradicts the record.
+    """
+    found = {"unreachable" if isinstance(state, HostError) else state.state for state in states.values()}
+    if "running" in found:
+        return "running", None
+    if record.is_over:
+        return record.state, record.code
+    if "unreachable" in found:
+        return "unknown", None
+    code = exit_code(states)
+    if code is None:
+        return "never-started", None
+    return "failed" if code else "ended", code
 
 
 def record_state(
