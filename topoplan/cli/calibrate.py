@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
+_MOST_NOTES = 3
+"""Number of runs of which an error says why they are left out."""
+
+
 def calibrate(
     logs: Annotated[
         list[str] | None,
@@ -122,13 +126,16 @@ def _lessons(
 
 def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Lesson], list[Ended]]:
     """Return the lessons of this user's runs on the same GPU and trainer as the first log (or else the latest run)."""
-    from topoplan.run.measurement import ended_of, lesson_of, planned
+    from topoplan.run.measurement import ended_of, lesson_of, planned, why_no_lesson, why_unmeasured
     from topoplan.run.record import RunRecord, runs
 
     found: list[Lesson] = []
     ended: list[Ended] = []
     for record in reversed(runs()):
-        if not isinstance(record, RunRecord) or not record.is_over:
+        if not isinstance(record, RunRecord):
+            continue
+        if not record.is_over:
+            notes.append(f"run {record.run_id} is left out: {why_unmeasured(record)}")
             continue
         try:
             plan = planned(record)
@@ -138,14 +145,15 @@ def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Le
         lesson, exhausted = lesson_of(record, plan.spec, plan.plan), ended_of(record, plan.spec, plan.plan)
         first = next(iter([*given, *found, *ended]), None)
         if lesson is None and exhausted is None:
-            notes.append(f"run {record.run_id} is left out: its logs tell of too few steps")
+            notes.append(f"run {record.run_id} is left out: {why_no_lesson(record, plan.plan)}")
         elif first and (plan.spec.cluster.gpu, plan.plan.trainer) != (first.spec.cluster.gpu, first.plan.trainer):
             notes.append(f"run {record.run_id} is left out: it is of another GPU or trainer")
         else:
             found += [lesson] if lesson else []
             ended += [exhausted] if exhausted else []
     if not found and not ended and not given:
-        raise InputError("no run tells of enough steps", where="--runs", remedy="see `topoplan runs`, or give a LOG")
+        what = ": ".join(filter(None, ("no run tells of enough steps", "; ".join(notes[:_MOST_NOTES]))))
+        raise InputError(what, where="--runs", remedy="see `topoplan runs --measured`, or give a LOG")
     return found, ended
 
 

@@ -42,6 +42,10 @@ FEWEST = 3
 _DEVIATIONS, _LONGER = 5.0, 0.25
 
 
+class TooFewStepsError(InputError):
+    """A log that tells of steps, though of too few."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """Consecutive steps."""
@@ -154,11 +158,12 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
     _refuse_mixtures(entries, name)
     used, left_out = steady(_intervals(entries))
     if len(used) < FEWEST:
-        steps = sum(one.steps for one in used)
-        what, expected = f"has {steps} steady steps after the first", f"expected {FEWEST} or more"
+        steps, stretches = sum(one.steps for one in used), f"stretch{'' if len(used) == 1 else 'es'}"
+        what = f"has {steps} steady step{'' if steps == 1 else 's'} after the first"
         if not _is_fine(entries):
-            what += f", which a clock of whole seconds times in {len(used)} stretches of {_LEAST_TICKS} s or more"
-        raise InputError(what, where=name, expected=expected, remedy="let it run on, and log every step")
+            what += f", which a clock of whole seconds times in {len(used)} {stretches} of {_LEAST_TICKS} s or more"
+        remedy = "let it run on, and log every step"
+        raise TooFewStepsError(what, where=name, expected=f"expected {FEWEST} or more", remedy=remedy)
     steps, seconds = sum(one.steps for one in used), sum(one.seconds for one in used)
     mean = seconds / steps
     variance = sum(one.steps * (one.each_s - mean) ** 2 for one in used) / steps

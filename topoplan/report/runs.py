@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from topoplan.report.text import counted, duration, significant
 from topoplan.run.node import NodeState, Stopped, directory_problem, suspect_remedy, suspect_text
 from topoplan.run.outcome import run_state
 from topoplan.run.reachability import looks_offline
-from topoplan.run.record import RunRecord, Unreadable, to_dict
+from topoplan.run.record import Measurement, RunRecord, Unreadable, to_dict
 from topoplan.units import GIB
 
 
@@ -67,14 +67,22 @@ def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) 
     bullets(console, [run.run_id for run in gone])
 
 
-def print_measured(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None:
-    """Print each run's measured time and memory next to the prediction, oldest first."""
-    found = [(run, run.measurement) for run in runs if isinstance(run, RunRecord) and run.measurement is not None]
-    if not found:
+def print_measured(
+    console: Console, runs: Sequence[RunRecord | Unreadable], why_not: Callable[[RunRecord], str]
+) -> None:
+    """Print each run's measured time and memory next to the prediction, oldest first, then why others have none."""
+    good = [run for run in runs if isinstance(run, RunRecord)]
+    found = [(run, run.measurement) for run in good if run.measurement is not None]
+    if found:
+        _print_measurements(console, found)
+    else:
         paragraph(
             console, "No run has a measurement yet: one that `launch` or `runs attach` sees to its end leaves it."
         )
-        return
+    bullets(console, [f"{run.run_id} has none: {why_not(run)}" for run in good if run.measurement is None])
+
+
+def _print_measurements(console: Console, found: Sequence[tuple[RunRecord, Measurement]]) -> None:
     table = table_of("run", "plan", right=("steps", "step", "off", "held GiB", "off"), last=("bands",))
     for run, one in found:
         held = [name for name, kept in (("step", one.time_held), ("memory", one.memory_held)) if kept is False]
