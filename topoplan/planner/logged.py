@@ -9,6 +9,8 @@ trainer does between steps makes an interval longer, never shorter, so the inter
 - those above the median by more than 5 standard deviations (1.4826 times the median distance from the median, which
   long intervals hardly affect: Rousseeuw and Croux 1993) and by more than a quarter of the median.
 
+On a clock of whole seconds, stretches of less than 10 s, as at the end of a log, make no interval.
+
 The remaining intervals are averaged: with samples of different lengths every step takes a different time, and a
 prediction is of the mean.
 """
@@ -30,7 +32,7 @@ from topoplan.specs.source import read_text, shown_path
 from topoplan.trainers.log import OTHER_LOGS, Log, clock_s, elapsed_s, pieces, quantity
 from topoplan.trainers.registry import TRAINERS
 
-Why = Literal["first", "evaluation or checkpoint", "slow"]
+Why = Literal["first", "evaluation or checkpoint", "slow", "short"]
 """Why steps are left out."""
 MOST_LOG_BYTES = 64 << 20
 """Only the end of a longer log is read: enough steps, and how it ended."""
@@ -165,6 +167,9 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
         remedy = "let it run on, and log every step"
         raise TooFewStepsError(what, where=name, expected=f"expected {FEWEST} or more", remedy=remedy)
     steps, seconds = sum(one.steps for one in used), sum(one.seconds for one in used)
+    short = entries[-1].step - entries[0].step + 1 - steps - sum(left_out.values())
+    if short > 0 and not _is_fine(entries):
+        left_out["short"] = short
     mean = seconds / steps
     variance = sum(one.steps * (one.each_s - mean) ** 2 for one in used) / steps
     if not _is_fine(entries):
