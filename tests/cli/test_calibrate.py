@@ -67,6 +67,27 @@ def test_what_ran_has_to_be_said(cli: Cli, spec_file: Path, tmp_path: Path) -> N
     assert cli("calibrate", slow, "--spec", spec_file, *PLAN).is_refused("are predicted of tp8-pp1-dp4-mbs1; expected")
 
 
+def test_a_log_that_is_given_again_is_no_other_run(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    path, copy = log(tmp_path), log(tmp_path, name="copy.jsonl")
+    once = json.loads(cli("calibrate", path, "--spec", spec_file, *PLAN, "--json").out)
+    assert json.loads(cli("calibrate", path, path, copy, "--spec", spec_file, *PLAN, "--json").out) == once
+    shown = " ".join(cli("calibrate", path, path, copy, "--spec", spec_file, *PLAN).out.split())
+    assert "1 log with " in shown
+    assert f"{path} is given more than once, and counts once" in shown
+    assert f"{copy} is the same as {path}, and is not counted again" in shown
+    plans = ("--plan", "tp8-pp1-dp4-mbs1", "--plan", "tp4-pp1-dp8-mbs1", "--pin", "pp=1,micro_batch_size=1")
+    refused = cli("calibrate", path, copy, "--spec", spec_file, *plans)
+    assert refused.is_refused(f"{copy}: is the same as {path}, which is given as a log of tp8-pp1-dp4-mbs1")
+
+
+def test_steps_that_a_coarse_clock_cannot_time_are_accounted_for(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    given = ("calibrate", log(tmp_path), "--spec", spec_file, *PLAN)
+    (one,) = json.loads(cli(*given, "--json").out)["logs"]
+    assert one["left_out"]["short"] > 0
+    assert one["steps"] + sum(one["left_out"].values()) == 40
+    assert "in stretches too short for a clock of whole seconds" in " ".join(cli(*given).out.split())
+
+
 def test_a_log_that_ended_out_of_memory_says_what_would_fit(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "node-00.log"
     path.write_text(

@@ -12,6 +12,7 @@ import pytest
 from tests.bundle.samples import make_spec_and_plan
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
+from tests.run.test_bundle_reader import bundle_at
 from tests.waiting import LIMIT_S, wait_until
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
@@ -98,8 +99,35 @@ def test_what_runs_measured_stands_beside_what_was_predicted(cli: Cli) -> None:
     make("b-2", "2030-01-02T09:30:00.000+00:00", state="failed")
     shown = cli("runs", "--measured").out
     assert " ".join(shown.splitlines()[2].split()) == "a-1 tp8-pp1-dp4-mbs1 38 2.00 s -25% 40.0 +2% step outside"
-    assert "b-2" not in shown
+    assert [line for line in shown.splitlines() if "b-2" in line] == ["- b-2 has none: /b: no such file"]
     assert json.loads(cli("runs", "--json").out)["runs"][0]["measurement"]["step_s"] == 2.0
+
+
+def test_says_of_each_run_why_it_measured_nothing(cli: Cli, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    bundle_at(bundle)
+    name = json.loads((bundle / "plan.json").read_text())["run"]
+    make("a-1", "2030-01-02T08:30:00.000+00:00", state="ended")
+    make("b-2", "2030-01-02T09:30:00.000+00:00", state="running")
+    make("c-3", "2030-01-02T10:30:00.000+00:00", state="failed")
+    for run in ("a-1", "c-3"):
+        record.update(run, bundle=str(bundle), name=name)
+    steps = [
+        json.dumps({"current_steps": step, "total_steps": 60, "elapsed_time": f"0:00:{5 + step // 5:02d}"})
+        for step in range(1, 61)
+    ]
+    made = record.load("a-1")
+    made.log(made.nodes[0]).write_text("no step on this node\n")
+    made.log(made.nodes[1]).write_text("\n".join(steps))
+    why = (
+        "its log has 49 steady steps after the first, which a clock of whole seconds times in 1 stretch of 10 s or"
+        " more; expected 3 or more"
+    )
+    shown = " ".join(cli("runs", "--measured").out.split())
+    assert f"- a-1 has none: {why} - b-2 has none: its end has not been seen here - c-3 has none: there is no" in shown
+    asked = cli("calibrate", "--runs")
+    assert asked.is_refused("no run tells of enough steps: run c-3 is left out: there is no copy of its log here; run")
+    assert asked.is_refused(f"run a-1 is left out: {why}; see `topoplan runs --measured`, or give a LOG")
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "attach", "stop"])
@@ -156,6 +184,36 @@ def test_notes_the_end_of_a_run_whose_client_has_gone(cli: Cli, live: LiveRun) -
     noted = record.load()
     assert (noted.state, noted.code) == ("failed", 137)
     assert noted.ended is not None
+
+
+def recorded_and_asked(cli: Cli) -> list[tuple[str, int | None]]:
+    """Return the state and code of the only run, from `runs` and from `runs status`."""
+    (listed,) = json.loads(cli("runs", "--json").out)["runs"]
+    asked = json.loads(cli("status", "--json").out)
+    return [(one["state"], one["code"]) for one in (listed, asked)]
+
+
+def test_tells_the_end_that_is_recorded_and_not_what_the_hosts_make_of_it(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "exit 1")
+    live.wait_for(["running", "ended"])
+    record.update("live-1", state="failed", code=1, left=("node-00",))
+    assert recorded_and_asked(cli) == [("failed", 1), ("running", None)]  # what is left of it
+    assert cli("stop").code == 0
+    live.wait_for(["ended", "ended"])  # node-00 with the code of SIGTERM
+    assert recorded_and_asked(cli) == [("failed", 1)] * 2
+    assert cli("status").out.startswith("live-1: failed with exit code 1; made ")
+    record.update("live-1", state="ended", code=0)
+    with live.unreachable(1):
+        assert recorded_and_asked(cli) == [("ended", 0)] * 2
+        assert cli("status").out.startswith("live-1: ended; made ")
+
+
+def test_a_run_that_was_stopped_is_stopped_for_status_too(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 610", "exec sleep 620")
+    assert cli("stop").code == 0
+    live.wait_for(["ended", "ended"])
+    assert recorded_and_asked(cli) == [("stopped", None)] * 2
+    assert cli("status").out.startswith("live-1: stopped; made ")
 
 
 def test_says_how_it_is_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:

@@ -54,6 +54,12 @@ def test_a_row_that_is_left_out_needs_a_reason_alone() -> None:
         ("[1]", "not a measured run"),
         ({"document": {}}, "`id` is missing"),
         (row(id=7), "id: 7"),
+        (
+            {"id": "a", "cluster": {}, "model": {}, "job": {}, "layout": {}},
+            "runs.jsonl:1: `cluster`, `model`, `job` and `layout` belong under `document`; and what was measured under"
+            ' `measured`, as in `"measured": {"step_s": 1.5}`',
+        ),
+        (row(model={}), "`model` belongs under `document`"),
         (row(document=None), "no `document`"),
         (row(document={"cluster": {}}), "no `layout`"),
         (row(document={"layout": {}, "modell": {}}), "unknown key 'modell'; did you mean 'model'"),

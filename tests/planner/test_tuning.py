@@ -144,3 +144,11 @@ def test_the_trials_ahead_are_of_different_degrees(ranking: Ranking) -> None:
     plans = Tuning(SPEC, ranking).ahead(3, at_once=True)
     layouts: list[Layout] = [plan.layout for plan in plans]
     assert 1 < len({family(one) for one in layouts}) == len(layouts)
+
+
+def test_where_no_others_may_be_the_best_the_second_trial_is_of_a_similar_plan(ranking: Ranking) -> None:
+    first = ranking.plans.layouts[0]
+    alike = [place for place, one in enumerate(ranking.plans.layouts) if family(one) == family(first)]
+    plans = Plans([ranking.plans.layouts[place] for place in alike], lambda place: ranking.plans[alike[place]])
+    ahead = Tuning(SPEC, replace(ranking, plans=plans)).ahead(2)
+    assert [family(plan.layout) for plan in ahead] == [family(first)] * 2

@@ -48,6 +48,25 @@ def test_a_run_has_a_code_once_all_its_nodes_have_ended(states: list[NodeState |
     assert exit_code({str(number): state for number, state in enumerate(states)}) == code
 
 
+def ended(code: int, ago_s: float | None, stopped: str = "") -> NodeState:
+    return NodeState(state="ended", code=code, ended_s_ago=ago_s, stopped=stopped)
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([ended(143, 60), ended(1, 65)], 1),  # a launch stopped node-00, and was killed before it could note the end
+        ([ended(143, 66), ended(1, 65)], 1),  # clocks have whole seconds
+        ([ended(143, None), ended(1, None)], 1),
+        ([ended(143, 65), ended(1, 60)], 143),  # somebody ended node-00, for which node-01 failed
+        ([ended(0, 99), ended(9, 60), ended(7, 61)], 7),
+        ([ended(1, 65, "node-01 failed"), ended(9, 60)], 9),
+    ],
+)
+def test_the_code_is_that_of_the_node_that_failed_first(states: list[NodeState], code: int) -> None:
+    assert exit_code({str(number): state for number, state in enumerate(states)}) == code
+
+
 def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked() -> None:
     made = created(2)
     assert record_end_of(made, {"node-00": ENDED}) == made

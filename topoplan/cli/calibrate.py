@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from topoplan.planner.measures import Measures
     from topoplan.planner.plan import Plan
     from topoplan.specs.spec import Spec
+
+
+_MOST_NOTES = 3
+"""Number of runs of which an error says why they are left out."""
 
 
 def calibrate(
@@ -58,8 +63,8 @@ def calibrate(
     if bool(logs) != bool(of) or not (logs or runs):
         remedy = "as in `topoplan calibrate trainer_log.jsonl --spec bundle`"
         raise InputError("expected LOG... and --spec, or --runs", remedy=remedy)
-    lessons, ended, measures = _lessons(logs or [], of or [], plan or [], options)
     notes: list[str] = []
+    lessons, ended, measures = _lessons(logs or [], of or [], plan or [], options, notes)
     if runs:
         more, more_ended = _of_runs([*lessons, *ended], notes)
         lessons, ended = [*lessons, *more], [*ended, *more_ended]
@@ -88,9 +93,12 @@ def _order(learnt: Lessons) -> tuple[str, ...]:
 
 
 def _lessons(
-    logs: list[str], of: list[str], plans: list[str], options: SpecOptions
+    logs: list[str], of: list[str], plans: list[str], options: SpecOptions, notes: list[str]
 ) -> tuple[list[Lesson], list[Ended], list[tuple[Spec, Measures]]]:
-    """Read each log with its plan: step times, out-of-memory endings, and timings by `topoplan measure`."""
+    """Read each log with its plan: step times, out-of-memory endings, and timings by `topoplan measure`.
+
+    A log that is given again, perhaps as a copy, is not read as another run: that would narrow the bands.
+    """
     from topoplan.planner.exhausted import Ended, read_exhausted
     from topoplan.planner.learn import Lesson
     from topoplan.planner.logged import log_text, read_log
@@ -104,12 +112,24 @@ def _lessons(
     found: list[Lesson] = []
     ended: list[Ended] = []
     measures: list[tuple[Spec, Measures]] = []
+    seen: dict[str, tuple[int, str]] = {}
     for number, log in enumerate(logs):
         if is_measures(Path(log)):
-            measures.append((_spec(of[number % len(of)], options), read_measures(Path(log))))
+            timed = read_measures(Path(log))
+            if same := next((one.name for _, one in measures if replace(one, name=timed.name) == timed), ""):
+                notes.append(_same(timed.name, same))
+            else:
+                measures.append((_spec(of[number % len(of)], options), timed))
             continue
         spec, plan = _ran(of[number % len(of)], plans[number % len(plans)] if plans else None, options)
         text, name = log_text(Path(log)), shown_path(Path(log))
+        first, of_plan = seen.setdefault(sha256(text.encode()).hexdigest(), (number, plan.id))
+        if of_plan != plan.id:
+            what = f"is the same as {shown_path(Path(logs[first]))}, which is given as a log of {of_plan}"
+            raise InputError(what, where=name, expected="expected each log once, with the plan that ran")
+        if number != first:
+            notes.append(_same(name, shown_path(Path(logs[first]))))
+            continue
         if exhausted := read_exhausted(text):
             ended.append(Ended(spec=spec, plan=plan, found=exhausted, name=name))
         try:
@@ -120,15 +140,24 @@ def _lessons(
     return found, ended, measures
 
 
+def _same(name: str, first: str) -> str:
+    if name == first:
+        return f"{name} is given more than once, and counts once"
+    return f"{name} is the same as {first}, and is not counted again"
+
+
 def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Lesson], list[Ended]]:
     """Return the lessons of this user's runs on the same GPU and trainer as the first log (or else the latest run)."""
-    from topoplan.run.measurement import ended_of, lesson_of, planned
+    from topoplan.run.measurement import ended_of, lesson_of, planned, why_no_lesson, why_unmeasured
     from topoplan.run.record import RunRecord, runs
 
     found: list[Lesson] = []
     ended: list[Ended] = []
     for record in reversed(runs()):
-        if not isinstance(record, RunRecord) or not record.is_over:
+        if not isinstance(record, RunRecord):
+            continue
+        if not record.is_over:
+            notes.append(f"run {record.run_id} is left out: {why_unmeasured(record)}")
             continue
         try:
             plan = planned(record)
@@ -138,14 +167,15 @@ def _of_runs(given: Sequence[Lesson | Ended], notes: list[str]) -> tuple[list[Le
         lesson, exhausted = lesson_of(record, plan.spec, plan.plan), ended_of(record, plan.spec, plan.plan)
         first = next(iter([*given, *found, *ended]), None)
         if lesson is None and exhausted is None:
-            notes.append(f"run {record.run_id} is left out: its logs tell of too few steps")
+            notes.append(f"run {record.run_id} is left out: {why_no_lesson(record, plan.plan)}")
         elif first and (plan.spec.cluster.gpu, plan.plan.trainer) != (first.spec.cluster.gpu, first.plan.trainer):
             notes.append(f"run {record.run_id} is left out: it is of another GPU or trainer")
         else:
             found += [lesson] if lesson else []
             ended += [exhausted] if exhausted else []
     if not found and not ended and not given:
-        raise InputError("no run tells of enough steps", where="--runs", remedy="see `topoplan runs`, or give a LOG")
+        what = ": ".join(filter(None, ("no run tells of enough steps", "; ".join(notes[:_MOST_NOTES]))))
+        raise InputError(what, where="--runs", remedy="see `topoplan runs --measured`, or give a LOG")
     return found, ended
 
 

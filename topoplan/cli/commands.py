@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -52,7 +53,8 @@ class Commands(TyperGroup):
         if verb is None:
             if ctx.resilient_parsing:  # for shell completion
                 return None, None, rest
-            raise _unknown(ctx.command_path, self._parent, word)
+            options = [name for option in self.params for name in option.opts]
+            raise _unknown(ctx.command_path, self._parent, word, options)
         if verb.was == word and not self._parent and "--json" not in rest and not ctx.resilient_parsing:
             sys.stderr.write(f"{PROGRAM}: `{PROGRAM} {word}` is now `{PROGRAM} {verb.name}`\n")
         return verb.name.removeprefix(f"{self._parent} "), command(verb), rest
@@ -88,8 +90,8 @@ def command(verb: Verb) -> Any:
     return typer.main.get_command(found)
 
 
-def _unknown(typed: str, parent: str, word: str) -> InputError:
-    """Return the error for an unknown verb, with a suggestion for a typing error or a forgotten verb."""
+def _unknown(typed: str, parent: str, word: str, options: Sequence[str]) -> InputError:
+    """Return the error for an unknown verb, with a suggestion for a typing error, or a forgotten verb or hyphens."""
     with contextlib.suppress(OSError):  # the word is too long for a file name
         where = Path(word)
         if word and not parent and where.exists():
@@ -100,4 +102,6 @@ def _unknown(typed: str, parent: str, word: str) -> InputError:
     names = {name: verb.name for verb in VERBS for name in (verb.word, verb.short, verb.was) if name}
     close = difflib.get_close_matches(word.lower(), names, n=1)
     remedy = f"did you mean `{PROGRAM} {names[close[0]]}`?" if close else f"`{typed} --help` lists what there is"
+    if f"--{word}" in options:
+        remedy = f"did you mean `{typed} --{word}`?"
     return InputError(f"{word!r} is not a command", where=typed if parent else "", remedy=remedy)

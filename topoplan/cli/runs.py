@@ -11,7 +11,7 @@ import typer
 
 from topoplan.cli.interrupts import Interrupts
 from topoplan.cli.options import AsJson, option
-from topoplan.cli.output import show, warn
+from topoplan.cli.output import show, stdout_console, warn
 from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter, RunReference, access, time_option
 from topoplan.errors import HostError, InputError
 
@@ -57,7 +57,12 @@ def runs(
         show(as_json, pruned_to_dict, print_pruned, gone, freed_bytes)
         return
     found = record.runs()
-    show(as_json, runs_to_dict, print_measured if measured else print_runs, found)
+    if measured and not as_json:
+        from topoplan.run.measurement import why_unmeasured
+
+        print_measured(stdout_console(), found, why_unmeasured)
+        return
+    show(as_json, runs_to_dict, print_runs, found)
 
 
 ASK_S = 15.0

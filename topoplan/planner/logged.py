@@ -9,6 +9,8 @@ trainer does between steps makes an interval longer, never shorter, so the inter
 - those above the median by more than 5 standard deviations (1.4826 times the median distance from the median, which
   long intervals hardly affect: Rousseeuw and Croux 1993) and by more than a quarter of the median.
 
+On a clock of whole seconds, stretches of less than 10 s, as at the end of a log, make no interval.
+
 The remaining intervals are averaged: with samples of different lengths every step takes a different time, and a
 prediction is of the mean.
 """
@@ -30,7 +32,7 @@ from topoplan.specs.source import read_text, shown_path
 from topoplan.trainers.log import OTHER_LOGS, Log, clock_s, elapsed_s, pieces, quantity
 from topoplan.trainers.registry import TRAINERS
 
-Why = Literal["first", "evaluation or checkpoint", "slow"]
+Why = Literal["first", "evaluation or checkpoint", "slow", "short"]
 """Why steps are left out."""
 MOST_LOG_BYTES = 64 << 20
 """Only the end of a longer log is read: enough steps, and how it ended."""
@@ -40,6 +42,10 @@ _LEAST_TICKS = 10
 FEWEST = 3
 """Minimum number of intervals to tell which ones are long."""
 _DEVIATIONS, _LONGER = 5.0, 0.25
+
+
+class TooFewStepsError(InputError):
+    """A log that tells of steps, though of too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +160,16 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
     _refuse_mixtures(entries, name)
     used, left_out = steady(_intervals(entries))
     if len(used) < FEWEST:
-        steps = sum(one.steps for one in used)
-        what, expected = f"has {steps} steady steps after the first", f"expected {FEWEST} or more"
+        steps, stretches = sum(one.steps for one in used), f"stretch{'' if len(used) == 1 else 'es'}"
+        what = f"has {steps} steady step{'' if steps == 1 else 's'} after the first"
         if not _is_fine(entries):
-            what += f", which a clock of whole seconds times in {len(used)} stretches of {_LEAST_TICKS} s or more"
-        raise InputError(what, where=name, expected=expected, remedy="let it run on, and log every step")
+            what += f", which a clock of whole seconds times in {len(used)} {stretches} of {_LEAST_TICKS} s or more"
+        remedy = "let it run on, and log every step"
+        raise TooFewStepsError(what, where=name, expected=f"expected {FEWEST} or more", remedy=remedy)
     steps, seconds = sum(one.steps for one in used), sum(one.seconds for one in used)
+    short = entries[-1].step - entries[0].step + 1 - steps - sum(left_out.values())
+    if short > 0 and not _is_fine(entries):
+        left_out["short"] = short
     mean = seconds / steps
     variance = sum(one.steps * (one.each_s - mean) ** 2 for one in used) / steps
     if not _is_fine(entries):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Annotated, Any
 
-from topoplan.errors import SpecError, nearest
+from topoplan.errors import SpecError, listed, nearest
 from topoplan.specs.blocks import Block
 from topoplan.specs.kinds import Number, Switch
 
@@ -101,6 +101,11 @@ def _run(row: Any, where: str) -> MeasuredRun:
 
     if not isinstance(row, Mapping):
         raise SpecError("not a measured run", where=where, expected="expected a mapping with id, document and measured")
+    if bare := [f"`{key}`" for key in _DOCUMENT if key in row and key != "id"]:
+        # Most likely a run document: said of its keys one by one, that they are unknown helps nobody.
+        what = f"{listed(bare)} {'belong' if len(bare) > 1 else 'belongs'} under `document`"
+        remedy = 'and what was measured under `measured`, as in `"measured": {"step_s": 1.5}`'
+        raise SpecError(what, where=where, remedy=remedy)
     run = check_form(MeasuredRun, row, lambda path: where)
     source = run.source or where.rpartition(":")[0]
     run = replace(run, where=where, source=source, family=run.family or source)

@@ -186,6 +186,7 @@ _WHY = {
     "first": "at the start",
     "evaluation or checkpoint": "next to an evaluation or a checkpoint",
     "slow": "much longer than the others",
+    "short": "in stretches too short for a clock of whole seconds",
 }
 
 

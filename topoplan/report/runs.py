@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,9 +14,9 @@ from topoplan.errors import HostError
 from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, duration, significant
 from topoplan.run.node import NodeState, Stopped, directory_problem, suspect_remedy, suspect_text
-from topoplan.run.outcome import exit_code
+from topoplan.run.outcome import run_state
 from topoplan.run.reachability import looks_offline
-from topoplan.run.record import RunRecord, Unreadable, to_dict
+from topoplan.run.record import Measurement, RunRecord, Unreadable, to_dict
 from topoplan.units import GIB
 
 
@@ -67,14 +67,22 @@ def print_pruned(console: Console, gone: Sequence[RunRecord], freed_bytes: int) 
     bullets(console, [run.run_id for run in gone])
 
 
-def print_measured(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None:
-    """Print each run's measured time and memory next to the prediction, oldest first."""
-    found = [(run, run.measurement) for run in runs if isinstance(run, RunRecord) and run.measurement is not None]
-    if not found:
+def print_measured(
+    console: Console, runs: Sequence[RunRecord | Unreadable], why_not: Callable[[RunRecord], str]
+) -> None:
+    """Print each run's measured time and memory next to the prediction, oldest first, then why others have none."""
+    good = [run for run in runs if isinstance(run, RunRecord)]
+    found = [(run, run.measurement) for run in good if run.measurement is not None]
+    if found:
+        _print_measurements(console, found)
+    else:
         paragraph(
             console, "No run has a measurement yet: one that `launch` or `runs attach` sees to its end leaves it."
         )
-        return
+    bullets(console, [f"{run.run_id} has none: {why_not(run)}" for run in good if run.measurement is None])
+
+
+def _print_measurements(console: Console, found: Sequence[tuple[RunRecord, Measurement]]) -> None:
     table = table_of("run", "plan", right=("steps", "step", "off", "held GiB", "off"), last=("bands",))
     for run, one in found:
         held = [name for name, kept in (("step", one.time_held), ("memory", one.memory_held)) if kept is False]
@@ -105,13 +113,14 @@ def _hosts(run: RunRecord) -> str:
 
 def status_to_dict(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> dict[str, Any]:
     """Return the status. A node that cannot be queried has the state `unreachable`."""
+    state, code = run_state(record, states)
     return {
         "schema": "topoplan.status/1",
         "run_id": record.run_id,
         "name": record.name,
         "created": record.created,
-        "state": _run_state(states),
-        "code": exit_code(states),
+        "state": state,
+        "code": code,
         "trouble": record.trouble,
         "nodes": [
             {"node": node.node, "host": node.name, "run_dir": node.run_dir, **_state_to_dict(states[node.label])}
@@ -136,25 +145,12 @@ def _state_to_dict(state: NodeState | HostError) -> dict[str, Any]:
     }
 
 
-def _run_state(states: Mapping[str, NodeState | HostError]) -> str:
-    found = {"unreachable" if isinstance(state, HostError) else state.state for state in states.values()}
-    if "running" in found:
-        return "running"
-    if "unreachable" in found:
-        return "unknown"
-    code = exit_code(states)
-    if code is None:
-        return "never-started"
-    return "failed" if code else "ended"
-
-
 def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeState | HostError]) -> None:
     """Print the run in a line, then a row per node."""
     created = record.created[:16].replace("T", " ")
     words = {"never-started": "not started on all nodes", "unknown": "not known"}
-    run_state = _run_state(states)
-    code = exit_code(states)
-    over = f"{words.get(run_state, run_state)}{f' with exit code {code}' if code else ''}"
+    state_of_run, code = run_state(record, states)
+    over = f"{words.get(state_of_run, state_of_run)}{f' with exit code {code}' if code else ''}"
     over += ", this machine seems to be offline" if looks_offline(states) else ""
     paragraph(console, f"{record.run_id}: {over}; made {created} UTC, {counted(len(record.nodes), 'node')}")
     if record.trouble:

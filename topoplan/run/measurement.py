@@ -18,7 +18,7 @@ from topoplan.errors import HostError, InputError, TopoplanError
 from topoplan.planner.exhausted import Ended, read_exhausted
 from topoplan.planner.fragmentation import predicted_bytes
 from topoplan.planner.learn import Lesson, peaks_of
-from topoplan.planner.logged import open_end, read_log
+from topoplan.planner.logged import TooFewStepsError, open_end, read_log
 from topoplan.planner.plan import Plan
 from topoplan.remote.connection import Connection
 from topoplan.run.record import Measurement, RunRecord
@@ -74,6 +74,34 @@ def lesson_in(texts: Iterable[str], name: str, spec: Spec, plan: Plan) -> Lesson
         return None
     best = max(found, key=lambda one: (bool(one.reserved_bytes), one.steps))
     return Lesson(spec=spec, plan=plan, logged=best)
+
+
+def why_unmeasured(record: RunRecord) -> str:
+    """Return why a run has no measurement, as a phrase."""
+    if not record.is_over:
+        return "its end has not been seen here"
+    try:
+        found = planned(record)
+    except TopoplanError as error:
+        return str(error)
+    return why_no_lesson(record, found.plan)
+
+
+def why_no_lesson(record: RunRecord, plan: Plan) -> str:
+    """Return why no log of a run covers enough steps, by the log that says most, as a phrase."""
+    errors: list[InputError] = []
+    for text in _texts(record, plan):
+        try:
+            read_log(text, name=f"run {record.run_id}", trainer=plan.trainer)
+        except InputError as error:
+            errors.append(error)
+        else:
+            return "nobody watched it to its end; its log tells enough"
+    if not errors:
+        return "there is no copy of its log here"
+    # Most nodes print no steps at all. What helps a log that is being written is too late for a run that is over.
+    most = next((error for error in errors if isinstance(error, TooFewStepsError)), errors[0])
+    return f"its log {'; '.join(filter(None, (most.what, most.expected)))}"
 
 
 def ended_of(record: RunRecord, spec: Spec, plan: Plan) -> Ended | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from topoplan.errors import HostError, InputError
 from topoplan.remote.connection import Connection
@@ -26,6 +27,7 @@ ENDED_STATES: tuple[State, ...] = ("ended", "gone", "rebooted")
 _STOP_S = 90.0
 """Upper limit for the duration of a stop beside its grace: logins, also through jump hosts, and the final check."""
 _CLOCK_S = 2
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Target]:
@@ -58,17 +60,42 @@ def ask_all(
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
-    """Return the exit code of the run: the first nonzero code in node order; 1 if a job ended without a code.
+    """Return the exit code of the run: that of the node that failed first; 1 if its job ended without a code.
 
-    Nodes that were ended because another one failed come last. None while a job is running or cannot be asked about.
+    Nodes that were ended because another one failed come last: those whose host says so, and of several that failed at
+    nearly the same time those that SIGTERM ended, as a launch ends the others. While hosts do not know when, the first
+    failure in node order counts. None while a job is running or cannot be asked about.
     """
-    worst = stopped = 0
+    failed: list[tuple[bool, float, int]] = []
     for state in states.values():
         if isinstance(state, HostError) or state.state not in ENDED_STATES:
             return None
         code = 1 if state.code is None else state.code
-        worst, stopped = (worst, stopped or code) if state.stopped else (worst or code, stopped)
-    return worst or stopped
+        if code:
+            late_s = _CLOCK_S if code == _TERMINATED else 0
+            failed.append((bool(state.stopped), late_s - (state.ended_s_ago or 0.0), code))
+    return min(failed, key=lambda one: one[:2])[-1] if failed else 0
+
+
+def run_state(
+    record: RunRecord, states: Mapping[str, NodeState | HostError]
+) -> tuple[RunState | Literal["never-started", "unknown"], int | None]:
+    """Return the state of a run and its exit code: as recorded once it is over, and as its hosts say before that.
+
+    The hosts cannot tell a node that failed by itself from those that were stopped because of it, nor a failure from a
+    stop. Only a job that still runs there contradicts the record.
+    """
+    found = {"unreachable" if isinstance(state, HostError) else state.state for state in states.values()}
+    if "running" in found:
+        return "running", None
+    if record.is_over:
+        return record.state, record.code
+    if "unreachable" in found:
+        return "unknown", None
+    code = exit_code(states)
+    if code is None:
+        return "never-started", None
+    return "failed" if code else "ended", code
 
 
 def record_state(
