@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +66,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
     from topoplan.bundle.plan_file import read_plan_file
     from topoplan.bundle.whole import refuse_incomplete
     from topoplan.hosts.needs import needs_of
+    from topoplan.run.record import unfinished_by_address
     from topoplan.specs.source import read_source
 
     refuse_incomplete(path)
@@ -72,7 +74,8 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
     trainer = (path if path.is_dir() else path.parent) / "train.yaml"
     beside = path.is_dir() or path.name == PLAN_FILE
     edited = read_source(trainer).data if beside and trainer.is_file() else None
-    return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
+    needs = needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
+    return recorded.spec.cluster, replace(needs, earlier_runs=unfinished_by_address())
 
 
 def targets_of(cluster: Cluster) -> dict[str, Target]:

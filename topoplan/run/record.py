@@ -336,6 +336,11 @@ def unfinished() -> list[RunRecord]:
     return [record for record in reversed(runs()) if isinstance(record, RunRecord) and record.may_be_running]
 
 
+def unfinished_by_address() -> dict[str, str]:
+    """Return the id of the newest run of which something may still be running on a host, by the host's address."""
+    return {node.address: record.run_id for record in reversed(unfinished()) for node in record.nodes}
+
+
 def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
     """Remove the runs that ended at least `older_than_s` ago, with their log copies; return them and the bytes freed.
 
