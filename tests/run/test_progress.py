@@ -252,6 +252,16 @@ def test_the_numbers_of_a_plan_are_what_it_is_measured_against() -> None:
     assert (status.step, status.loss, status.step_s, status.in_band) == (0, None, None, None)
 
 
+def test_a_run_that_is_ended_before_the_trainer_would_end_it_is_counted_to_that_step() -> None:
+    progress = Progress(total_steps=40, ends_at=20)
+    for step in (1, 3, 11):
+        progress.feed(0, BAR.format(step=step, total=40, clock=clock(3 * step)), 3.0 * step)
+    status = progress.status()
+    assert (status.step, status.total_steps, status.left_s) == (11, 20, 27.0)
+    progress.feed(0, BAR.format(step=21, total=40, clock=clock(63)), 63.0)
+    assert (progress.status().total_steps, progress.status().left_s) == (21, 0)
+
+
 def test_slower_than_the_band_is_said() -> None:
     progress = Progress(step_s=3.0, band_s=(2.9, 3.4), total_steps=10)
     for step in (1, 2, 3):

@@ -40,7 +40,7 @@ class Status:
     step: int
     """Number of completed optimizer steps."""
     total_steps: int | None
-    """None if neither the plan nor the trainer gives it."""
+    """The step at which the run ends; None if neither the plan nor the trainer gives it."""
     loss: float | None
     """Last loss that was printed, possibly NaN; None before the first."""
     step_s: float | None
@@ -71,17 +71,19 @@ class Progress:
         logging_steps: int = 1,
         start_up_s: float = STARTS_S,
         logs: tuple[Log, ...] | None = None,
+        ends_at: int | None = None,
     ) -> None:
         """Start before the first line.
 
         `step_s` and `band_s` are the prediction; `world_size` counts GPUs; losses are logged every `logging_steps`
         steps; `start_up_s` is the predicted time until the first step. `logs` are the formats to recognize; None: of
-        all trainers.
+        all trainers. `ends_at` is the step at which the run is ended although the trainer would go on.
         """
         self._logs = logs or tuple(trainer.log for trainer in registry.TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s
         self._tokens, self._world = tokens_per_step, world_size
         self._planned_steps, self._logging_steps = total_steps, logging_steps
+        self._ends_at = ends_at
         self.start_up_s = start_up_s
         self._bar_total: int | None = None
         self._losses: dict[int, int] = {}
@@ -94,7 +96,7 @@ class Progress:
         """The last intervals that were timed; the first step is in none of them."""
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan) -> Self:
+    def of(cls, spec: Spec, plan: Plan, *, ends_at: int | None = None) -> Self:
         """Return a reader with the prediction of a plan."""
         logging_steps = spec.job.trainer.get("logging_steps", 1)
         return cls(
@@ -106,6 +108,7 @@ class Progress:
             logging_steps=logging_steps if isinstance(logging_steps, int) and logging_steps > 0 else 1,
             start_up_s=start_up_s(spec),
             logs=(trainer_named(plan.trainer).log,) if plan.trainer else None,
+            ends_at=ends_at,
         )
 
     def feed(self, node: int, lines: str, at_s: float | None) -> Status | None:
@@ -157,6 +160,9 @@ class Progress:
         timed = [one.each_s for one in self.intervals if not one.aside] or [one.each_s for one in self.intervals]
         step_s = median(timed) if timed else None
         total = self._total
+        if total is not None and self._ends_at is not None:
+            # A step more may be done before the end.
+            total = min(total, max(self._ends_at, self._step))
         tokens_per_s = self._tokens / step_s if self._tokens and step_s else None
         return Status(
             step=self._step,
