@@ -16,6 +16,7 @@ from tests.run.test_bundle_reader import bundle_at
 from tests.waiting import LIMIT_S, wait_until
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
+from topoplan.cli.preflight import _read
 from topoplan.planner.predict import predict
 from topoplan.run import record
 from topoplan.run.record import Measurement, NodeRecord, RunRecord
@@ -450,6 +451,29 @@ def test_ends_a_run_on_all_hosts_and_says_so(cli: Cli, live: LiveRun) -> None:
     assert record.load().state == "stopped"
     again = cli("stop")
     assert (again.code, again.out.count("nothing was running")) == (0, 2)
+
+
+def test_of_the_newest_run_names_older_ones_that_are_not_known_to_have_ended(cli: Cli, live: LiveRun) -> None:
+    make("older-1", "2029-01-01T10:00:00.000+00:00", state="running")
+    make("older-2", "2029-01-02T10:00:00.000+00:00", state="failed", left=("node-01",))
+    make("older-3", "2029-01-03T10:00:00.000+00:00", state="failed")
+    record.update("live-1", state="failed")
+    shown = cli("stop")
+    assert shown.code == 0
+    assert shown.err == (
+        "topoplan: not known to have ended: older-2, older-1; `topoplan runs stop older-2` ends that one\n"
+    )
+    assert cli("stop", "live-1").err == ""
+
+
+def test_preflight_knows_the_runs_that_may_be_on_the_hosts(tmp_path: Path) -> None:
+    spec, plan = make_spec_and_plan("megatron")
+    write_bundle(generate(spec, plan), tmp_path / "bundle")
+    for number in range(3):
+        make(f"a-{number}", f"2030-01-0{number + 1}T00:00:00.000+00:00", state="running" if number < 2 else "ended")
+    _, needs = _read(str(tmp_path / "bundle"))
+    assert needs is not None
+    assert needs.earlier_runs == {"h0": "a-1", "h1": "a-1"}
 
 
 def test_json_says_what_the_table_says(cli: Cli, live: LiveRun) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.bed.bed import small_disk
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, StopAfter, both, hosts_of
 from tests.waiting import LIMIT_S, wait_until
-from topoplan.errors import HostError
+from topoplan.errors import HostError, InputError
 from topoplan.hosts.result import Result
 from topoplan.planner.plan import Plan
 from topoplan.remote.connection import Connection
@@ -324,6 +324,40 @@ class TestAStartThatIsNotSeenToItsEnd:
         assert (ran.outcome.end, records.load().state) == ("detached", "running")
         hosts.assert_jobs_are_on(*NAMES)
         hosts.stop_from_another_client()
+
+
+class TestASecondRun:
+    """Of the same bundle on the same hosts."""
+
+    def test_is_refused_before_anything_is_put_anywhere(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        first = hosts.launch(settings=replace(SETTINGS, detach=True)).outcome.run
+        with pytest.raises(InputError) as refused:
+            hosts.launch(preflight=lambda connections: pytest.fail("the hosts were checked"))
+        said = str(refused.value)
+        assert f"run {first} of this bundle is still running on" in said
+        assert f"`topoplan runs attach {first}`" in said
+        assert f"`topoplan runs stop {first}`" in said
+        assert [record.run_id for record in records.runs()] == [first]
+        assert not [event for event in hosts.events if event.data.get("step") == "upload"]
+        hosts.assert_jobs_are_on(*NAMES)
+        hosts.stop_from_another_client()
+
+    def test_is_refused_while_a_single_node_still_runs(self, hosts: Hosts) -> None:
+        hosts.does("exit 0", three=LONG)
+        hosts.launch(settings=replace(SETTINGS, detach=True))
+        wait_until(lambda: set(hosts.jobs()) == {"three"}, "the others have ended")
+        with pytest.raises(InputError, match="still running on"):
+            hosts.launch()
+        hosts.stop_from_another_client()
+
+    def test_starts_where_the_first_has_ended_and_nobody_recorded_it(self, hosts: Hosts) -> None:
+        hosts.does("exit 0")
+        first = hosts.launch(settings=replace(SETTINGS, detach=True)).outcome.run
+        hosts.assert_nothing_is_left()
+        assert records.load(first).state == "running"
+        assert hosts.launch().outcome.end == "ended"
+        assert records.load(first).state == "ended"
 
 
 class TestTheRecord:

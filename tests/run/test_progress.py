@@ -205,6 +205,30 @@ def test_lines_that_were_held_up_by_a_cut_do_not_change_the_pace() -> None:
     assert progress.status().step_s == pytest.approx(3.0)
 
 
+def test_lines_that_were_written_before_they_arrived_are_not_timed_by_their_arrival() -> None:
+    progress = Progress(step_s=0.5, band_s=(0.4, 0.6), total_steps=300)
+    for _ in range(30):
+        progress.feed(0, LOG.format(loss=2.0), None)
+    for at_s in (0.4, 0.9, 1.4, 1.9, 2.2):
+        progress.feed(0, LOG.format(loss=2.0), at_s)
+    status = progress.status()
+    assert (status.step, status.step_s, status.in_band, status.left_s) == (35, None, None, None)
+    progress.feed(0, LOG.format(loss=2.0), 2.4)
+    assert progress.status().step_s == pytest.approx(0.4)
+
+
+def test_lines_that_were_written_before_they_arrived_are_timed_by_their_own_clock() -> None:
+    progress = Progress(total_steps=300)
+    for step in range(1, 6):
+        progress.feed(0, BAR.format(step=step, total=300, clock=clock(0.8 * step)), None)
+    # Counted from its arrival, a step would take 1.2 s.
+    progress.feed(0, BAR.format(step=6, total=300, clock=clock(0.8 * 6)), 0.4)
+    progress.feed(0, BAR.format(step=9, total=300, clock=clock(0.8 * 9)), 2.8)
+    assert progress.status().step_s is None
+    progress.feed(0, BAR.format(step=26, total=300, clock=clock(0.8 * 26)), 16.4)
+    assert progress.status().step_s == pytest.approx(0.8)
+
+
 def test_the_plans_number_of_steps_tells_the_bar_of_the_training() -> None:
     progress = Progress(total_steps=50)
     progress.feed(0, BAR.format(step=700, total=900, clock="00:05"), 5.0)
@@ -226,6 +250,16 @@ def test_the_numbers_of_a_plan_are_what_it_is_measured_against() -> None:
     assert (status.total_steps, status.predicted_step_s) == (10, plan.time.step_s)
     assert status.predicted_band_s == plan.time.band_s
     assert (status.step, status.loss, status.step_s, status.in_band) == (0, None, None, None)
+
+
+def test_a_run_that_is_ended_before_the_trainer_would_end_it_is_counted_to_that_step() -> None:
+    progress = Progress(total_steps=40, ends_at=20)
+    for step in (1, 3, 11):
+        progress.feed(0, BAR.format(step=step, total=40, clock=clock(3 * step)), 3.0 * step)
+    status = progress.status()
+    assert (status.step, status.total_steps, status.left_s) == (11, 20, 27.0)
+    progress.feed(0, BAR.format(step=21, total=40, clock=clock(63)), 63.0)
+    assert (progress.status().total_steps, progress.status().left_s) == (21, 0)
 
 
 def test_slower_than_the_band_is_said() -> None:

@@ -14,7 +14,7 @@ from topoplan.layout.layout import Layout
 from topoplan.planner.calibrate import KNOBS, predicted_s
 from topoplan.planner.predict import memory_of
 from topoplan.planner.search import rank
-from topoplan.planner.tuning import Tuning
+from topoplan.planner.tuning import Tuning, expected
 from topoplan.remote.identities import Access
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
@@ -160,6 +160,25 @@ def test_a_trial_that_fails_is_a_result(bench: Bench) -> None:
     standing = bench.tuning.standing
     assert {memory.plan.id, hang.plan.id}.isdisjoint(one.plan.id for one in standing.contenders)
     assert bench.lost() <= 0.02
+
+
+def test_steps_are_counted_to_the_one_at_which_the_trial_ends(bench: Bench) -> None:
+    slow = 'if (step == 10) { printf "\\n"; fflush(); system("sleep 0.3") }\n  }\n  printf "\\n"'
+    paused = TRAINER.replace('}\n  printf "\\n"', slow)
+    assert paused != TRAINER
+    bench.hosts.does(paused.replace("ROOT", str(bench.hosts.root)))
+    shown: list[tuple[int, int | None]] = []
+    wanted: list[int] = []
+
+    def tell(event: Event) -> None:
+        if event.status is not None:
+            shown.append((event.status.step, event.status.total_steps))
+        if "trial" in event.data and (standing := bench.tuning.standing) and standing.next is not None:
+            wanted.append(expected(bench.spec, standing.next, 20).steps)
+
+    bench.tune(2, tell=tell)
+    assert {total for step, total in shown if step == 10} <= set(wanted)  # and not the 40 of the trainer's bar
+    assert 10 in dict(shown)
 
 
 def test_ctrl_c_ends_the_trial_and_keeps_what_was_measured(bench: Bench) -> None:

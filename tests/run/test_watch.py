@@ -251,6 +251,20 @@ class TestWhatIsSaid:
         assert [(status.step, status.total_steps) for status in statuses] == [(3, 100)]
         assert jobs.of("line") == ["end"]
 
+    @pytest.mark.parametrize("tail_lines", [0, 10, None])
+    def test_no_rate_from_steps_that_were_made_before(self, jobs: Jobs, tail_lines: int | None) -> None:
+        step = """echo "{'loss': 1.5, 'epoch': 0.1}";"""
+        waits = "until [ -e go ]; do sleep 0.05; done;"
+        jobs.start(alpha=f"for i in $(seq 30); do {step} done; echo up; {waits} {step} sleep 600")
+        wait_until(lambda: jobs.log("alpha").endswith(b"up\n"), "alpha has made 30 steps")
+        progress = Progress(total_steps=300)
+        with jobs.watch(jobs.node("alpha", tail_lines=tail_lines), progress=progress) as watch:
+            assert sees(watch, lambda: progress.step == 30)
+            watch.until(lambda: False, deadline_s=2.2)
+            jobs.go("alpha")
+            assert sees(watch, lambda: progress.step == 31)
+        assert (progress.status().step_s, progress.status().left_s) == (None, None)
+
     def test_who_is_waited_for_once_the_others_have_ended(self, jobs: Jobs) -> None:
         jobs.start(alpha="exit 0", beta="sleep 600")
         with jobs.watch(jobs.node("alpha"), jobs.node("beta"), note_after_s=0.05) as watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,9 +16,11 @@ from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter,
 from topoplan.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from topoplan.hosts.needs import RunNeeds
+    from topoplan.hosts.result import Result
+    from topoplan.remote.connection import Connection
     from topoplan.run.bundle_reader import Bundle
     from topoplan.run.launch import Preflight
     from topoplan.run.session import Outcome
@@ -151,9 +154,16 @@ def bundle_needs(bundle: Bundle) -> RunNeeds:
 def preflight_of(bundle: Bundle, skip: Collection[str] = ()) -> Preflight:
     """Return the checks of `topoplan preflight BUNDLE`."""
     from topoplan.hosts.preflight.preflight import preflight
+    from topoplan.run.record import unfinished_by_address
 
     needs = bundle_needs(bundle)
-    return lambda connections: preflight(connections, bundle.draft.spec.cluster, needs, skip=skip)
+
+    def checked(connections: Mapping[str, Connection]) -> Sequence[Result]:
+        # Looked up late: by then the launch has found out which of the recorded runs of this bundle have ended.
+        asked = replace(needs, earlier_runs=unfinished_by_address())
+        return preflight(connections, bundle.draft.spec.cluster, asked, skip=skip)
+
+    return checked
 
 
 def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, grace_s: float, as_json: bool) -> None:

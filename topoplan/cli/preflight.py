@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,10 @@ def preflight(
 
     from topoplan.hosts.preflight.preflight import preflight as preflight_over
     from topoplan.remote.fanout import logged_in
+    from topoplan.run.record import unfinished_by_address
     from topoplan.run.secrets import check
+
+    needs = needs and replace(needs, earlier_runs=unfinished_by_address())
 
     with logged_in(targets, access(accept_new=accept_new)) as hosts:
         checks = preflight_over(hosts.results, cluster, needs, skip=skip or ())

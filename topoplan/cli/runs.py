@@ -275,7 +275,7 @@ def stop(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
-    """Verifies that the run has ended.
+    """Verifies that the run has ended. Without RUN, other runs that are not known to have ended are named.
 
     Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be queried.
     """
@@ -283,8 +283,10 @@ def stop(
     from topoplan.run import record
     from topoplan.run.node import SETTLE_S, stop_node
     from topoplan.run.outcome import ask_all, record_stop_request
+    from topoplan.units import named
 
     known = record.load(run)
+    others = [one.run_id for one in record.unfinished() if one.run_id != known.run_id] if run == record.LAST else []
     limit_s = grace + SETTLE_S + _MARGIN_S
     record_stop_request(known.run_id, grace)
     results = ask_all(
@@ -301,4 +303,6 @@ def stop(
         except InputError as error:
             warn(str(error))
     show(as_json, stop_to_dict, print_stop, known, results)
+    if others:
+        warn(f"not known to have ended: {named(others)}; `topoplan runs stop {others[0]}` ends that one")
     return int(not is_stopped(results))

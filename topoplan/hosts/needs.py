@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -32,6 +32,8 @@ class RunNeeds:
     """Predicted peak usage of the fullest GPU, as nvidia-smi shows it."""
     host_bytes: float
     """Pinned host memory of a node, for what is offloaded to it."""
+    earlier_runs: Mapping[str, str] = field(default_factory=dict)
+    """By address of a host: the id of the newest run of this machine that may still be running there."""
 
     @property
     def has_dataset(self) -> bool:

@@ -85,8 +85,8 @@ _NETWORK = (
 )
 _DATA = "put the data on every node at that path, or correct dataset and dataset_dir in the spec and generate again"
 _EARLIER_RUN = (
-    "check whether an earlier run still uses it (`topoplan runs`, `topoplan runs stop`); if not, find the process with"
-    " ss -ltnp"
+    "check whether an earlier run still uses it (`topoplan runs`, `topoplan runs stop ID`); if not, find the process"
+    " with ss -ltnp"
 )
 _OTHER_LOG = "the cause is on another node; look at its log"
 

@@ -130,6 +130,8 @@ class FollowedLog:
     answers: deque[NodeAnswer] = field(default_factory=deque)
     shown_from: int = 0
     """Log offset before which bytes are kept but not shown."""
+    old_until: int = 0
+    """Log offset before which bytes were written before the host was asked last: when they arrive says nothing."""
     has_start: bool = False
     empty_streams: int = 0
     """Number of consecutive streams that ended without a byte."""

@@ -6,6 +6,7 @@ record is written before anything starts anywhere, so `topoplan runs stop` can f
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 import secrets
@@ -33,12 +34,14 @@ from topoplan.run.bundle_reader import Bundle, BundleNode
 from topoplan.run.events import Event, Tell, host_failure
 from topoplan.run.failure import FAILED, Failure
 from topoplan.run.node import NO_PEERS, NodeState, Peers, node_state, start_node
-from topoplan.run.outcome import grace_of_stop_s, record_stop_request
+from topoplan.run.outcome import grace_of_stop_s, record_end_of, record_stop_request
 from topoplan.run.record import NodeRecord, RunRecord, Started
 from topoplan.run.session import Interrupted, Outcome, Session
 from topoplan.run.settings import Settings
 from topoplan.run.watch import Watch
 from topoplan.run.watched import WatchedNode
+from topoplan.specs.cluster import Host
+from topoplan.units import named
 
 OWN_PARTS = 3
 """Trailing components of a run directory's path that belong to topoplan alone: the user's runs, the node, the run."""
@@ -89,7 +92,7 @@ class LaunchSession(Session):
         return True
 
     def _begin(self) -> Outcome | None:
-        return self._reach() or self._check() or self._prepare() or self._start_all()
+        return self._reach() or self._refuse_second_run() or self._check() or self._prepare() or self._start_all()
 
     def _start_all(self) -> Outcome | None:
         refused = self._upload() or self._start()
@@ -129,6 +132,41 @@ class LaunchSession(Session):
         self._step("connect", f"connecting to {_hosts(len(self._bundle.nodes))}")
         errors = self._connect(lambda name, error: self._tell(host_failure(name, error))).errors
         return Outcome(end="refused", code=FAILED, errors=errors) if errors else None
+
+    def _refuse_second_run(self) -> Outcome | None:
+        """Raise InputError if a run of this bundle still runs on one of its hosts: they would share port and output.
+
+        A record may be old, so the hosts are asked; a run that has ended by their account is recorded as ended.
+        """
+        own = {place.host: self._connections[place.label] for place in self._record.nodes}
+        for earlier in records.unfinished():
+            places = {place.label: place for place in earlier.nodes if place.host in own}
+            if earlier.bundle != self._record.bundle or not places:
+                continue
+            states = self._wait(partial(self._states_of, places, own))
+            running = [places[label].name for label, state in states.items() if _is_running(state)]
+            if running:
+                raise InputError(
+                    f"run {earlier.run_id} of this bundle is still running on {named(running)}",
+                    where=earlier.bundle,
+                    remedy=f"`topoplan runs attach {earlier.run_id}` watches it, and `topoplan runs stop"
+                    f" {earlier.run_id}` ends it",
+                )
+            with contextlib.suppress(InputError):
+                record_end_of(earlier, states)
+        return None
+
+    def _states_of(
+        self, places: Mapping[str, NodeRecord], hosts: Mapping[Host, Connection]
+    ) -> dict[str, NodeState | HostError]:
+        deadline_s = self._settings.stop_s
+
+        def one(label: str, connection: Connection) -> NodeState:
+            place = places[label]
+            return node_state(connection, place.run_dir, started=place.started, deadline_s=deadline_s)
+
+        connections = {label: hosts[place.host] for label, place in places.items()}
+        return run_on_all(connections, one, deadline_s=deadline_s + 1)
 
     def _check(self) -> Outcome | None:
         if self._preflight is None:
@@ -353,6 +391,10 @@ def called_on_host(run_id: str) -> str:
 def runs_directory_on(target: Target) -> str:
     """Return the name of the user's directory of runs on a host, below its workdir (others may share that) or home."""
     return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
+
+
+def _is_running(state: NodeState | HostError) -> bool:
+    return isinstance(state, NodeState) and state.state == "running"
 
 
 def _errors(results: Mapping[str, object]) -> dict[str, HostError]:

@@ -40,7 +40,7 @@ class Status:
     step: int
     """Number of completed optimizer steps."""
     total_steps: int | None
-    """None if neither the plan nor the trainer gives it."""
+    """The step at which the run ends; None if neither the plan nor the trainer gives it."""
     loss: float | None
     """Last loss that was printed, possibly NaN; None before the first."""
     step_s: float | None
@@ -71,30 +71,32 @@ class Progress:
         logging_steps: int = 1,
         start_up_s: float = STARTS_S,
         logs: tuple[Log, ...] | None = None,
+        ends_at: int | None = None,
     ) -> None:
         """Start before the first line.
 
         `step_s` and `band_s` are the prediction; `world_size` counts GPUs; losses are logged every `logging_steps`
         steps; `start_up_s` is the predicted time until the first step. `logs` are the formats to recognize; None: of
-        all trainers.
+        all trainers. `ends_at` is the step at which the run is ended although the trainer would go on.
         """
         self._logs = logs or tuple(trainer.log for trainer in registry.TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s
         self._tokens, self._world = tokens_per_step, world_size
         self._planned_steps, self._logging_steps = total_steps, logging_steps
+        self._ends_at = ends_at
         self.start_up_s = start_up_s
         self._bar_total: int | None = None
         self._losses: dict[int, int] = {}
         self._step = 0
         self._loss: float | None = None
-        self._mark: tuple[int, float, int | None] | None = None
+        self._mark: tuple[int, float | None, int | None] | None = None
         self._asides = tuple({log.aside for log in self._logs})
         self._aside = False
         self.intervals: deque[Interval] = deque(maxlen=_INTERVALS)
         """The last intervals that were timed; the first step is in none of them."""
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan) -> Self:
+    def of(cls, spec: Spec, plan: Plan, *, ends_at: int | None = None) -> Self:
         """Return a reader with the prediction of a plan."""
         logging_steps = spec.job.trainer.get("logging_steps", 1)
         return cls(
@@ -106,10 +108,14 @@ class Progress:
             logging_steps=logging_steps if isinstance(logging_steps, int) and logging_steps > 0 else 1,
             start_up_s=start_up_s(spec),
             logs=(trainer_named(plan.trainer).log,) if plan.trainer else None,
+            ends_at=ends_at,
         )
 
-    def feed(self, node: int, lines: str, at_s: float) -> Status | None:
-        """Read lines of a node that arrived at `at_s`, on any monotonic clock; None if they contain nothing new."""
+    def feed(self, node: int, lines: str, at_s: float | None) -> Status | None:
+        """Read lines of a node that arrived at `at_s`, on any monotonic clock; None if they contain nothing new.
+
+        `at_s` is None for lines that were written some time before they arrived, so that only their own clock times
+        them."""
         aside = any(form.search(lines) for form in self._asides)
         self._aside = self._aside or aside
         if "%|" not in lines and "loss" not in lines:
@@ -154,6 +160,9 @@ class Progress:
         timed = [one.each_s for one in self.intervals if not one.aside] or [one.each_s for one in self.intervals]
         step_s = median(timed) if timed else None
         total = self._total
+        if total is not None and self._ends_at is not None:
+            # A step more may be done before the end.
+            total = min(total, max(self._ends_at, self._step))
         tokens_per_s = self._tokens / step_s if self._tokens and step_s else None
         return Status(
             step=self._step,
@@ -169,7 +178,7 @@ class Progress:
             in_band=self._band_s[0] <= step_s <= self._band_s[1] if step_s and self._band_s else None,
         )
 
-    def _read(self, node: int, text: str, at_s: float) -> bool:
+    def _read(self, node: int, text: str, at_s: float | None) -> bool:
         bar = next((found for log in self._logs if log.bar and (found := log.bar.match(text))), None)
         if bar:
             self._take_bar(int(bar["step"]), int(bar["total"]), at_s, clock_s(bar["clock"]))
@@ -179,7 +188,7 @@ class Progress:
             self._take_loss(log, node, text, float(loss["loss"]), at_s)
         return bool(bar or losses)
 
-    def _take_bar(self, step: int, total: int, at_s: float, drawn_s: int) -> None:
+    def _take_bar(self, step: int, total: int, at_s: float | None, drawn_s: int) -> None:
         if total != self._bar_total:
             # An evaluation draws a bar too. Before the first loss, the right bar is the plan's, or else the longest.
             known = self._bar_total
@@ -191,7 +200,7 @@ class Progress:
             self.intervals.clear()
         self._take_step(step, at_s, drawn_s)
 
-    def _take_loss(self, log: Log, node: int, text: str, loss: float, at_s: float) -> None:
+    def _take_loss(self, log: Log, node: int, text: str, loss: float, at_s: float | None) -> None:
         self._loss = loss
         self._losses[node] = count = self._losses.get(node, 0) + 1
         if log.steps and (found := log.steps.search(text)):
@@ -202,7 +211,7 @@ class Progress:
         elif self._bar_total is None:
             self._take_step(count * self._logging_steps, at_s, None)
 
-    def _take_step(self, step: int, at_s: float, clock: int | None) -> None:
+    def _take_step(self, step: int, at_s: float | None, clock: int | None) -> None:
         if step <= self._step:
             return
         self._step = step
@@ -211,11 +220,16 @@ class Progress:
             self._mark = step, at_s, clock
             return
         marked, marked_at_s, marked_clock = self._mark
-        span_s, least_s = at_s - marked_at_s, _LEAST_S
-        if clock is not None and marked_clock is not None:
-            drawn_s = clock - marked_clock
-            if abs(span_s - drawn_s) > _LATE_S:
-                span_s, least_s = float(drawn_s), _LEAST_ELAPSED_S
+        arrived_s = None if at_s is None or marked_at_s is None else at_s - marked_at_s
+        drawn_s = None if clock is None or marked_clock is None else float(clock - marked_clock)
+        if drawn_s is not None and (arrived_s is None or abs(arrived_s - drawn_s) > _LATE_S):
+            span_s, least_s = drawn_s, _LEAST_ELAPSED_S
+        elif arrived_s is not None:
+            span_s, least_s = arrived_s, _LEAST_S
+        else:
+            # Nothing tells how long this took: time from here.
+            self._mark, self._aside = (step, at_s, clock), False
+            return
         if span_s >= least_s:
             self.intervals.append(Interval(step, step - marked, span_s, self._aside))
             self._mark, self._aside = (step, at_s, clock), False

@@ -217,6 +217,11 @@ class RunRecord:
         """Whether the end of the run is known here."""
         return self.state in ("ended", "failed", "stopped")
 
+    @property
+    def may_be_running(self) -> bool:
+        """Whether something of the run may still be running, as far as this machine knows."""
+        return not self.is_over or bool(self.left)
+
     def directory(self) -> Path:
         """Return directory with the record of the run and the copies of its logs."""
         return runs_directory() / self.run_id
@@ -326,6 +331,16 @@ def runs() -> list[RunRecord | Unreadable]:
     return [*sorted(good, key=lambda record: (record.created, record.run_id)), *bad]
 
 
+def unfinished() -> list[RunRecord]:
+    """Return the runs of which something may still be running, newest first."""
+    return [record for record in reversed(runs()) if isinstance(record, RunRecord) and record.may_be_running]
+
+
+def unfinished_by_address() -> dict[str, str]:
+    """Return the id of the newest run of which something may still be running on a host, by the host's address."""
+    return {node.address: record.run_id for record in reversed(unfinished()) for node in record.nodes}
+
+
 def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
     """Remove the runs that ended at least `older_than_s` ago, with their log copies; return them and the bytes freed.
 
@@ -334,7 +349,7 @@ def prune(older_than_s: float = 0.0) -> tuple[list[RunRecord], int]:
     gone, freed_bytes = [], 0
     until = datetime.now(UTC) - timedelta(seconds=older_than_s)
     for record in runs():
-        if not isinstance(record, RunRecord) or not record.is_over or record.left:
+        if not isinstance(record, RunRecord) or record.may_be_running:
             continue
         if datetime.fromisoformat(record.ended or record.created) <= until:
             directory = record.directory()

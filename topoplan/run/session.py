@@ -193,8 +193,13 @@ class Session(ABC):
             end = trainer_file(self._record, spec, plan, host, settings.stop_s, most_bytes=_PEEK_BYTES)
             return end.decode("utf-8", "replace")
 
-        progress = Progress.of(spec, plan)
+        progress = Progress.of(spec, plan, ends_at=self._ends_at)
         return progress, DriftDetector.of(progress, spec, plan, tell=self._tell, note=self._record_drift, peek=peek)
+
+    @property
+    def _ends_at(self) -> int | None:
+        """Step at which this session ends the run although the trainer would go on; None if it does not."""
+        return None
 
     @property
     def _ranks_per_node(self) -> int | None:

@@ -247,6 +247,10 @@ class TrialSession(RetryingLaunch):
     def _age_s(self) -> float:
         return 0.0 if self._started_s is None else time.monotonic() - self._started_s
 
+    @property
+    def _ends_at(self) -> int | None:
+        return self._wanted_steps
+
     def _start_all(self) -> Outcome | None:
         self._started_s = time.monotonic()
         return super()._start_all()

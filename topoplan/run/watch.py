@@ -264,6 +264,7 @@ class Watch:
     def _show(self, one: FollowedLog, data: bytes) -> None:
         node = one.node
         past = data[: max(0, one.shown_from - node.offset)]
+        old = data[len(past) : max(len(past), one.old_until - node.offset)]
         node.offset += len(data)
         if self._on_data is not None:
             self._on_data(node.name, data)
@@ -272,18 +273,22 @@ class Watch:
             self._read(node, one.lines.feed(past), past=True)
             if node.offset >= one.shown_from and (status := self._progress.status()).step:
                 self._tell_status(node, status)
-        self._show_lines(node, one.lines.feed(data[len(past) :]))
+        self._show_lines(node, one.lines.feed(old), old=True)
+        self._show_lines(node, one.lines.feed(data[len(past) + len(old) :]))
 
-    def _show_lines(self, node: WatchedNode, lines: str) -> None:
+    def _show_lines(self, node: WatchedNode, lines: str, *, old: bool = False) -> None:
         if lines:
             self._tell(Event(kind="output", node=node.name, text=lines[:-1]))
-            self._read(node, lines)
+            self._read(node, lines, old=old)
 
-    def _read(self, node: WatchedNode, lines: str, *, past: bool = False) -> None:
-        """Keep the lines for a later report, and read the state of the training from them."""
+    def _read(self, node: WatchedNode, lines: str, *, past: bool = False, old: bool = False) -> None:
+        """Keep the lines for a later report, and read the state of the training from them.
+
+        `old` lines were written before the host was asked; `past` ones are old too, and are not shown."""
         node.tail.add(lines)
         is_reported = may_match(lines)
-        status = self._progress.feed(node.node, lines, time.monotonic()) if is_reported else None
+        at_s = None if past or old else time.monotonic()
+        status = self._progress.feed(node.node, lines, at_s) if is_reported else None
         self.silence.read(node.node, node.name, lines, past=past)
         if is_reported:
             self._drift.read(lines)
@@ -322,6 +327,7 @@ class Watch:
         unreachable_since_s, node.unreachable, node.unreachable_since_s = node.unreachable_since_s, None, None
         was_mute = node.state is not None and node.state.is_unreadable
         node.state, node.started, node.code = state, node.started or state.started, state.code
+        one.old_until = state.log_bytes
         if connection is not node.connection:
             if node.connection is not None:
                 node.connection.close()

@@ -134,6 +134,18 @@ def test_the_port_of_the_rendezvous(changes: dict[str, Any], expected: str) -> N
     assert outcome(checks.master_port, fleet(facts(0, **changes))) is None
 
 
+def test_a_port_that_is_taken_names_the_run_that_is_recorded_there() -> None:
+    def remedy(**changes: Any) -> str:
+        of = fleet(facts(0, listening_ports=frozenset({23456})), facts(1), wanted=needs(**changes))
+        found = checks.master_port(of, of.nodes[0])
+        assert found is not None
+        return found.remedy
+
+    first = fleet(facts(0)).nodes[0].host.address
+    assert "`topoplan runs stop a-run-1`" in remedy(earlier_runs={first: "a-run-1"})
+    assert "`topoplan runs stop ID`" in remedy(earlier_runs={"elsewhere": "a-run-1"})
+
+
 @pytest.mark.parametrize(("ports", "expected"), [((40000, 40100), "warning"), ((5, 4), "warning"), (None, "skipped")])
 def test_few_ports_for_connections(ports: Any, expected: str) -> None:
     assert outcome(checks.port_range, second(port_range=ports), 1) == expected

@@ -53,6 +53,13 @@ class Fleet:
         """The address of node 0 as in the spec, without brackets."""
         return self.cluster.hosts[0].address.strip("[]")
 
+    def earlier_run(self, node: Node) -> str:
+        """Return which run may still be running on a host, and how to end it."""
+        run = self.needs.earlier_runs.get(node.host.address) if self.needs is not None else None
+        if run is None:
+            return "an earlier run: see `topoplan runs` on the machine that started it, and `topoplan runs stop ID`"
+        return f"run {run}, which is not known to have ended: `topoplan runs stop {run}` ends it"
+
     def others(self, node: Node) -> tuple[Node, ...]:
         """Return the other hosts."""
         return tuple(other for other in self.nodes if other is not node)

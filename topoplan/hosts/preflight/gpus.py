@@ -95,7 +95,7 @@ def gpus_free(fleet: Fleet, node: Node) -> Result | None:
         process for process in node.facts.gpu_processes or () if process.gpu_uuid in {gpu.uuid for gpu in gpus}
     ]
     held = f": {named(map(_process, processes))}" if processes else ""
-    remedy = "wait for them or stop them; `topoplan runs stop` ends an earlier run of topoplan"
+    remedy = f"wait for them or stop them: perhaps {fleet.earlier_run(node)}"
     if over and fleet.needs is not None:
         free = min((gpu.memory_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in over)
         what = f"{format_gib(free)} free on GPU {_indices(over)} where the plan takes"

@@ -155,7 +155,7 @@ def master_port(fleet: Fleet, node: Node) -> Result | None:
     if port in ports:
         return failure(
             f"port {port} is taken",
-            f"see `ss -ltnp sport = :{port}` there: perhaps an earlier run, which `topoplan runs stop` ends",
+            f"see `ss -ltnp sport = :{port}` there: perhaps {fleet.earlier_run(node)}",
         )
     low, high = node.facts.port_range or (0, -1)
     if low <= port <= high:
