@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,7 @@ from tests.run.test_bundle_reader import bundle_at
 from tests.waiting import LIMIT_S, wait_until
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
-from topoplan.cli.preflight import _read
+from topoplan.hosts.needs import RunNeeds
 from topoplan.planner.predict import predict
 from topoplan.run import record
 from topoplan.run.record import Measurement, NodeRecord, RunRecord
@@ -38,6 +40,23 @@ def make(run_id: str, created: str, hosts: int = 2, **changes: object) -> None:
 def test_without_any_it_says_so(cli: Cli) -> None:
     assert cli("runs").out == "No runs were started from this machine by this user.\n"
     assert json.loads(cli("runs", "--json").out) == {"schema": "topoplan.runs/1", "runs": [], "unreadable": []}
+
+
+def test_preflight_of_a_bundle_knows_the_runs_that_may_be_on_the_hosts(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        make(f"a-{number}", f"2030-01-0{number + 1}T00:00:00.000+00:00", state="running" if number < 2 else "ended")
+    asked: list[dict[str, str]] = []
+
+    def checked(hosts: object, cluster: object, needs: RunNeeds, *, skip: object) -> tuple[()]:
+        asked.append(dict(needs.earlier_runs))
+        return ()
+
+    monkeypatch.setattr("topoplan.hosts.preflight.preflight.preflight", checked)
+    monkeypatch.setattr("topoplan.remote.fanout.logged_in", lambda *_: nullcontext(SimpleNamespace(results={})))
+    assert cli("preflight", bundle_at(tmp_path / "bundle")).code == 0
+    assert asked == [{"h0": "a-1", "h1": "a-1"}]
 
 
 def test_they_come_by_time_with_what_was_last_seen(cli: Cli) -> None:
@@ -464,16 +483,6 @@ def test_of_the_newest_run_names_older_ones_that_are_not_known_to_have_ended(cli
         "topoplan: not known to have ended: older-2, older-1; `topoplan runs stop older-2` ends that one\n"
     )
     assert cli("stop", "live-1").err == ""
-
-
-def test_preflight_knows_the_runs_that_may_be_on_the_hosts(tmp_path: Path) -> None:
-    spec, plan = make_spec_and_plan("megatron")
-    write_bundle(generate(spec, plan), tmp_path / "bundle")
-    for number in range(3):
-        make(f"a-{number}", f"2030-01-0{number + 1}T00:00:00.000+00:00", state="running" if number < 2 else "ended")
-    _, needs = _read(str(tmp_path / "bundle"))
-    assert needs is not None
-    assert needs.earlier_runs == {"h0": "a-1", "h1": "a-1"}
 
 
 def test_json_says_what_the_table_says(cli: Cli, live: LiveRun) -> None:
