@@ -146,11 +146,11 @@ class LaunchSession(Session):
             states = self._wait(partial(self._states_of, places, own))
             running = [places[label].name for label, state in states.items() if _is_running(state)]
             if running:
+                run = earlier.run_id
                 raise InputError(
-                    f"run {earlier.run_id} of this bundle is still running on {named(running)}",
+                    f"run {run} of this bundle is still running on {named(running)}",
                     where=earlier.bundle,
-                    remedy=f"`topoplan runs attach {earlier.run_id}` watches it, and `topoplan runs stop"
-                    f" {earlier.run_id}` ends it",
+                    remedy=f"`topoplan runs attach {run}` watches it, and `topoplan runs stop {run}` ends it",
                 )
             with contextlib.suppress(InputError):
                 record_end_of(earlier, states)
