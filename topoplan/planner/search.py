@@ -130,10 +130,10 @@ class _Search:
 
     def refusal(self, layout: Layout) -> Broken | None:
         """Return why no trainer can run a layout, or the fault that it has to avoid; otherwise None."""
-        said = self.verdict(layout)
-        broken = None if is_for_others(self.spec, layout.backend) else broken_by(self.spec, layout, said)
+        is_others = is_for_others(self.spec, layout.backend)
+        broken = None if is_others else broken_by(self.spec, layout, self.verdict(layout))
         if broken is None and self.spec.avoids_faults:
-            return stopped_by(self.spec, layout, said.name)
+            return stopped_by(self.spec, layout, self.verdict(layout).name)
         return broken
 
     def limit_s(self) -> float:
